@@ -20,8 +20,8 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
 
-/// How long an op takes, in nanoseconds (clocks stop at 2^64), given the bytes that it moves: over the memory bus for a step or a norm, the
-/// buffer's for a collective.
+/// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
+/// buffer's for a collective. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that foresees its run; see [`StepperBuilder::forecast`].

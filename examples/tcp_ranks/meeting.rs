@@ -1,83 +1,78 @@
 //! How ranks meet: at `MASTER_ADDR:MASTER_PORT`, as torchrun's variables say.
 //!
-//! No rank leaves a meeting before all are there, so the next group can meet at the same port.
+//! No rank leaves a meeting before all are there, so the next group can meet at the same port. A meeting has one
+//! deadline, and no read of it blocks rank 0, so strangers that connect do not hold it up.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc::channel;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to say its rank.
-const INTRODUCTION: Duration = Duration::from_secs(1);
+/// Connections that have not said which rank they are. The oldest leaves; a rank connects again.
+const MOST_SILENT: usize = 256;
 
-/// Connections that may be at that at a time. A rank whose connection is dropped tries again.
-const MOST_GUESTS: usize = 64;
-
-/// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here. A thread
-/// listens to each connection, so a silent stranger holds nobody up.
-pub(crate) fn gather(
-    address: (&str, u16),
-    world_size: u32,
-    patience: Duration,
-) -> io::Result<Vec<TcpStream>> {
+/// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here.
+pub(crate) fn gather(address: (&str, u16), world_size: u32, deadline: Instant) -> io::Result<Vec<TcpStream>> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    let since = Instant::now();
+    let mut silent: Vec<TcpStream> = Vec::new();
     let mut seats: Vec<Option<TcpStream>> = (1..world_size).map(|_| None).collect();
-    let (introduced, introductions) = channel();
-    let mut guests = 0;
     while seats.iter().any(Option::is_none) {
-        if since.elapsed() >= patience {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "ranks are missing"));
-        }
+        time_left(deadline)?;
         match listener.accept() {
-            Ok((stream, _)) if guests < MOST_GUESTS => {
-                guests += 1;
-                let introduced = introduced.clone();
-                thread::spawn(move || introduced.send(introduction(stream).ok()));
+            Ok((stream, _)) => {
+                stream.set_nonblocking(true)?;
+                silent.push(stream);
+                silent.drain(..silent.len().saturating_sub(MOST_SILENT));
             }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                thread::sleep(Duration::from_millis(5))
-            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(5)),
             Err(error) => return Err(error),
         }
-        for guest in introductions.try_iter() {
-            guests -= 1;
-            // A stranger, or a rank that gave up, takes no seat.
-            let Some((rank, stream)) = guest else { continue };
-            let seat = u32::checked_sub(rank, 1).and_then(|at| seats.get_mut(at as usize));
-            seat.into_iter().for_each(|seat| *seat = stream.try_clone().ok());
-        }
+        silent = silent.into_iter().filter_map(|stream| seated(stream, &mut seats)).collect();
     }
     drop(listener);
     let mut streams: Vec<TcpStream> = seats.into_iter().flatten().collect();
-    streams.iter_mut().try_for_each(|stream| stream.write_all(&[1]))?;
+    streams
+        .iter_mut()
+        .try_for_each(|stream| stream.set_nonblocking(false).and_then(|()| stream.write_all(&[1])))?;
     Ok(streams)
 }
 
-fn introduction(mut stream: TcpStream) -> io::Result<(u32, TcpStream)> {
+/// Gives a connection the seat of the rank that it says it is, or returns it if it has not said so yet. A stranger, or
+/// a rank that gave up, takes no seat.
+fn seated(mut stream: TcpStream, seats: &mut [Option<TcpStream>]) -> Option<TcpStream> {
     let mut rank = [0; 4];
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(INTRODUCTION))?;
-    stream.read_exact(&mut rank)?;
-    Ok((u32::from_le_bytes(rank), stream))
+    match stream.peek(&mut rank) {
+        Ok(4) => {
+            stream.read_exact(&mut rank).ok()?;
+            let seat = u32::from_le_bytes(rank).checked_sub(1).and_then(|at| seats.get_mut(at as usize));
+            *seat? = Some(stream);
+            None
+        }
+        Ok(1..4) => Some(stream),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Some(stream),
+        _ => None,
+    }
 }
 
 /// Finds rank 0, which may not be listening yet.
-pub(crate) fn join(address: (&str, u16), rank: u32, patience: Duration) -> io::Result<TcpStream> {
-    let since = Instant::now();
+pub(crate) fn join(address: (&str, u16), rank: u32, deadline: Instant) -> io::Result<TcpStream> {
+    let host = address.to_socket_addrs()?.next().ok_or(ErrorKind::AddrNotAvailable)?;
     loop {
-        let attempt = TcpStream::connect(address).and_then(|mut stream| {
+        let attempt = TcpStream::connect_timeout(&host, time_left(deadline)?).and_then(|mut stream| {
             stream.write_all(&rank.to_le_bytes())?;
-            stream.set_read_timeout(Some(patience))?;
+            stream.set_read_timeout(Some(time_left(deadline)?))?;
             stream.read_exact(&mut [0])?;
             Ok(stream)
         });
         match attempt {
-            Err(_) if since.elapsed() < patience => thread::sleep(Duration::from_millis(10)),
+            Err(_) if time_left(deadline).is_ok() => thread::sleep(Duration::from_millis(10)),
             outcome => return outcome,
         }
     }
+}
+
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }

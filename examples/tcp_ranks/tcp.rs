@@ -1,12 +1,14 @@
 //! The collective: every rank sends its call to rank 0, which compares the calls, adds in rank order and sends the result
 //! back.
 //!
-//! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A connection that ends
-//! is a failure only where something more is waited for, because a rank may leave after its last call.
+//! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A call says how long a
+//! frame may be, and no more of it is kept, whoever sends it. A connection that ends is a failure only where something
+//! more is waited for, because a rank may leave after its last call.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,27 +24,35 @@ const RESULT: u8 = 1; // from rank 0: the bytes that every rank ends with
 const DIFFERENT: u8 = 2; // from rank 0: the rank whose call differs, rank 0's key and that rank's
 const FAILURE: u8 = 3; // the sender has ended the group, and why
 
-/// The longest frame. A peer that announces more is no rank, and would have this one hold whatever it sends.
-const MOST_BYTES: u64 = 64 << 20;
-
-/// Frames of a peer that wait to be taken: a rank sends its next call after the result of the last one.
-const MOST_FRAMES: usize = 2;
-
 type Frame = (u8, Vec<u8>);
+
+/// Longest time for saying why a group has ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// The most bytes that are kept of why a group has ended.
+const MOST_WORDS: u64 = 1024;
+/// A rank and two keys.
+const MOST_DIFFERENT: u64 = 4 + 2 * CallKey::BYTES as u64;
 
 /// One rank's end of the group.
 pub(crate) struct Tcp {
     rank: u32,
     world_size: u32,
     shared: Arc<Shared>,
-    /// By peer: what has arrived.
-    inboxes: Vec<Mutex<Receiver<Frame>>>,
+    /// By peer.
+    inboxes: Vec<Mutex<Inbox>>,
+}
+
+/// Frames of a peer. Its thread reads the contents of one when it knows how long that may be.
+struct Inbox {
+    wanted: Sender<u64>,
+    frames: Receiver<Frame>,
 }
 
 struct Shared {
     /// On rank 0 all others, by rank; on the others rank 0 alone.
     peers: Vec<(u32, Mutex<TcpStream>)>,
     failure: Mutex<Option<Error>>,
+    is_closed: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,27 +65,32 @@ fn write_frame(mut stream: &TcpStream, tag: u8, parts: &[&[u8]]) -> io::Result<(
     parts.iter().try_for_each(|part| stream.write_all(part))
 }
 
-fn read_frame(mut stream: &TcpStream) -> io::Result<Frame> {
-    let (mut tag, mut len, mut contents) = ([0], [0; 8], Vec::new());
+fn read_header(mut stream: &TcpStream) -> io::Result<(u8, u64)> {
+    let (mut tag, mut len) = ([0], [0; 8]);
     stream.read_exact(&mut tag)?;
     stream.read_exact(&mut len)?;
-    let len = u64::from_le_bytes(len);
-    if len > MOST_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {len} bytes")));
-    }
-    let read = stream.take(len).read_to_end(&mut contents)? as u64;
-    if read == len { Ok((tag[0], contents)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    Ok((tag[0], u64::from_le_bytes(len)))
+}
+
+/// Reads the contents of a frame; of one that is longer than it may be, the key alone, by which the caller says what is
+/// wrong.
+fn read_contents(stream: &TcpStream, len: u64, most: u64) -> io::Result<Vec<u8>> {
+    let (kept, mut contents) = (if len <= most { len } else { most.min(CallKey::BYTES as u64) }, Vec::new());
+    let read = stream.take(kept).read_to_end(&mut contents)? as u64;
+    if read == kept { Ok(contents) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 impl Tcp {
-    /// Meets the other ranks at this address within this time. A program may make several groups, in one order on all ranks.
+    /// Meets the other ranks at this address within this time. A program may make several groups, in one order on all
+    /// ranks.
     pub(crate) fn meet(address: (&str, u16), rank: u32, world_size: u32, patience: Duration) -> Result<Tcp> {
         let (host, port) = address;
         let lost = |error: io::Error| Error::PeerLost { rank: 0, why: format!("{host}:{port}: {error}") };
+        let deadline = Instant::now() + patience;
         let met = if rank == 0 {
-            gather(address, world_size, patience)
+            gather(address, world_size, deadline)
         } else {
-            join(address, rank, patience).map(|stream| vec![stream])
+            join(address, rank, deadline).map(|stream| vec![stream])
         };
         let streams = met.map_err(lost)?;
         let set = |stream: &TcpStream| stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(None));
@@ -84,16 +99,18 @@ impl Tcp {
             streams.iter().map(TcpStream::try_clone).collect::<io::Result<Vec<_>>>().map_err(lost)?;
         let first = if rank == 0 { 1 } else { 0 };
         let peers = (first..).zip(streams.into_iter().map(Mutex::new)).collect();
-        let shared = Arc::new(Shared { peers, failure: Mutex::new(None) });
+        let shared = Arc::new(Shared { peers, failure: Mutex::new(None), is_closed: AtomicBool::new(false) });
         let inboxes = (first..).zip(readers).map(|(peer, reader)| shared.listen(peer, reader)).collect();
         Ok(Tcp { rank, world_size, shared, inboxes })
     }
 
-    /// Returns the next frame of a peer, by its place in the list of peers.
-    fn receive(&self, place: usize, call: &Call<'_>, since: Instant) -> Result<Frame> {
+    /// Returns the next frame of a peer, by its place in the list of peers, with contents of at most so many bytes.
+    fn receive(&self, place: usize, most: u64, call: &Call<'_>, since: Instant) -> Result<Frame> {
         let (peer, inbox) = (self.shared.peers[place].0, lock(&self.inboxes[place]));
+        // Without a thread that takes it, `frames` is closed too.
+        let _ = inbox.wanted.send(most);
         loop {
-            match inbox.recv_timeout(Duration::from_millis(2)) {
+            match inbox.frames.recv_timeout(Duration::from_millis(2)) {
                 Ok(frame) => return Ok(frame),
                 Err(RecvTimeoutError::Timeout) if since.elapsed() < call.deadline() => {
                     self.shared.refuse()?
@@ -114,13 +131,14 @@ impl Tcp {
     /// Rank 0: takes everyone's call, and gives everyone the result.
     fn lead(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let mut sum = source.to_vec();
+        let most = CallKey::BYTES as u64 + sum.len() as u64;
         for (place, (peer, _)) in self.shared.peers.iter().enumerate() {
-            let (_, frame) = self.receive(place, call, since)?;
+            let (_, frame) = self.receive(place, most, call, since)?;
             let (theirs, values) = frame.split_first_chunk().ok_or_else(|| nonsense(*peer))?;
             let theirs = CallKey::from_bytes(theirs).ok_or_else(|| nonsense(*peer))?;
             if theirs != call.key() {
                 let keys = [call.key().to_bytes(), theirs.to_bytes()].concat();
-                self.shared.send_to_all(DIFFERENT, &[&peer.to_le_bytes(), &keys]);
+                self.shared.send_to_all(DIFFERENT, &[&peer.to_le_bytes(), &keys], since + call.deadline());
                 return Err(call.key().mismatch(&theirs, 0, *peer));
             }
             if call.kind == CollectiveKind::AllReduce {
@@ -130,15 +148,15 @@ impl Tcp {
                 add(&mut sum, values);
             }
         }
-        self.shared.send_to_all(RESULT, &[&sum]);
+        self.shared.send_to_all(RESULT, &[&sum], since + call.deadline());
         Ok(sum)
     }
 
     /// The others: send the call, and take the result.
     fn follow(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let values = if call.kind == CollectiveKind::AllReduce { source } else { &[] };
-        self.shared.send_to_all(CALL, &[&call.key().to_bytes(), values]);
-        match self.receive(0, call, since)? {
+        self.shared.send_to_all(CALL, &[&call.key().to_bytes(), values], since + call.deadline());
+        match self.receive(0, MOST_DIFFERENT.max(source.len() as u64), call, since)? {
             (RESULT, result) if result.len() == source.len() => Ok(result),
             (DIFFERENT, frame) => {
                 let (peer, keys) = frame.split_first_chunk().ok_or_else(|| nonsense(0))?;
@@ -163,31 +181,42 @@ fn add(sum: &mut [u8], values: &[u8]) {
 
 impl Shared {
     /// Takes in frames until the connection ends. A closed channel tells those who wait for more.
-    fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Receiver<Frame>> {
-        let (frames, inbox) = sync_channel(MOST_FRAMES);
+    fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Inbox> {
+        let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);
         thread::spawn(move || {
-            loop {
-                match read_frame(&stream) {
-                    Ok((FAILURE, why)) => {
-                        let why = String::from_utf8_lossy(&why).into_owned();
-                        shared.fail(Error::PeerLost { rank: peer, why });
-                    }
-                    Ok(frame) => match frames.send(frame) {
-                        Ok(()) => {}
-                        Err(_) => break,
-                    },
-                    Err(error) => {
-                        if error.kind() == io::ErrorKind::InvalidData {
-                            drop(stream.shutdown(Shutdown::Both));
-                            shared.fail(Error::PeerLost { rank: peer, why: format!("it sent {error}") });
-                        }
-                        break;
-                    }
+            while let Ok((tag, len)) = read_header(&stream) {
+                let most = if tag == FAILURE { Ok(MOST_WORDS) } else { lengths.recv() };
+                let Some(contents) = most.ok().and_then(|most| read_contents(&stream, len, most).ok()) else {
+                    break;
+                };
+                let rest = len - contents.len() as u64;
+                if tag == FAILURE {
+                    let why = String::from_utf8_lossy(&contents).into_owned();
+                    shared.fail(Error::PeerLost { rank: peer, why });
+                } else if sender.send((tag, contents)).is_err() {
+                    break;
+                }
+                if shared.skip(&stream, rest).is_err() {
+                    break;
                 }
             }
         });
-        Mutex::new(inbox)
+        Mutex::new(Inbox { wanted, frames })
+    }
+
+    /// Drops what a frame has too much of, so that a rank that has sent it is not held up. Fails if the group has closed.
+    fn skip(&self, stream: &TcpStream, mut rest: u64) -> io::Result<()> {
+        while !self.is_closed.load(Ordering::Relaxed) {
+            if rest == 0 {
+                return Ok(());
+            }
+            match io::copy(&mut stream.take(rest.min(1 << 16)), &mut io::sink())? {
+                0 => break,
+                skipped => rest -= skipped,
+            }
+        }
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 
     fn refuse(&self) -> Result<()> {
@@ -205,14 +234,20 @@ impl Shared {
         // Ranks whose calls differ have been told by rank 0.
         if !matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. }) {
             let (shared, why) = (Arc::clone(self), error.to_string());
-            thread::spawn(move || shared.send_to_all(FAILURE, &[why.as_bytes()]));
+            thread::spawn(move || {
+                shared.send_to_all(FAILURE, &[why.as_bytes()], Instant::now() + LAST_WORDS)
+            });
         }
         error
     }
 
     /// A frame that cannot be sent is missed where it is waited for.
-    fn send_to_all(&self, tag: u8, parts: &[&[u8]]) {
-        self.peers.iter().for_each(|(_, stream)| drop(write_frame(&lock(stream), tag, parts)));
+    fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
+        for (_, stream) in &self.peers {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let stream = lock(stream);
+            drop(stream.set_write_timeout(Some(left)).and_then(|()| write_frame(&stream, tag, parts)));
+        }
     }
 }
 
@@ -231,14 +266,6 @@ impl Collective for Tcp {
             return Err(call.unknown_kind());
         }
         let (source, since) = (call.source()?, Instant::now());
-        if source.len() as u64 > MOST_BYTES / 2 {
-            let wrong = "more than a frame of this transport holds";
-            return Err(Error::unsupported(
-                format_args!("{} bytes", source.len()),
-                wrong,
-                "use smaller buckets",
-            ));
-        }
         let result =
             if self.rank == 0 { self.lead(call, source, since) } else { self.follow(call, source, since) };
         let result = result.map_err(|error| self.shared.fail(error))?;
@@ -253,6 +280,7 @@ impl Collective for Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.shared.peers.iter().for_each(|(_, stream)| drop(lock(stream).shutdown(Shutdown::Write)));
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        self.shared.peers.iter().for_each(|(_, stream)| drop(lock(stream).shutdown(Shutdown::Both)));
     }
 }

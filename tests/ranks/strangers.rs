@@ -1,5 +1,5 @@
-//! Strangers at the port of `examples/tcp_ranks`, which people copy: they hold nobody up, and rank 0 keeps nothing of what they
-//! send.
+//! Strangers at the port of `examples/tcp_ranks`, which people copy: they hold nobody up, and no rank keeps more of what
+//! they send than its call expects.
 //!
 //! Everything stays on the loopback interface, and each stranger gives up by itself.
 
@@ -73,34 +73,81 @@ fn strangers_do_not_lengthen_the_wait_for_a_rank_that_never_comes() {
 }
 
 #[test]
-fn a_stranger_in_a_seat_is_cut_off_where_its_frame_is_too_long() {
-    const MOST_SENT: usize = 256 << 20;
+fn a_stranger_in_the_place_of_rank_0_holds_no_rank_past_its_patience() {
+    let listener = TcpListener::bind((HOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // It ends each connection late, again and again.
+    thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            thread::sleep(Duration::from_millis(1400));
+            drop(stream);
+        }
+    });
+    let since = Instant::now();
+    let outcome = Tcp::meet((HOST, port), 1, 2, Duration::from_secs(2)).map(drop);
+    assert!(matches!(outcome, Err(Error::PeerLost { .. })), "{outcome:?}");
+    assert!(since.elapsed() < Duration::from_millis(2700), "{:?}", since.elapsed());
+}
+
+/// Rank 0 of two with a stranger in the other seat, which has said this.
+fn beside_a_stranger(words: &[u8]) -> (Tcp, TcpStream) {
     let port = free_port();
     thread::scope(|threads| {
         let stranger = threads.spawn(|| {
             let mut stream = connect(port);
             stream.write_all(&1u32.to_le_bytes()).unwrap();
             stream.read_exact(&mut [0]).unwrap();
-            stream.write_all(&[0]).unwrap();
-            stream.write_all(&u64::MAX.to_le_bytes()).unwrap();
-            let block = vec![0; 1 << 20];
-            (0..MOST_SENT / block.len()).take_while(|_| stream.write_all(&block).is_ok()).count()
+            stream.write_all(words).unwrap();
+            stream
         });
-        let comm = Tcp::meet((HOST, port), 0, 2, PATIENCE).unwrap();
-        let blocks = stranger.join().unwrap();
-        assert!(blocks < MOST_SENT >> 20, "rank 0 took {blocks} MiB");
-        let mut values = [0u64; 2];
-        let key = CallKey {
-            kind: CollectiveKind::AllReduce,
-            pass: 1,
-            bucket: Some(0),
-            dtype: DType::F32,
-            bytes: 16,
-            agreement: 0,
-        };
-        let target = bytemuck::cast_slice_mut(&mut values);
-        let mut call = Call::on_host(&comm, key, None, target, PATIENCE).unwrap();
-        let error = comm.enqueue(&mut call).unwrap_err();
-        assert!(matches!(&error, Error::PeerLost { rank: 1, why } if why.contains("a frame of")), "{error}");
-    });
+        (Tcp::meet((HOST, port), 0, 2, PATIENCE).unwrap(), stranger.join().unwrap())
+    })
+}
+
+fn key(kind: CollectiveKind, bytes: u64) -> CallKey {
+    CallKey { kind, pass: 1, bucket: Some(0), dtype: DType::F32, bytes, agreement: 0 }
+}
+
+fn call_frame(len: u64, key: CallKey) -> Vec<u8> {
+    [&[0][..], &len.to_le_bytes(), &key.to_bytes()].concat()
+}
+
+/// Rank 0's outcome of a call.
+fn outcome(comm: &Tcp, key: CallKey, deadline: Duration) -> instep::Result<()> {
+    let mut values = vec![0u64; key.bytes as usize / 8];
+    let mut call = Call::on_host(comm, key, None, bytemuck::cast_slice_mut(&mut values), deadline)?;
+    comm.enqueue(&mut call)
+}
+
+#[test]
+fn a_stranger_that_takes_nothing_in_holds_no_call_past_its_deadline() {
+    // More than the system keeps for a connection.
+    let key = key(CollectiveKind::Broadcast, 48 << 20);
+    let (comm, stranger) = beside_a_stranger(&call_frame(32, key));
+    let since = Instant::now();
+    // What a peer does not take is missed where something of it is waited for.
+    outcome(&comm, key, Duration::from_secs(1)).unwrap();
+    outcome(&comm, key, Duration::from_secs(1)).unwrap_err();
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    drop(stranger);
+}
+
+#[test]
+fn a_frame_that_is_longer_than_its_call_is_refused_by_that_call_and_not_kept() {
+    let ours = key(CollectiveKind::AllReduce, 64);
+    for len in [32 + 64 + 4, 32 + (1 << 20), u64::MAX] {
+        // A rank whose call differs is told how, however long its frame is.
+        for (theirs, differs) in [(ours, false), (CallKey { bytes: len / 4 * 4, ..ours }, true)] {
+            let (comm, mut stranger) = beside_a_stranger(&call_frame(len, theirs));
+            let endless = thread::spawn(move || while stranger.write_all(&[0; 1 << 16]).is_ok() {});
+            match outcome(&comm, ours, PATIENCE).unwrap_err() {
+                Error::PeerLost { rank: 1, .. } if !differs => {}
+                Error::Mismatch { .. } if differs => {}
+                other => panic!("{len}: {other}"),
+            }
+            // The connection ends with the group, so the stranger does too.
+            drop(comm);
+            endless.join().unwrap();
+        }
+    }
 }
