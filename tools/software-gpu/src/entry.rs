@@ -12,6 +12,7 @@ use crate::header::{CUresult, cudaError_enum as Code};
 use crate::queue::Mark;
 use crate::report;
 use crate::settings::Settings;
+use crate::trace::{self, Value};
 
 static GPU: Mutex<Option<Gpu>> = Mutex::new(None);
 
@@ -27,6 +28,13 @@ const AFTER_FAILURE: [&str; 6] = [
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A call as it was made.
+pub(crate) struct Call<'a> {
+    pub(crate) name: &'a str,
+    /// Its arguments by their names; none of a function that only the software GPU has, which is not traced.
+    pub(crate) arguments: Option<&'a [(&'static str, Value)]>,
 }
 
 fn lock() -> MutexGuard<'static, Option<Gpu>> {
@@ -59,13 +67,13 @@ fn at_exit() {
 }
 
 /// Runs one call under the lock.
-pub(crate) fn call(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<()>) -> CUresult {
-    answer(name, work).err().unwrap_or(Code::CUDA_SUCCESS)
+pub(crate) fn call(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<()>) -> CUresult {
+    answer(call, |gpu| answer_of(call.name, gpu, work)).err().unwrap_or(Code::CUDA_SUCCESS)
 }
 
 /// As [`call`], and returns once the mark is reached that the call names, if it names one.
-pub(crate) fn wait(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Mark>>) -> CUresult {
-    let marks = match answer(name, work) {
+pub(crate) fn wait(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Mark>>) -> CUresult {
+    let marks = match answer(call, |gpu| answer_of(call.name, gpu, work)) {
         Ok(marks) => marks,
         Err(code) => return code,
     };
@@ -82,15 +90,27 @@ pub(crate) fn wait(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Mark>>)
     lock().as_ref().and_then(|gpu| gpu.failed).unwrap_or(Code::CUDA_SUCCESS)
 }
 
-fn answer<T>(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
+/// Runs one call that needs no GPU, so the program may make it before `cuInit`.
+pub(crate) fn always(call: &Call<'_>, work: impl FnOnce(Option<&mut Gpu>) -> Answer<()>) -> CUresult {
+    answer(call, work).err().unwrap_or(Code::CUDA_SUCCESS)
+}
+
+fn answer<T>(call: &Call<'_>, work: impl FnOnce(Option<&mut Gpu>) -> Answer<T>) -> Answer<T> {
     if IN_HOST_FUNCTION.get() {
         report::fault(
             "call in a host function",
-            &format!("{name}; a host function may make no driver calls"),
+            &format!("{}; a host function may make no driver calls", call.name),
         );
     }
     let mut gpu = lock();
-    let gpu = gpu.as_mut().ok_or(Code::CUDA_ERROR_NOT_INITIALIZED)?;
+    trace::begin(call, gpu.as_ref());
+    let answer = work(gpu.as_mut());
+    trace::end(call, gpu.as_ref(), answer.as_ref().err().copied());
+    answer
+}
+
+fn answer_of<T>(name: &str, gpu: Option<&mut Gpu>, work: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
+    let gpu = gpu.ok_or(Code::CUDA_ERROR_NOT_INITIALIZED)?;
     if let Some(code) = gpu.injected(name) {
         return Err(Code(code));
     }

@@ -18,17 +18,19 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct Table<T> {
     kind: &'static str,
     alive: BTreeMap<usize, T>,
-    gone: Vec<usize>,
+    /// All handles, in the order in which they were given out.
+    made: Vec<usize>,
 }
 
 impl<T> Table<T> {
     pub(crate) fn new(kind: &'static str) -> Table<T> {
-        Table { kind, alive: BTreeMap::new(), gone: Vec::new() }
+        Table { kind, alive: BTreeMap::new(), made: Vec::new() }
     }
 
     pub(crate) fn insert(&mut self, object: T) -> usize {
         let handle = FIRST + STEP * NEXT.fetch_add(1, Ordering::Relaxed);
         self.alive.insert(handle, object);
+        self.made.push(handle);
         handle
     }
 
@@ -42,12 +44,19 @@ impl<T> Table<T> {
 
     pub(crate) fn remove(&mut self, handle: usize) -> Result<T, Code> {
         match self.alive.remove(&handle) {
-            Some(object) => {
-                self.gone.push(handle);
-                Ok(object)
-            }
+            Some(object) => Ok(object),
             None => Err(self.refuse(handle, "destroyed")),
         }
+    }
+
+    /// Returns an object for a look; a handle that stands for none is no fault.
+    pub(crate) fn peek(&self, handle: usize) -> Option<&T> {
+        self.alive.get(&handle)
+    }
+
+    /// Returns which one of its kind a handle was, counted from 1; also of an object that was destroyed.
+    pub(crate) fn number(&self, handle: usize) -> Option<usize> {
+        self.made.binary_search(&handle).ok().map(|index| index + 1)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
@@ -60,7 +69,7 @@ impl<T> Table<T> {
 
     fn refuse(&self, handle: usize, how: &str) -> Code {
         let kind = self.kind;
-        if self.gone.contains(&handle) {
+        if self.number(handle).is_some() {
             report::fault("stale handle", &format!("{kind} {handle:#x} is {how} after it was destroyed"));
         }
         if handle != 0 {

@@ -20,6 +20,8 @@ pub(crate) enum Kind {
 }
 
 pub(crate) struct Allocation {
+    /// Which one it was, counted from 1.
+    pub(crate) number: usize,
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) kind: Kind,
@@ -65,8 +67,8 @@ impl Heap {
         if kind != Kind::Pinned {
             self.in_use += bytes;
         }
-        let shadow = Shadow::new(bytes, written);
-        self.memory.insert(start, Allocation { start, bytes, kind, made_by, freed_by: None, shadow });
+        let (number, shadow) = (self.memory.len() + 1, Shadow::new(bytes, written));
+        self.memory.insert(start, Allocation { number, start, bytes, kind, made_by, freed_by: None, shadow });
         Some(start)
     }
 

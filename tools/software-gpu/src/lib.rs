@@ -34,5 +34,6 @@ mod schedule;
 mod settings;
 mod shadow;
 mod streams;
+mod trace;
 mod window;
 mod work;

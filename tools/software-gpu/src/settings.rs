@@ -44,6 +44,11 @@ pub(crate) struct Settings {
     pub(crate) leaks: bool,
 }
 
+/// `INSTEP_GPU_TRACE`: the file that every call becomes a line of; `%p` in its name is the process's number.
+pub(crate) fn trace() -> Option<String> {
+    env::var("INSTEP_GPU_TRACE").ok().filter(|path| !path.is_empty())
+}
+
 impl Settings {
     pub(crate) fn read() -> Settings {
         Settings {

@@ -5,9 +5,11 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::{exported, put};
-use crate::entry;
+use crate::entry::{self, Call};
+use crate::gpu::Answer;
 use crate::header::{CUDA_VERSION, CUdevice_attribute_enum as Attribute};
 use crate::header::{CUdevice, CUdevice_attribute, CUresult, cudaError_enum as Code};
+use crate::trace::Shown;
 
 const NAME: &CStr = c"software GPU";
 
@@ -18,23 +20,14 @@ const NAME: &CStr = c"software GPU";
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
     entry::initialise();
-    entry::call("cuInit", |_| if flags == 0 { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) })
-}
-
-/// `cuDriverGetVersion` of `cuda.h`.
-///
-/// # Safety
-/// As `cuda.h` documents it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
-    // SAFETY: as `cuda.h` documents it.
-    unsafe { put(version, CUDA_VERSION as c_int) }.err().unwrap_or(Code::CUDA_SUCCESS)
+    let call = Call { name: "cuInit", arguments: Some(&[("flags", flags.shown())]) };
+    entry::call(&call, |_| if flags == 0 { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) })
 }
 
 macro_rules! named {
     ($($name:ident)*) => {
         /// Returns the name of a code that this driver answers.
-        fn name(code: CUresult) -> Option<&'static CStr> {
+        pub(crate) fn error_name(code: CUresult) -> Option<&'static CStr> {
             $(if code == Code::$name {
                 return CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).ok();
             })*
@@ -53,31 +46,25 @@ named! {
     CUDA_ERROR_CAPTURED_EVENT CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD CUDA_ERROR_UNKNOWN
 }
 
-/// `cuGetErrorName` of `cuda.h`.
+/// Writes the name of a code, which lives as long as the library; null if it has none.
 ///
 /// # Safety
-/// As `cuda.h` documents it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {
-    let name = name(error);
-    // SAFETY: as `cuda.h` documents it; the strings live as long as the library.
-    match unsafe { put(text, name.map_or(std::ptr::null(), CStr::as_ptr)) } {
-        Ok(()) if name.is_some() => Code::CUDA_SUCCESS,
-        _ => Code::CUDA_ERROR_INVALID_VALUE,
-    }
-}
-
-/// `cuGetErrorString` of `cuda.h`; the text is the name.
-///
-/// # Safety
-/// As `cuda.h` documents it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
-    // SAFETY: as `cuda.h` documents it.
-    unsafe { cuGetErrorName(error, text) }
+/// As [`put`].
+unsafe fn put_name(code: CUresult, text: *mut *const c_char) -> Answer<()> {
+    let name = error_name(code);
+    // SAFETY: by the contract.
+    unsafe { put(text, name.map_or(std::ptr::null(), CStr::as_ptr))? };
+    name.map(drop).ok_or(Code::CUDA_ERROR_INVALID_VALUE)
 }
 
 exported! {
+    always cuDriverGetVersion(_gpu, version: *mut c_int) { put(version, CUDA_VERSION as c_int) }
+
+    always cuGetErrorName(_gpu, error: CUresult, text: *mut *const c_char) { put_name(error, text) }
+
+    // The text is the name.
+    always cuGetErrorString(_gpu, error: CUresult, text: *mut *const c_char) { put_name(error, text) }
+
     call cuDeviceGetCount(gpu, count: *mut c_int) { put(count, gpu.settings.devices) }
 
     call cuDeviceGet(gpu, device: *mut CUdevice, ordinal: c_int) {

@@ -9,11 +9,12 @@ use super::{exported, handle, pointer, put};
 use crate::claims::Claim;
 pub use crate::claims::Claimed;
 use crate::contexts::same;
-use crate::entry;
+use crate::entry::{self, Call};
 use crate::foreign::{Foreign, ForeignWork};
 use crate::header::{CUfunction, CUmodule, CUresult, CUstream, cudaError_enum as Code};
 use crate::modules;
 use crate::settings::Plant;
+use crate::trace::{Shown, Value};
 use crate::work::{Launch, Work};
 
 const MOST_THREADS: u64 = 1024;
@@ -88,8 +89,17 @@ exported! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignWork) -> CUresult {
     // SAFETY: by the contract.
-    let foreign = unsafe { Foreign::new(work.read()) };
-    entry::call("softwareGpuEnqueue", |gpu| gpu.enqueue_foreign(stream, foreign))
+    let (work, foreign) = unsafe { (work.read(), Foreign::new(work.read())) };
+    let name = foreign.name.clone();
+    let arguments = [
+        ("stream", Value::Stream(stream)),
+        ("source", Value::Device(work.source)),
+        ("source_bytes", work.source_bytes.shown()),
+        ("target", Value::Device(work.target)),
+        ("target_bytes", work.target_bytes.shown()),
+    ];
+    let call = Call { name: &name, arguments: Some(&arguments) };
+    entry::call(&call, |gpu| gpu.enqueue_foreign(stream, foreign))
 }
 
 /// Returns the handle of a stream, also of a default stream by its number; 0 if there is none. No function of the real
@@ -97,7 +107,7 @@ pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignW
 #[unsafe(no_mangle)]
 pub extern "C" fn softwareGpuResolve(stream: usize) -> usize {
     let mut found = 0;
-    entry::call("softwareGpuResolve", |gpu| {
+    entry::call(&Call { name: "softwareGpuResolve", arguments: None }, |gpu| {
         found = gpu.stream(stream)?;
         Ok(())
     });
@@ -118,7 +128,7 @@ pub unsafe extern "C" fn softwareGpuClaim(
 ) -> CUresult {
     // SAFETY: by the contract.
     let claim = (!name.is_null()).then(|| unsafe { Claim::new(name, ranges, count) });
-    entry::call("softwareGpuClaim", |gpu| gpu.claim(stream, claim))
+    entry::call(&Call { name: "softwareGpuClaim", arguments: None }, |gpu| gpu.claim(stream, claim))
 }
 
 /// Lets work run that another process waits for; no function of the real driver.

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{exported, handle, pointer, put};
-use crate::header::{CUdeviceptr, CUmemorytype_enum as MemoryType, CUstream};
+use crate::header::{CUctx_st, CUdeviceptr, CUmemorytype_enum as MemoryType, CUstream};
 use crate::header::{CUpointer_attribute, CUpointer_attribute_enum as Attribute, cudaError_enum as Code};
 use crate::heap::Kind;
 use crate::work::Work;
@@ -92,7 +92,7 @@ exported! {
             Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                 put(value.cast::<c_int>(), gpu.contexts.get(context)?.device)
             }
-            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => put(value.cast::<usize>(), context),
+            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => put(value.cast(), pointer::<CUctx_st>(context)),
             _ => Err(Code::CUDA_ERROR_NOT_SUPPORTED),
         }
     }

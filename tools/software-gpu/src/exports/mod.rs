@@ -15,6 +15,7 @@ mod streams;
 
 pub use contexts::*;
 pub use copies::*;
+pub(crate) use devices::error_name;
 pub use devices::*;
 pub use events::*;
 pub use graphs::*;
@@ -24,6 +25,7 @@ pub use streams::*;
 
 use crate::gpu::Answer;
 use crate::header::cudaError_enum as Code;
+use crate::trace::{self, Shown};
 
 /// Exported functions: each body runs under the lock and answers a value or a code.
 macro_rules! exported {
@@ -33,11 +35,12 @@ macro_rules! exported {
         /// # Safety
         /// As `cuda.h` documents it.
         #[unsafe(no_mangle)]
-        #[allow(clippy::too_many_arguments)]
+        #[allow(unused_unsafe, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> crate::header::CUresult {
+            let arguments = [$((stringify!($argument), crate::trace::Shown::shown($argument))),*];
+            let call = crate::entry::Call { name: stringify!($name), arguments: Some(&arguments) };
             // SAFETY: the caller keeps to `cuda.h`: pointers lead to as many values as the call reads or writes.
-            #[allow(unused_unsafe)]
-            crate::entry::$kind(stringify!($name), |$gpu| unsafe { $body })
+            crate::entry::$kind(&call, |$gpu| unsafe { $body })
         }
     )*};
 }
@@ -47,12 +50,13 @@ pub(crate) use exported;
 ///
 /// # Safety
 /// Null, or a place for one value.
-unsafe fn put<T>(place: *mut T, value: T) -> Answer<()> {
+unsafe fn put<T: Copy + Shown>(place: *mut T, value: T) -> Answer<()> {
     if place.is_null() {
         return Err(Code::CUDA_ERROR_INVALID_VALUE);
     }
     // SAFETY: by the contract.
     unsafe { place.write(value) };
+    trace::answered(value.shown());
     Ok(())
 }
 

@@ -12,6 +12,7 @@ mod claims;
 mod faults;
 mod kernels;
 mod orders;
+mod traces;
 
 use std::process::Command;
 
