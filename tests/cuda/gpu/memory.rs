@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use instep::StreamHandle;
+use instep::{EventHandle, StreamHandle};
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -54,6 +54,11 @@ driver! {
     make_current: c"cuCtxSetCurrent"(*mut c_void);
     create_stream: c"cuStreamCreate"(*mut *mut c_void, u32);
     query_stream: c"cuStreamQuery"(*mut c_void);
+    synchronize: c"cuCtxSynchronize"();
+    create_event: c"cuEventCreate"(*mut *mut c_void, u32);
+    record: c"cuEventRecord"(*mut c_void, *mut c_void);
+    wait: c"cuStreamWaitEvent"(*mut c_void, *mut c_void, u32);
+    fill: c"cuMemsetD32Async"(u64, u32, usize, *mut c_void);
     allocate: c"cuMemAlloc_v2"(*mut u64, usize);
     upload: c"cuMemcpyHtoD_v2"(u64, *const c_void, usize);
     download: c"cuMemcpyDtoH_v2"(*mut c_void, u64, usize);
@@ -77,6 +82,39 @@ impl Gpu {
             assert_eq!((driver.create_stream)(&mut stream, 1), SUCCESS);
         }
         Gpu { stream }
+    }
+
+    /// Makes another stream of the same context.
+    pub(crate) fn beside(&self) -> Gpu {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the out-pointer leads to a local. The stream lives as long as the process.
+        assert_eq!(unsafe { (driver().create_stream)(&mut stream, 1) }, SUCCESS);
+        Gpu { stream }
+    }
+
+    /// Makes an event, which lives as long as the process.
+    pub(crate) fn event() -> EventHandle {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the out-pointer leads to a local; 2 is an event without times.
+        assert_eq!(unsafe { (driver().create_event)(&mut event, 2) }, SUCCESS);
+        EventHandle(event.expose_provenance())
+    }
+
+    pub(crate) fn record(&self, event: EventHandle) {
+        // SAFETY: an event of `event`, and a live stream.
+        assert_eq!(unsafe { (driver().record)(event.0 as *mut c_void, self.stream) }, SUCCESS);
+    }
+
+    pub(crate) fn wait_for(&self, event: EventHandle) {
+        // SAFETY: as above.
+        assert_eq!(unsafe { (driver().wait)(self.stream, event.0 as *mut c_void, 0) }, SUCCESS);
+    }
+
+    /// Fills memory on the stream with one value.
+    pub(crate) fn fill(&self, address: *mut f32, value: f32, count: usize) {
+        // SAFETY: device memory that is long enough.
+        let filled = unsafe { (driver().fill)(address.addr() as u64, value.to_bits(), count, self.stream) };
+        assert_eq!(filled, SUCCESS);
     }
 
     pub(crate) fn stream(&self) -> StreamHandle {
@@ -121,6 +159,12 @@ impl Gpu {
             std::thread::sleep(Duration::from_millis(1));
         }
         true
+    }
+
+    /// Waits for all work of the context.
+    pub(crate) fn synchronize(&self) {
+        // SAFETY: the context is current on this thread.
+        assert_eq!(unsafe { (driver().synchronize)() }, SUCCESS);
     }
 
     fn wait(&self, deadline: Duration, ask: impl FnMut()) {

@@ -3,6 +3,7 @@
 //! Each rank is this binary again, with the scene in environment variables; the parent kills a rank that hangs. A scene for
 //! several ranks never passes with one, because NCCL launches nothing there. Only the software GPU has three ranks.
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use instep::dtype::DType;
 use instep::{Collective, Error, Place, Strategy, bf16, f16};
 
 use super::memory::Gpu;
-use super::shards;
+use super::{calls, shards};
 use crate::cuda::training::learn_as_a_rank_of_two;
 
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
@@ -264,7 +265,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 22] = [
+const SCENES: [Scene; 23] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
@@ -272,6 +273,7 @@ const SCENES: [Scene; 22] = [
     ("giving_up", giving_up),
     ("dropping", dropping),
     ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
+    ("calls", calls::of_nccl),
     ("sums_of_sixteen_bits", sums_of_sixteen_bits),
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),
@@ -311,6 +313,10 @@ impl Drop for Rank {
 }
 
 pub(super) fn ranks_play(ranks: u32, scene: &str) {
+    ranks_play_with(ranks, scene, &[]);
+}
+
+pub(super) fn ranks_play_with(ranks: u32, scene: &str, environment: &[(&str, &Path)]) {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: u32| {
         let mut child = Command::new(std::env::current_exe().unwrap());
@@ -322,6 +328,7 @@ pub(super) fn ranks_play(ranks: u32, scene: &str) {
         child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
         let has_ledger = ["out_of_order", "shards_with_ledger", "unsharding_others"].contains(&scene);
         child.env("INSTEP_LEDGER", if has_ledger { "1" } else { "0" });
+        child.envs(environment.iter().copied());
         Rank(child.stdout(Stdio::null()).spawn().unwrap())
     };
     let mut ranks: Vec<Rank> = (0..ranks).map(start).collect();

@@ -67,11 +67,15 @@ shown! {
     *const c_void, *mut c_void => |it| Value::Memory(it.expose_provenance() as u64);
     c_int, c_uint, c_uchar => |it| Value::Number(it.into());
     usize => |it| Value::Number(it as i64);
-    CUresult, CUdevice_attribute, CUpointer_attribute, CUstreamCaptureMode, CUstreamCaptureStatus => |it| Value::Number(it.0.into());
+    CUdevice_attribute, CUpointer_attribute => |it| Value::Number(it.0.into());
+    CUstreamCaptureMode, CUstreamCaptureStatus => |it| Value::Number(it.0.into());
+    CUresult => |it| Value::Number(it.0.into());
     // Times, texts, and functions of the program.
     f32, CUhostFn, *const c_char => |_| Value::Unseen;
-    *mut c_int, *mut usize, *mut f32, *mut c_char, *mut *const c_char, *mut CUdeviceptr, *mut *mut c_void => |_| Value::Unseen;
-    *mut CUcontext, *mut CUstream, *mut CUevent, *mut CUmodule, *mut CUfunction, *mut CUgraph, *mut CUgraphExec => |_| Value::Unseen;
+    // Places for answers.
+    *mut c_int, *mut usize, *mut f32, *mut c_char, *mut *const c_char => |_| Value::Unseen;
+    *mut CUdeviceptr, *mut *mut c_void, *mut CUcontext, *mut CUstream, *mut CUevent => |_| Value::Unseen;
+    *mut CUmodule, *mut CUfunction, *mut CUgraph, *mut CUgraphExec => |_| Value::Unseen;
     *mut CUctxCreateParams, *mut CUstreamCaptureMode, *mut CUstreamCaptureStatus => |_| Value::Unseen;
 }
 

@@ -1,0 +1,282 @@
+//! The driver's calls of a steady pass, counted in the software GPU's trace: what a stepper costs backward's thread.
+//!
+//! The program's own calls are left out, and so are those of the first passes. A change that saves a call lowers a
+//! figure of the tables here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use instep::cuda::{Cuda, CudaDevice, External, Nccl};
+use instep::layout::ForeignBucket;
+use instep::{AdamW, Borrowed, Clip, Collective, Layout, Mode, Stepper, Unused};
+
+use super::memory::Gpu;
+use super::nccl::ranks_play_with;
+use crate::support::{MODES, layout};
+
+/// Names the file of the trace; `%p` in it is the process's number.
+const TRACE: &str = "INSTEP_GPU_TRACE";
+
+const BUCKETS: usize = 3;
+const LENGTH: usize = 5000;
+const PASSES: usize = 20;
+/// From then on, a pass uses the place of an earlier one for its settings, and asks first whether that is free.
+const FIRST_STEADY: usize = 8;
+
+/// Calls of begin, of asking for all addresses of gradients, of each hand-over, of finish, and of the whole pass with
+/// its three buckets. A launch is in the row of its kernel.
+const EXTERNAL: &str = "
+Sequential            begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         0      1      2    6
+cuCtxPushCurrent_v2       1         0      1      2    6
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      2      4   12
+cuStreamWaitEvent         0         0      2      2    8
+instep_begin              1         0      0      0    1
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      0      3    3
+all                       6         0      6     14   38
+
+Eager                 begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         0      1      2    6
+cuCtxPushCurrent_v2       1         0      1      2    6
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      3      1   12
+cuStreamWaitEvent         0         0      3      1   10
+instep_begin              1         0      0      0    1
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      1      0    3
+all                       6         0      9      7   40
+
+Normed                begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         2      1      1    7
+cuCtxPushCurrent_v2       1         2      1      1    7
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      2      4   12
+cuStreamWaitEvent         0         1      3      0   10
+instep_begin              1         0      0      0    1
+instep_decide             0         0      0      1    1
+instep_norm               0         0      1      0    3
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      0      3    3
+all                       6         5      8     11   46
+";
+const NCCL: &str = "
+Sequential            begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         0      2      2    9
+cuCtxPushCurrent_v2       1         0      2      2    9
+cuDeviceGetCount          0         0      1      0    3
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      2      4   12
+cuStreamWaitEvent         0         0      1      2    5
+instep_begin              1         0      0      0    1
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      0      3    3
+ncclAllReduce             0         0      1      0    3
+all                       6         0      9     14   47
+
+Eager                 begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         0      2      2    9
+cuCtxPushCurrent_v2       1         0      2      2    9
+cuDeviceGetCount          0         0      1      0    3
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      3      1   12
+cuStreamWaitEvent         0         0      2      1    7
+instep_begin              1         0      0      0    1
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      1      0    3
+ncclAllReduce             0         0      1      0    3
+all                       6         0     12      7   49
+
+Normed                begin addresses bucket finish pass
+cuCtxPopCurrent_v2        1         2      2      1   10
+cuCtxPushCurrent_v2       1         2      2      1   10
+cuDeviceGetCount          0         0      1      0    3
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      2      4   12
+cuStreamWaitEvent         0         1      2      0    7
+instep_begin              1         0      0      0    1
+instep_decide             0         0      0      1    1
+instep_norm               0         0      1      0    3
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      0      3    3
+ncclAllReduce             0         0      1      0    3
+all                       6         5     11     11   55
+";
+
+/// This process's trace, read as it grows.
+struct Trace {
+    path: String,
+    read: usize,
+}
+
+impl Trace {
+    fn open() -> Trace {
+        let path = std::env::var(TRACE).unwrap().replace("%p", &std::process::id().to_string());
+        Trace { path, read: 0 }
+    }
+
+    fn take(&mut self) -> Vec<String> {
+        let text = fs::read_to_string(&self.path).unwrap();
+        let new = text[self.read..].lines().map(str::to_owned).collect();
+        self.read = text.len();
+        new
+    }
+}
+
+/// Counts of the calls of each part of a pass, by the name of the call, and of a launch also by the kernel.
+type Counts = BTreeMap<String, [usize; PARTS]>;
+
+const PARTS: usize = 3 + BUCKETS;
+const BEGIN: usize = 0;
+const ADDRESSES: usize = 1;
+const FIRST_BUCKET: usize = 2;
+const FINISH: usize = PARTS - 1;
+
+fn count(parts: &[Vec<String>; PARTS]) -> Counts {
+    let mut counts = Counts::new();
+    for (part, line) in
+        parts.iter().enumerate().flat_map(|(k, lines)| lines.iter().map(move |line| (k, line)))
+    {
+        let mut words = line.split(' ');
+        let call = words.next().unwrap().to_owned();
+        let kernel = words.find_map(|word| word.strip_prefix("function="));
+        counts.entry(kernel.map_or(call, |kernel| kernel.to_owned())).or_default()[part] += 1;
+    }
+    counts
+}
+
+/// Runs one pass and returns the library's calls in each part of it.
+fn traced(
+    stepper: &mut Stepper<CudaDevice>,
+    trace: &mut Trace,
+    layout: &Layout,
+    hand: &impl Fn(u32, *mut f32),
+) -> [Vec<String>; PARTS] {
+    let mut parts = <[Vec<String>; PARTS]>::default();
+    trace.take();
+    let mut pass = stepper.begin().unwrap();
+    parts[BEGIN] = trace.take();
+    let address = |id: instep::ParamId| pass.ptr(id.grad()).unwrap().0 as usize as *mut f32;
+    let addresses: Vec<*mut f32> = layout.ids().map(address).collect();
+    parts[ADDRESSES] = trace.take();
+    for (bucket, address) in (0..).zip(addresses) {
+        hand(bucket, address);
+        trace.take();
+        pass.bucket_ready(bucket).unwrap();
+        parts[FIRST_BUCKET + bucket as usize] = trace.take();
+    }
+    pass.finish().unwrap();
+    parts[FINISH] = trace.take();
+    parts
+}
+
+/// Returns the table of the calls of a steady pass; `hand` is what the program enqueues for a bucket before its
+/// hand-over.
+fn table(
+    mode: Mode,
+    comm: impl Collective + 'static,
+    gpu: &Gpu,
+    cuda: &Cuda,
+    hand: impl Fn(u32, *mut f32),
+) -> String {
+    let layout = layout(&[LENGTH; BUCKETS]);
+    let mut memory = Borrowed::new();
+    for id in layout.ids() {
+        let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
+        memory = memory.param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
+    }
+    let mut builder = Stepper::builder(&layout, AdamW::default()).mode(mode).unused(Unused::StepZero);
+    if mode == Mode::Normed {
+        builder = builder.clip(Clip::Global(1.0));
+    }
+    // SAFETY: memory and stream live as long as the process, and what touches them keeps to the stepper's order.
+    let mut stepper = unsafe { builder.cuda_borrowing(comm, memory, cuda) }.unwrap();
+    let mut trace = Trace::open();
+    // The GPU has ended each pass before the next, so no call waits for it, and none is made twice.
+    let passes: Vec<Counts> = (0..PASSES)
+        .map(|_| {
+            let parts = traced(&mut stepper, &mut trace, &layout, &hand);
+            gpu.synchronize();
+            count(&parts)
+        })
+        .collect();
+    stepper.close().unwrap();
+    let steady = passes.last().unwrap();
+    for (pass, counts) in passes.iter().enumerate().skip(FIRST_STEADY) {
+        assert_eq!(counts, steady, "{mode:?}: pass {pass} differs from the last");
+    }
+    let mut text = format!("{:<22}begin addresses bucket finish pass\n", format!("{mode:?}"));
+    let mut sums = [0; 5];
+    let mut row = |name: &str, counts: [usize; 5]| {
+        let [begin, addresses, bucket, finish, pass] = counts;
+        text += &format!("{name:<22}{begin:>5}{addresses:>10}{bucket:>7}{finish:>7}{pass:>5}\n");
+    };
+    for (name, counts) in steady {
+        let buckets: BTreeSet<usize> = counts[FIRST_BUCKET..FINISH].iter().copied().collect();
+        assert_eq!(buckets.len(), 1, "{mode:?}: {name}: the buckets differ: {counts:?}");
+        let counts =
+            [counts[BEGIN], counts[ADDRESSES], counts[FIRST_BUCKET], counts[FINISH], counts.iter().sum()];
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        row(name, counts);
+    }
+    row("all", sums);
+    text
+}
+
+fn assert_tables(found: [String; 3], expected: &str) {
+    let found = found.join("\n");
+    assert!(found == expected.trim_start(), "the calls are now\n{found}");
+}
+
+/// The program sums buckets itself, on a stream of its own.
+fn of_external() {
+    let gpu = Gpu::open();
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let sums = gpu.beside();
+    let written = Gpu::event();
+    let summed = [(); BUCKETS].map(|()| Gpu::event());
+    let of = |mode| {
+        let external = External::new(&cuda, 0, 4);
+        table(mode, external.clone(), &gpu, &cuda, |bucket, gradient| {
+            gpu.fill(gradient, 0.5, LENGTH);
+            gpu.record(written);
+            sums.wait_for(written);
+            sums.fill(gradient, 2.0, LENGTH);
+            let event = summed[bucket as usize];
+            sums.record(event);
+            // SAFETY: recorded after the sum, and alive as long as the process.
+            unsafe { external.reduced(bucket, event) };
+        })
+    };
+    assert_tables(MODES.map(of), EXTERNAL);
+}
+
+/// A scene of a rank of two, for `nccl.rs`.
+pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let of = |mode| table(mode, comm.clone(), gpu, &cuda, |_, gradient| gpu.fill(gradient, 0.5, LENGTH));
+    assert_tables(MODES.map(of), NCCL);
+    comm.close().unwrap();
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs() {
+    if std::env::var_os(TRACE).is_some() {
+        return of_external();
+    }
+    let test = "cuda::gpu::calls::a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    child.args(["--exact", test, "--ignored", "--nocapture"]).env(TRACE, folder.path().join("%p"));
+    assert!(child.status().unwrap().success());
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_steady_pass_makes_the_calls_of_the_table_beside_nccls_sums() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks_play_with(2, "calls", &[(TRACE, &folder.path().join("%p"))]);
+}
