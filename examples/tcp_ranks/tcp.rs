@@ -2,7 +2,7 @@
 //! back.
 //!
 //! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A call says how long a
-//! frame may be, and no more of it is kept, whoever sends it. A connection that ends is a failure only where something
+//! frame may be, and no more of it is kept. A connection that ends is a failure only where something
 //! more is waited for, because a rank may leave after its last call.
 
 use std::io::{self, Read, Write};

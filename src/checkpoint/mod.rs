@@ -104,9 +104,9 @@ use safetensors::{Data, Header, inside};
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass, `Poisoned` after a failure, `Checkpoint` if the path is no regular file, or there are more names than the format can hold. `File` if the file
-/// cannot be written; if it says that the folder cannot be flushed, the new file is there, whole, but may not outlive a
-/// power failure.
+/// `Order` inside a pass, `Poisoned` after a failure, `Checkpoint` if the path is no regular file, or there are more names
+/// than the format can hold. `File` if the file cannot be written; if it says that the folder cannot be flushed, the new
+/// file is there, whole, but may not outlive a power failure.
 pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_with(stepper, &Extras::default(), path)
 }

@@ -40,14 +40,11 @@ struct Written {
     bytes: u64,
 }
 
-/// Saves to a file that ranks which [share tensors out](crate::Strategy) **write together**: each rank its own parts,
-/// at
+/// Saves to a file that ranks which [share tensors out](crate::Strategy) **write together**: each rank its own parts, at
 /// their places, so no rank gathers and rank 0 is not the only one to write. The file is, byte for byte, that of
-/// [`save`](super::save), and [`load`](super::load) takes it anywhere. All ranks call it, each with a path to the
-/// same file, on a
-/// file system that all of them reach; groups of [replicas](crate::StepperBuilder::shard_size) other than the first
-/// wait.
-/// If ranks share nothing out, it is `save`.
+/// [`save`](super::save), and [`load`](super::load) takes it anywhere. All ranks call it, each with a path to the same
+/// file, on a file system that all of them reach. Groups of [replicas](crate::StepperBuilder::shard_size) other than the
+/// first wait. If ranks share nothing out, it is `save`.
 ///
 /// ```
 /// use instep::checkpoint;
@@ -67,8 +64,7 @@ struct Written {
 /// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length, and writes the scalars,
 /// the tensors that are not shared out, and the checksums of all parts joined.
 /// Each rank flushes its parts to disk; after the last one rank 0 flushes the whole, renames, and flushes the folder.
-/// No rank returns `Ok` before that. The file system must keep writes of several machines to different bytes of one
-/// file
+/// No rank returns `Ok` before that. The file system must keep writes of several machines to different bytes of one file
 /// apart; loading checks every byte.
 ///
 /// # Ordering
@@ -76,19 +72,16 @@ struct Written {
 /// time to write and flush its parts. Allocates space for the longest part of a tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save), on **all** ranks if one of them fails: that rank returns its own error, and
-/// the others
-/// `Checkpoint`, which names it. `Checkpoint` also on a rank that does not find rank 0's file. The old file is
-/// unchanged then, and the partial one is removed; the stepper goes on. `PeerLost`, `Mismatch` or `Deadline` if a
-/// rank does not
-/// take part; if it is lost at the very end, the new file may be there, whole.
+/// Errors as for [`save`](super::save), on **all** ranks if one of them fails: that rank returns its own error, and the
+/// others `Checkpoint`, which names it. `Checkpoint` also on a rank that does not find rank 0's file. The old file is
+/// unchanged then, and the partial one is removed; the stepper goes on. `PeerLost`, `Mismatch` or `Deadline` if a rank does
+/// not take part; if it is lost at the very end, the new file may be there, whole.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file that ranks write together, as [`save_together`] does, with scalars and texts of the trainer's own:
-/// rank
-/// 0's, those of the other ranks are left out.
+/// Saves to a file that ranks write together, as [`save_together`] does, with scalars and texts of the trainer's own. Those
+/// of rank 0 count.
 ///
 /// # Ordering
 /// Ordering as for [`save_together`].

@@ -103,7 +103,8 @@ pub trait Collective: Send + Sync {
     }
 
     /// Whether its calls must come in the order of the buckets, which is the same on every rank. One that sends nothing says
-    /// no; each bucket then launches once it is complete, so it may be handed over in any order.
+    /// no; each bucket then launches once it is complete, so it may be handed over in any order. With several ranks the sums are
+    /// then the caller's: [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that was written and not handed over.
     fn keeps_order(&self) -> bool {
         self.inner().is_none_or(|inner| inner.keeps_order())
     }

@@ -188,7 +188,7 @@ fn a_rank_that_sets_what_it_has_agrees_with_the_others_after_a_write() {
     in_process(2, |comm| {
         let is_first = comm.rank() == 0;
         let mut stepper = Stepper::builder(&layout, nadam()).host(comm)?;
-        pass(&mut stepper)?; // the first one takes rank 0's parameters, whatever ranks wrote
+        pass(&mut stepper)?; // the first one gives all ranks rank 0's parameters
         stepper.write(layout.id("b")?, &[0.5; LEN])?;
         pass(&mut stepper)?;
         if is_first {

@@ -152,7 +152,7 @@ impl Optimizers {
             layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
         let by_group = names.into_iter().zip(of_group).filter(|(_, all)| !all.is_empty()).collect();
         let mut is_own = vec![false; lists.len()];
-        let (mut attached, mut behind) = (Vec::new(), Vec::new());
+        let (mut attached, mut added) = (Vec::new(), Vec::new());
         for (target, optimizer) in own {
             let index = entries.len() as u32;
             let steps = !matches!(target, Target::Nothing(_));
@@ -170,14 +170,14 @@ impl Optimizers {
                         lists[param] = vec![index];
                     }
                 }
-                Target::FurtherParams(params) => behind.extend(params.into_iter().map(|p| (p, index))),
+                Target::FurtherParams(params) => added.extend(params.into_iter().map(|p| (p, index))),
                 Target::Nothing(params) => attached.extend(params.into_iter().map(|p| (p, index))),
                 Target::Group(_) | Target::Further(_) => unreachable!("sorted out above"),
             }
             entries.push(Entry { group: None, optimizer, steps });
         }
         // After their first ones, whichever was registered first, as for groups.
-        behind.into_iter().for_each(|(param, index)| lists[param].push(index));
+        added.into_iter().for_each(|(param, index)| lists[param].push(index));
         attached.sort_unstable();
         let mut optimizers = Optimizers {
             entries,
