@@ -85,6 +85,7 @@ fn main() -> Result<()> {
             let of_rank =
                 |rank: &usize| (0..MICRO_BATCHES).map(|m| gradients(values, *rank, batch, m)[k]).sum::<f32>();
             pass.grads().write(id, &[with_data.iter().map(of_rank).sum::<f32>()])?;
+            pass.grad_ready(id)?; // says that the sum is there
         }
         pass.finish()?;
         for (k, id) in ids.into_iter().enumerate() {
