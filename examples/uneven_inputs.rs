@@ -7,7 +7,7 @@
 use std::num::NonZeroU32;
 
 use instep::layout::DEFAULT_GROUP;
-use instep::{Divisor, Layout, ParamId, Pass, Result, Sgd, Solo, Stepper, in_process};
+use instep::{Divisor, Layout, ParamId, Pass, Result, Sgd, Stepper, Sums, in_process};
 
 const BATCHES: [usize; 4] = [7, 5, 3, 6];
 const MICRO_BATCHES: u32 = 2;
@@ -73,7 +73,7 @@ fn main() -> Result<()> {
         let mut alone = Stepper::host(
             &layout,
             Sgd { lr: rate(batch), momentum: 0.5, ..Sgd::default() },
-            Solo::new(with_data.len() as u32),
+            Sums::by_caller(0, with_data.len() as u32),
         )?;
         for (k, id) in ids.into_iter().enumerate() {
             alone.write(id, &values[k..=k])?;

@@ -19,7 +19,9 @@ pub trait Device: Executor {
     /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ones
     /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
     /// it.
-    fn submit(&mut self, ops: &[Op]);
+    ///
+    /// `sum` says when the caller's sum is there, for which an op of these [waits](crate::op::Action::AwaitSum).
+    fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
     /// Orders the trainer's next work after the ticket's position: the calling thread waits on the host device, the
     /// trainer's stream on a GPU.
@@ -66,6 +68,9 @@ pub trait Executor {
     /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that
     /// announce it.
     const TRAINER_IS_A_STREAM: bool;
+
+    /// What says that the caller's sum of a bucket is there.
+    type Sum;
 
     /// Returns the place of its memory.
     fn place(&self) -> Place;

@@ -108,6 +108,8 @@ impl Forecast {
             Action::Record(ticket) => {
                 self.passed.insert(ticket, self.clocks[op.stream.index()]);
             }
+            // As the trainer's work does, the sum ends when it is handed over.
+            Action::AwaitSum { .. } => self.clocks[op.stream.index()] = free_ns,
             _ => {
                 let bytes = self.moved_bytes(op);
                 let taken_ns = self.cost.as_mut().map_or(0, |cost| cost(op, bytes));
@@ -129,6 +131,8 @@ impl Forecast {
 
 impl Executor for Forecast {
     const TRAINER_IS_A_STREAM: bool = false;
+
+    type Sum = ();
 
     fn place(&self) -> Place {
         Place::Host
@@ -202,7 +206,7 @@ impl Executor for Forecast {
 }
 
 impl Device for Forecast {
-    fn submit(&mut self, ops: &[Op]) {
+    fn submit(&mut self, ops: &[Op], _: Option<()>) {
         ops.iter().for_each(|op| self.run(op));
     }
 

@@ -1,14 +1,15 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of each stream plus Record -> Wait, kept as vector clocks; accesses are byte ranges, so
-//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. This file must not
+//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. What the caller's event
+//! after a sum implies is taken on the caller's word, for the bytes of that bucket alone. This file must not
 //! know modes: it judges any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use crate::layout::Plan;
-use crate::op::{Access, Action, Frozen, Memory, Op, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Frozen, Memory, Op, STREAMS, Span, Stream, Ticket};
 
 /// One entry of a recorded list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,16 @@ struct Past {
     stream: usize,
     place: u64,
     entry: usize,
+    /// Of a trainer's access, the stream that has awaited the caller's sum after it, and where.
+    awaited: Option<(usize, u64)>,
+}
+
+impl Past {
+    /// Whether what a stream does next, with this clock, comes after it.
+    fn precedes(&self, stream: usize, clock: &[u64; STREAMS]) -> bool {
+        let known = |(of, place): (usize, u64)| of == stream || clock[of] > place;
+        known((self.stream, self.place)) || self.awaited.is_some_and(known)
+    }
 }
 
 /// The last accesses to an interval that a later one could conflict with.
@@ -146,6 +157,9 @@ impl<'plan> Checker<'plan> {
             Action::Record(ticket) => self.record(op.stream, ticket, entry),
             Action::Wait(ticket) => self.wait(op.stream, ticket, entry),
             _ => {
+                if let Action::AwaitSum { bucket } = op.action {
+                    self.await_sum(op.stream, bucket);
+                }
                 let (plan, states) = (self.plan, self.states);
                 let left_alone = std::mem::take(&mut self.left_alone);
                 op.accesses(plan, states, &left_alone, &mut |access| self.access(op.stream, entry, access));
@@ -173,9 +187,30 @@ impl<'plan> Checker<'plan> {
         }
     }
 
+    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does next.
+    fn await_sum(&mut self, stream: Stream, bucket: u32) {
+        let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
+        let bucket = &self.plan.buckets()[bucket as usize];
+        for memory in Memory::of_bucket(bucket, self.states) {
+            let span = match memory {
+                Memory::Grads => Span::bucket(bucket),
+                _ => Span::within(memory, bucket, bucket.params.start, bucket.params.end),
+            };
+            let cells = self.memories.entry(memory).or_default();
+            split(cells, span.start);
+            split(cells, span.end);
+            for (_, cell) in cells.range_mut(span.start..span.end) {
+                let ours = [&mut cell.write, &mut cell.reads[Stream::Compute.index()]].into_iter().flatten();
+                for past in ours.filter(|past| past.stream == Stream::Compute.index()) {
+                    past.awaited.get_or_insert(here);
+                }
+            }
+        }
+    }
+
     fn access(&mut self, stream: Stream, entry: usize, Access { span, writes }: Access) {
         let clock = self.clocks[stream.index()];
-        let now = Past { stream: stream.index(), place: clock[stream.index()], entry };
+        let now = Past { stream: stream.index(), place: clock[stream.index()], entry, awaited: None };
         let cells = self.memories.entry(span.memory).or_default();
         split(cells, span.start);
         split(cells, span.end);
@@ -183,11 +218,9 @@ impl<'plan> Checker<'plan> {
         while next < span.end {
             let gap_end = match cells.range_mut(next..span.end).next() {
                 Some((start, cell)) if *start == next => {
-                    let unordered =
-                        |past: &Past| clock[past.stream] <= past.place && past.stream != now.stream;
                     let earlier = cell.reads.iter().flatten().filter(|_| writes).chain(&cell.write);
                     // One report per cell is enough to find the missing wait.
-                    if let Some(past) = { earlier }.find(|past| unordered(past)) {
+                    if let Some(past) = { earlier }.find(|past| !past.precedes(now.stream, &clock)) {
                         self.hazards.push(Hazard::Race {
                             first: past.entry,
                             second: entry,
@@ -234,7 +267,6 @@ fn split(cells: &mut BTreeMap<u64, Cell>, at: u64) {
 mod tests {
     use super::*;
     use crate::layout::{BucketCaps, Layout, Storage, Tails};
-    use crate::op::Span;
 
     fn plan() -> Plan {
         let layout = Layout::builder().param("a", 256).build().unwrap();
@@ -264,6 +296,49 @@ mod tests {
         assert_eq!(check(&plan(), 0, &[write, record, wait, read]), []);
         assert_eq!(check(&plan(), 0, &[record, write, wait, read]).len(), 1);
         assert_eq!(check(&plan(), 0, &[wait, record]), [Hazard::UnrecordedWait { at: 0 }]);
+    }
+
+    #[test]
+    fn the_callers_sum_of_a_bucket_comes_after_the_trainers_use_of_it_and_of_nothing_else() {
+        let layout = Layout::builder().param("a", 256).param("b", 256).build().unwrap();
+        let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
+        let plan = Plan::new(&layout, 1, caps, Tails::default(), Storage::default()).unwrap();
+        let spans = |bucket: usize| {
+            let bucket = &plan.buckets()[bucket];
+            [
+                Span::bucket(bucket),
+                Span::within(Memory::Params, bucket, bucket.params.start, bucket.params.end),
+            ]
+        };
+        let trainer = |bucket| {
+            spans(bucket).map(|span| Traced::Trainer(Access { span, writes: span.memory == Memory::Grads }))
+        };
+        let on = |stream, action| Traced::Op(Op { stream, action });
+        let awaits = on(Stream::Optim, Action::AwaitSum { bucket: 0 });
+        let step = |stream, bucket| on(stream, Action::Step { bucket });
+        let [write, read] = trainer(0);
+        assert_eq!(check(&plan, 0, &[write, read, awaits, step(Stream::Optim, 0)]), []);
+        // Without it, or before the trainer's last use, or of another bucket: the gradient and the parameter race.
+        let raced = |list: &[Traced]| {
+            let races = check(&plan, 0, list).into_iter().map(|hazard| match hazard {
+                Hazard::Race { memory, .. } => memory,
+                other => panic!("{other}"),
+            });
+            races.collect::<Vec<_>>()
+        };
+        assert_eq!(raced(&[write, read, step(Stream::Optim, 0)]), [Memory::Grads, Memory::Params]);
+        assert_eq!(raced(&[write, awaits, read, step(Stream::Optim, 0)]), [Memory::Params]);
+        let [other, _] = trainer(1);
+        assert_eq!(raced(&[other, awaits, step(Stream::Optim, 1)]), [Memory::Grads]);
+        // A stream that has not come after the wait knows nothing of it; one that has knows all.
+        assert_eq!(
+            raced(&[read, awaits, step(Stream::Gather, 0)]),
+            [Memory::Grads, Memory::Control, Memory::Params][..1]
+        );
+        let ticket = Ticket { stream: Stream::Optim, tick: 1 };
+        let (record, wait) =
+            (on(Stream::Optim, Action::Record(ticket)), on(Stream::Gather, Action::Wait(ticket)));
+        assert_eq!(check(&plan, 0, &[write, read, awaits, record, wait, step(Stream::Gather, 0)]), []);
     }
 
     #[test]

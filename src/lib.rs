@@ -53,7 +53,6 @@
 //! | To | call |
 //! |---|---|
 //! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
-//! | step buckets in the order in which your engine's own sums end | [`Solo`], [`cuda::External`] |
 //! | start no threads | [`StepperBuilder::inline`] |
 //! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
@@ -90,7 +89,7 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
-//! | use an all-reduce of your own | [`External`] on the host, [`cuda::External`] on a GPU |
+//! | step buckets after your own all-reduce, in the order in which its sums end | [`Sums::by_caller`], `bucket_ready_after` of a [`Stepper`] |
 //! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
@@ -164,7 +163,7 @@ pub mod timeline;
 #[doc(inline)]
 pub use bucket_step::{BucketStep, GradNorm, Scaling};
 #[doc(inline)]
-pub use collective::Collective;
+pub use collective::{Collective, Sums};
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Refusal, Result};
@@ -172,7 +171,7 @@ pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 #[cfg(feature = "mpi")]
 pub use host::Mpi;
-pub use host::{External, HostDevice, InProcess, Isa, Solo, cast, in_process};
+pub use host::{HostDevice, InProcess, Isa, Solo, cast, in_process};
 #[doc(inline)]
 pub use layout::{
     DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, MixedPrecisionPolicy, Moments,

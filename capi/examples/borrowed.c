@@ -50,7 +50,7 @@ int main(void) {
         .layout = layout,
         .optimizer = &sgd,
         .memory = &memory,
-        .sums_outside = 1,
+        .sums_by_caller = 1,
         .threads = 1,
     };
     instep_stepper* stepper;

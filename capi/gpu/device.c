@@ -182,7 +182,7 @@ static void borrowed(const instep_cuda* gpu, void* stream, float results[3][ELEM
                                       .optimizer = &adamw,
                                       .memory = &memory,
                                       .mode = INSTEP_MODE_EAGER,
-                                      .sums_outside = 1,
+                                      .sums_by_caller = 1,
                                       .cuda = gpu};
     instep_stepper* stepper;
     OK(instep_stepper_create(&options, &stepper));
@@ -194,6 +194,7 @@ static void borrowed(const instep_cuda* gpu, void* stream, float results[3][ELEM
         CHECK(at == address(grads));
         if (gpu == NULL) {
             memcpy(at, source.host, ELEMENTS * sizeof(float));
+            OK(instep_stepper_bucket_ready(stepper, 0));
         } else {
             /* Backward on the trainer's stream, then the sum, here another copy, on the program's. */
             GPU(upload(grads.device, params.host, ELEMENTS * sizeof(float), stream));
@@ -201,9 +202,8 @@ static void borrowed(const instep_cuda* gpu, void* stream, float results[3][ELEM
             GPU(hold(sums, written, 0));
             GPU(upload(grads.device, source.host, ELEMENTS * sizeof(float), sums));
             GPU(record(summed, sums));
-            OK(instep_stepper_bucket_reduced(stepper, 0, summed));
+            OK(instep_stepper_bucket_ready_after(stepper, 0, summed));
         }
-        OK(instep_stepper_bucket_ready(stepper, 0));
         OK(instep_stepper_finish(stepper));
     }
     for (uint32_t k = 0; k < 2; ++k) {

@@ -513,21 +513,21 @@ typedef struct {
   // Takes part in one collective call, and returns INSTEP_OK, or anything else, which ends the stepper. On the CPU it is
   // called on a thread of the library's, one call at a time, may block until all ranks are through, and the result is in
   // `dst` when it returns. On a GPU it is called on the thread that calls the stepper, and only enqueues. Every rank makes
-  // the same calls in the same order, unless `keeps_no_order` is 1. Not null.
+  // the same calls in the same order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
   // Ends the group: every rank's current and later calls are to fail. `cause` is valid during the call, which must not
   // block. Called on any thread, also beside `enqueue`. May be null for one rank alone.
   void (*abort)(void *data, const char *cause);
   // Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
   void (*release)(void *data);
-  // 1: the calls of different buckets may come in any order.
-  uint32_t keeps_no_order;
   // 1: sums bf16 too.
   uint32_t sums_bf16;
   // 1: sums f16 too.
   uint32_t sums_f16;
   // 1: reaches the memory of GPUs. 0: the CPU's.
   uint32_t reaches_gpus;
+  // Zero; anything else is refused.
+  uint32_t reserved;
 } instep_collective;
 
 // Options of a stepper. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call; memory,
@@ -577,12 +577,11 @@ typedef struct {
   uint32_t rank;
   // Number of ranks whose gradients are summed; 0: 1. Steps divide by it.
   uint32_t world_size;
-  // Sums gradients over the ranks. Null, without sums_outside: there is one rank, or gradients are summed over world_size
-  // ranks when they are written; rank is 0.
+  // Sums gradients over the ranks. Null, without sums_by_caller: there is one rank.
   const instep_collective *collective;
-  // 1: the caller sums each bucket of borrowed memory over all ranks, in place. On the CPU it hands a bucket over once the sum
-  // is there; on a GPU it names an event after the sum by instep_stepper_bucket_reduced. Parameters are equal on all ranks.
-  uint32_t sums_outside;
+  // 1: the caller sums each bucket over all ranks, in place. On the CPU it hands a bucket over once the sum is there; on a GPU
+  // with an event after the sum, by instep_stepper_bucket_ready_after. Parameters are equal on all ranks.
+  uint32_t sums_by_caller;
   // Zero; anything else is refused.
   uint32_t reserved;
   // The caller's tensors; null: the stepper has its own.
@@ -905,19 +904,22 @@ instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 instep_status instep_stepper_grad_ready(instep_stepper *stepper,
                                         uint32_t param);
 
-// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given.
+// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given. With sums_by_caller it says
+// that the bucket's sum is there, which on a GPU only instep_stepper_bucket_ready_after can say.
 //
 // Any thread, one at a time. As for instep_stepper_grad_ready.
-instep_status instep_stepper_bucket_ready(instep_stepper *stepper, uint32_t bucket);
+instep_status instep_stepper_bucket_ready(instep_stepper *stepper,
+                                          uint32_t bucket);
 
-// Names the event that was recorded after a bucket's sum in this pass (cudaEvent_t or CUevent), before the bucket is handed
-// over. Only of a stepper on a GPU with sums_outside. The event lives until the pass has been finished, and is not recorded again
-// before the bucket's step has been launched.
+// Hands over all parameters of a bucket whose sum the caller makes, on a GPU and with sums_by_caller: its step waits for `event`
+// (cudaEvent_t or CUevent). The event was recorded in this pass after the bucket's sum, which comes after the pass's last write
+// of a gradient of the bucket and its last read of a parameter of the bucket. An event that was never recorded, or too early,
+// lets the step race with the sum. The wait is enqueued in this call, so the event may be destroyed or recorded again after it.
 //
 // Any thread, one at a time. Does not wait.
-instep_status instep_stepper_bucket_reduced(instep_stepper *stepper,
-                                            uint32_t bucket,
-                                            void *event);
+instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper,
+                                                uint32_t bucket,
+                                                void *event);
 
 // Leaves parameters alone in the open pass, because no rank has a gradient for them. Not with INSTEP_UNUSED_SKIP, which counts
 // for itself. All ranks name the same ones, before they hand them over. A gradient that was written is discarded.

@@ -9,7 +9,7 @@ use instep::collective::{Call, CollectiveKind};
 use instep::{Collective, DType, Error, Place};
 
 use crate::arguments::{Growing, read};
-use crate::codes::{INSTEP_ALL_REDUCE, INSTEP_BROADCAST, flag, of_dtype};
+use crate::codes::{INSTEP_ALL_REDUCE, INSTEP_BROADCAST, flag, of_dtype, zero};
 use crate::entry::in_callback;
 use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_status, name};
 
@@ -56,7 +56,7 @@ pub struct instep_collective {
     /// Takes part in one collective call, and returns INSTEP_OK, or anything else, which ends the stepper. On the CPU it is
     /// called on a thread of the library's, one call at a time, may block until all ranks are through, and the result is in
     /// `dst` when it returns. On a GPU it is called on the thread that calls the stepper, and only enqueues. Every rank makes
-    /// the same calls in the same order, unless `keeps_no_order` is 1. Not null.
+    /// the same calls in the same order. Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
     /// Ends the group: every rank's current and later calls are to fail. `cause` is valid during the call, which must not
@@ -64,14 +64,14 @@ pub struct instep_collective {
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
     /// Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
-    /// 1: the calls of different buckets may come in any order.
-    pub keeps_no_order: u32,
     /// 1: sums bf16 too.
     pub sums_bf16: u32,
     /// 1: sums f16 too.
     pub sums_f16: u32,
     /// 1: reaches the memory of GPUs. 0: the CPU's.
     pub reaches_gpus: u32,
+    /// Zero; anything else is refused.
+    pub reserved: u32,
 }
 
 // SAFETY: numbers, pointers and functions that may be missing, for which zeros are values.
@@ -86,7 +86,6 @@ pub(crate) struct Foreign {
     rank: u32,
     world_size: u32,
     sums: [bool; 2],
-    keeps_order: bool,
     reaches_gpus: bool,
 }
 
@@ -108,12 +107,12 @@ impl Foreign {
                 format_args!("instep_collective: {which} is null; name a function"),
             ));
         }
+        zero("reserved", table.reserved)?;
         Ok(Foreign {
             table,
             rank,
             world_size,
             sums: [flag("sums_bf16", table.sums_bf16)?, flag("sums_f16", table.sums_f16)?],
-            keeps_order: !flag("keeps_no_order", table.keeps_no_order)?,
             reaches_gpus: flag("reaches_gpus", table.reaches_gpus)?,
         })
     }
@@ -147,10 +146,6 @@ impl Collective for Foreign {
             DType::F16 => self.sums[1],
             _ => false,
         }
-    }
-
-    fn keeps_order(&self) -> bool {
-        self.keeps_order
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> instep::Result<()> {

@@ -10,8 +10,8 @@ use instep::EventHandle;
 
 use crate::arguments::{Out, list, list_mut};
 use crate::entry::call;
-use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
-use crate::stepper::{STEPPERS, instep_stepper, on_any};
+use crate::status::{Fault, INSTEP_NULL, INSTEP_UNSUPPORTED, Result, instep_status};
+use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
 /// Opens a pass: one forward and backward. 0 and 1 stand for one micro-batch; of several, the first write of a gradient
 /// replaces, later ones are the caller's to add, and buckets are stepped in the last. In the first pass all ranks take rank 0's
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
     })
 }
 
-/// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given.
+/// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given. With sums_by_caller it says
+/// that the bucket's sum is there, which on a GPU only instep_stepper_bucket_ready_after can say.
 ///
 /// Any thread, one at a time. As for instep_stepper_grad_ready.
 #[unsafe(no_mangle)]
@@ -77,26 +78,30 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
     })
 }
 
-/// Names the event that was recorded after a bucket's sum in this pass (cudaEvent_t or CUevent), before the bucket is handed
-/// over. Only of a stepper on a GPU with sums_outside. The event lives until the pass has been finished, and is not recorded again
-/// before the bucket's step has been launched.
+/// Hands over all parameters of a bucket whose sum the caller makes, on a GPU and with sums_by_caller: its step waits for `event`
+/// (cudaEvent_t or CUevent). The event was recorded in this pass after the bucket's sum, which comes after the pass's last write
+/// of a gradient of the bucket and its last read of a parameter of the bucket. An event that was never recorded, or too early,
+/// lets the step race with the sum. The wait is enqueued in this call, so the event may be destroyed or recorded again after it.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn instep_stepper_bucket_reduced(
+pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     stepper: *mut instep_stepper,
     bucket: u32,
     event: *mut c_void,
 ) -> instep_status {
     call(|| {
         STEPPERS.with(stepper, |training| {
-            let Some(events) = &training.events else {
-                let text = "stepper: waits for no events; create it on a GPU, with sums_outside";
+            let Engine::Cuda(stepper) = &mut training.engine else {
+                let text = "event: the CPU has none; call instep_stepper_bucket_ready once the sum is there";
                 return Err(Fault::new(INSTEP_UNSUPPORTED, text));
             };
+            if event.is_null() {
+                let text = "event: null; record one after the bucket's sum";
+                return Err(Fault::new(INSTEP_NULL, text));
+            }
             // SAFETY: the header's contract.
-            unsafe { events.reduced(bucket, EventHandle(event.expose_provenance())) };
-            Ok(())
+            Ok(unsafe { stepper.bucket_ready_after(bucket, EventHandle(event.expose_provenance())) }?)
         })
     })
 }
@@ -152,9 +157,6 @@ pub unsafe extern "C" fn instep_stepper_abandon(
         };
         STEPPERS.with(stepper, |training| {
             let stepped = on_any!(&mut training.engine, stepper => stepper.abandon())?.stepped_buckets;
-            if let Some(events) = &training.events {
-                events.forget();
-            }
             buckets.iter_mut().zip(&stepped).for_each(|(place, bucket)| *place = *bucket);
             to_count.into_iter().for_each(|out| out.put(stepped.len()));
             Ok(())

@@ -4,8 +4,8 @@
 //! `access.rs`).
 #![allow(unsafe_code)]
 
-use instep::cuda::{self, Cuda, CudaDevice};
-use instep::{Collective, DType, External, Solo, Stepper, StepperBuilder};
+use instep::cuda::{Cuda, CudaDevice};
+use instep::{DType, Solo, Stepper, StepperBuilder, Sums};
 
 use crate::arguments::{Out, read};
 use crate::codes::{dtype, flag};
@@ -34,7 +34,6 @@ pub(crate) struct Training {
     pub(crate) copy: Option<DType>,
     /// Each group with its optimizer's name.
     pub(crate) optimizers: Vec<(String, &'static str)>,
-    pub(crate) events: Option<cuda::External>,
     /// Released at the end.
     collective: Option<Foreign>,
 }
@@ -125,49 +124,45 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         false => Some(unsafe { memory(options.memory, &ids, &types)? }),
     };
     let world_size = options.world_size.max(1);
-    let (mut events, mut collective) = (None, None);
-    let comm: Box<dyn Collective> = match (flag("sums_outside", options.sums_outside)?, &gpu) {
-        (true, _) if !options.collective.is_null() => {
-            return Err(Fault::argument("sums_outside", "1 beside a collective", "leave one of them out"));
+    let mut collective = None;
+    let sums = match flag("sums_by_caller", options.sums_by_caller)? {
+        true if !options.collective.is_null() => {
+            return Err(Fault::argument("sums_by_caller", "1 beside a collective", "leave one of them out"));
         }
-        (true, None) => Box::new(External::new(options.rank, world_size)),
-        (true, Some(gpu)) => {
-            let external = cuda::External::new(gpu, options.rank, world_size);
-            events = Some(external.clone());
-            Box::new(external)
-        }
-        (false, _) if !options.collective.is_null() => {
+        true => Sums::by_caller(options.rank, world_size),
+        false if !options.collective.is_null() => {
             // SAFETY: as above.
             let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
             collective = Some(foreign.clone());
-            Box::new(foreign)
+            foreign.into()
         }
-        (false, _) if options.rank != 0 => {
-            let remedy = "name a collective, or leave it 0";
-            return Err(Fault::argument("rank", "set without a collective", remedy));
+        false if options.rank != 0 || world_size != 1 => {
+            let field = if world_size != 1 { "world_size" } else { "rank" };
+            let remedy = "name a collective, or set sums_by_caller";
+            return Err(Fault::argument(field, "of several ranks, which nobody sums over", remedy));
         }
-        (false, _) => Box::new(Solo::new(world_size)),
+        false => Solo::default().into(),
     };
     // SAFETY: as above.
-    let engine = unsafe { engine(builder, comm, borrowed, gpu.as_ref())? };
-    Ok(Training { engine, ids, types, copy, optimizers: names, events, collective })
+    let engine = unsafe { engine(builder, sums, borrowed, gpu.as_ref())? };
+    Ok(Training { engine, ids, types, copy, optimizers: names, collective })
 }
 
 /// # Safety
 /// The memory, the stream and the collective are as the header says.
 unsafe fn engine(
     builder: StepperBuilder<'_>,
-    comm: Box<dyn Collective>,
+    sums: Sums,
     borrowed: Option<instep::Borrowed>,
     gpu: Option<&Cuda>,
 ) -> Result<Engine> {
     // SAFETY: the caller's promise.
     Ok(unsafe {
         match (gpu, borrowed) {
-            (None, None) => Engine::Host(Box::new(builder.host(comm)?)),
-            (None, Some(memory)) => Engine::Host(Box::new(builder.host_borrowing(comm, memory)?)),
-            (Some(gpu), None) => Engine::Cuda(Box::new(builder.cuda(comm, gpu)?)),
-            (Some(gpu), Some(memory)) => Engine::Cuda(Box::new(builder.cuda_borrowing(comm, memory, gpu)?)),
+            (None, None) => Engine::Host(Box::new(builder.host(sums)?)),
+            (None, Some(memory)) => Engine::Host(Box::new(builder.host_borrowing(sums, memory)?)),
+            (Some(gpu), None) => Engine::Cuda(Box::new(builder.cuda(sums, gpu)?)),
+            (Some(gpu), Some(memory)) => Engine::Cuda(Box::new(builder.cuda_borrowing(sums, memory, gpu)?)),
         }
     })
 }

@@ -92,12 +92,11 @@ pub struct instep_stepper_options {
     pub rank: u32,
     /// Number of ranks whose gradients are summed; 0: 1. Steps divide by it.
     pub world_size: u32,
-    /// Sums gradients over the ranks. Null, without sums_outside: there is one rank, or gradients are summed over world_size
-    /// ranks when they are written; rank is 0.
+    /// Sums gradients over the ranks. Null, without sums_by_caller: there is one rank.
     pub collective: *const instep_collective,
-    /// 1: the caller sums each bucket of borrowed memory over all ranks, in place. On the CPU it hands a bucket over once the sum
-    /// is there; on a GPU it names an event after the sum by instep_stepper_bucket_reduced. Parameters are equal on all ranks.
-    pub sums_outside: u32,
+    /// 1: the caller sums each bucket over all ranks, in place. On the CPU it hands a bucket over once the sum is there; on a GPU
+    /// with an event after the sum, by instep_stepper_bucket_ready_after. Parameters are equal on all ranks.
+    pub sums_by_caller: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
     /// The caller's tensors; null: the stepper has its own.

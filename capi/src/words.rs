@@ -41,11 +41,10 @@ mod tests {
     use super::*;
 
     /// Names in errors of what C has no function for: strategies, offload, captured passes, custom and second optimizers,
-    /// states of a loss scaler, hooks, schedules, `cuda::External`, NCCL and MPI.
-    const UNREACHED: [&str; 21] = [
+    /// states of a loss scaler, hooks, schedules, NCCL and MPI.
+    const UNREACHED: [&str; 20] = [
         "Accumulation::Local",
         "Cuda::compute_stream",
-        "External::reduced",
         "Nccl::connect",
         "OffloadPolicy::pin_memory",
         "Precision::F32",

@@ -264,11 +264,11 @@ static void steppers(void) {
     wrong.rank = 1;
     ANSWERS(INSTEP_ARGUMENT, instep_stepper_create(&wrong, &untouched));
     wrong = options;
-    wrong.sums_outside = 1;
+    wrong.sums_by_caller = 1;
     wrong.unused = INSTEP_UNUSED_SKIP;
     ANSWERS(INSTEP_CONFIG, instep_stepper_create(&wrong, &untouched)); /* with INSTEP_UNUSED_SKIP */
     wrong.collective = &(instep_collective){.size = sizeof(instep_collective)};
-    SAYS(INSTEP_ARGUMENT, "sums_outside: 1 beside a collective;", instep_stepper_create(&wrong, &untouched));
+    SAYS(INSTEP_ARGUMENT, "sums_by_caller: 1 beside a collective;", instep_stepper_create(&wrong, &untouched));
     wrong = options;
     wrong.collective = &(instep_collective){.size = sizeof(instep_collective)};
     SAYS(INSTEP_NULL, "instep_collective: enqueue is null;", instep_stepper_create(&wrong, &untouched));
@@ -317,7 +317,7 @@ static void steppers(void) {
     ANSWERS(INSTEP_ARGUMENT, instep_stepper_address(stepper, w, 2, &address, NULL));
     ANSWERS(INSTEP_NULL, instep_stepper_address(stepper, w, INSTEP_READ, NULL, NULL));
     ANSWERS(INSTEP_UNSUPPORTED, instep_stepper_rebind(stepper, &memory, NULL));
-    ANSWERS(INSTEP_UNSUPPORTED, instep_stepper_bucket_reduced(stepper, 0, NULL));
+    ANSWERS(INSTEP_UNSUPPORTED, instep_stepper_bucket_ready_after(stepper, 0, NULL));
     ANSWERS(INSTEP_ORDER, instep_stepper_finish(stepper));
     ANSWERS(INSTEP_ORDER, instep_stepper_grad_ready(stepper, 0));
     ANSWERS(INSTEP_ORDER, instep_stepper_bucket_ready(stepper, 0));

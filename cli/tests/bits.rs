@@ -4,7 +4,7 @@
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::optim::ALL;
-use instep::{AdamW, BucketStep, Clip, Isa, Layout, Mode, Scaling, Solo, Stepper};
+use instep::{AdamW, BucketStep, Clip, Isa, Layout, Mode, Scaling, Stepper, Sums};
 
 use crate::support::{Content, Folder, changed_options, input, replayed, stderr};
 
@@ -73,7 +73,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         if let Some(max_norm) = max_norm {
             builder = builder.clip(Clip::Global(max_norm));
         }
-        let mut stepper = builder.host(Solo::new(world_size)).unwrap();
+        let mut stepper = builder.host(Sums::by_caller(0, world_size)).unwrap();
         let fill = |name: &str, values: &mut [f32]| {
             values.copy_from_slice(&content.values(&format!("param.{name}")))
         };

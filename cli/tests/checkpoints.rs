@@ -6,8 +6,8 @@
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::optim::{ALL, Optimizer};
 use instep::{
-    AdamW, Clip, DType, Layout, LossScaler, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Solo,
-    Stepper, StepperBuilder,
+    AdamW, Clip, DType, Layout, LossScaler, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Stepper,
+    StepperBuilder, Sums,
 };
 
 use crate::support::{Content, Folder, assert_refused, painted, stderr, stdout};
@@ -112,7 +112,7 @@ fn every_optimizer_replays_from_a_checkpoint_to_the_checkpoint_that_the_library_
         let folder = trained(&config, 1, |layout| {
             let mut second = descriptor.build();
             second.set("lr", instep::optim::Value::Number(0.01)).unwrap();
-            two_groups(layout, descriptor.build(), second).host(Solo::new(3)).unwrap()
+            two_groups(layout, descriptor.build(), second).host(Sums::by_caller(0, 3)).unwrap()
         });
         assert_replays(&folder, &["--mode", "eager"], &config);
     }
@@ -123,13 +123,13 @@ fn momentum_and_the_product_of_momenta_go_on_over_several_passes() {
     let sgd = Sgd { lr: 0.1, momentum: 0.9, nesterov: true, ..Sgd::default() };
     let options = r#","lr":0.1,"momentum":0.9,"nesterov":true"#;
     let folder = trained(&config("sgd", [options, ""], ""), 3, |layout| {
-        two_groups(layout, Box::new(sgd), Box::new(Sgd::default())).host(Solo::new(3)).unwrap()
+        two_groups(layout, Box::new(sgd), Box::new(Sgd::default())).host(Sums::by_caller(0, 3)).unwrap()
     });
     assert_replays(&folder, &["--bucket-cap-bytes", "1"], "sgd");
     let nadam = NAdam { momentum_decay: 0.3, ..NAdam::default() };
     let folder = trained(&config("nadam", [r#","momentum_decay":0.3"#, ""], ""), 3, |layout| {
         let builder = two_groups(layout, Box::new(nadam), Box::new(NAdam::default()));
-        builder.mode(Mode::Normed).host(Solo::new(3)).unwrap()
+        builder.mode(Mode::Normed).host(Sums::by_caller(0, 3)).unwrap()
     });
     // A checkpoint does not depend on the mode.
     assert_replays(&folder, &["--mode", "normed"], "nadam");
@@ -159,7 +159,7 @@ fn every_kind_of_precision_replays_from_a_checkpoint() {
         let config = config("adamw", ["", ""], &format!(r#","dtypes":{{{dtypes}}}"#));
         let folder = trained(&config, 2, |layout| {
             let adamw = || Box::new(AdamW::default());
-            two_groups(layout, adamw(), adamw()).precision(precision).host(Solo::new(3)).unwrap()
+            two_groups(layout, adamw(), adamw()).precision(precision).host(Sums::by_caller(0, 3)).unwrap()
         });
         assert_replays(&folder, &[], &config);
     }
@@ -172,7 +172,7 @@ fn averages_clips_and_skipped_passes_go_on_too() {
         let adamw = || Box::new(AdamW::default());
         let builder = two_groups(layout, adamw(), adamw()).ema(0.9).clip(Clip::Global(0.5));
         let builder = builder.skip_nonfinite(true).mode(Mode::Sequential);
-        let mut stepper = builder.host(Solo::new(3)).unwrap();
+        let mut stepper = builder.host(Sums::by_caller(0, 3)).unwrap();
         stepper.set_lr_multiplier(layout.id("a").unwrap(), 0.5).unwrap();
         stepper
     });
@@ -193,7 +193,7 @@ fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
     let keys = r#","loss_scale":{"growth_interval":3}"#;
     let folder = trained(&config("adamw", ["", ""], keys), 2, |layout| {
         let builder = two_groups(layout, Box::new(AdamW::default()), Box::new(AdamW::default()));
-        builder.mode(Mode::Normed).loss_scale(scaler).host(Solo::new(3)).unwrap()
+        builder.mode(Mode::Normed).loss_scale(scaler).host(Sums::by_caller(0, 3)).unwrap()
     });
     // The third pass of three without a skip is the first of the replay.
     assert_replays(&folder, &[], keys);
@@ -236,7 +236,7 @@ fn a_clip_by_the_norm_of_the_pass_before_goes_on_with_that_norm() {
     let keys = r#","clip":{"previous":0.5}"#;
     let folder = trained(&config("sgd", ["", ""], keys), 2, |layout| {
         let builder = two_groups(layout, Box::new(Sgd::default()), Box::new(Sgd::default()));
-        builder.clip(Clip::Previous(0.5)).host(Solo::new(3)).unwrap()
+        builder.clip(Clip::Previous(0.5)).host(Sums::by_caller(0, 3)).unwrap()
     });
     assert_replays(&folder, &["--mode", "eager"], keys);
     for other in [r#","clip":{"global":0.5}"#, ""] {
@@ -255,7 +255,7 @@ fn a_clip_by_the_norm_of_the_pass_before_goes_on_with_that_norm() {
 fn adamw() -> Folder {
     trained(&config("adamw", ["", ""], ""), 1, |layout| {
         let adamw = || Box::new(AdamW::default());
-        two_groups(layout, adamw(), adamw()).host(Solo::new(3)).unwrap()
+        two_groups(layout, adamw(), adamw()).host(Sums::by_caller(0, 3)).unwrap()
     })
 }
 

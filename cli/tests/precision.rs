@@ -4,7 +4,7 @@
 
 use std::io::Cursor;
 
-use instep::{AdamW, DType, Element, Layout, Master, Moments, ParamId, Precision, Rounding, Solo, Stepper};
+use instep::{AdamW, DType, Element, Layout, Master, Moments, ParamId, Precision, Rounding, Stepper, Sums};
 use instep::{bf16, f16};
 use instep_cli::replay::{Options, replay};
 
@@ -152,7 +152,7 @@ fn the_output_is_what_the_library_makes_in_every_precision() {
         let layout = layout.build().unwrap();
         let builder = Stepper::builder(&layout, AdamW { lr: 0.01, ..AdamW::default() });
         let builder = builder.precision(precision).copy_params(copy).ema(0.8).loss_scale(4.0);
-        let mut stepper = builder.host(Solo::new(3)).unwrap();
+        let mut stepper = builder.host(Sums::by_caller(0, 3)).unwrap();
         for ((name, _), id) in PARAMS.into_iter().zip(layout.ids()) {
             stepper.write(id, &content.values(&format!("param.{name}"))).unwrap();
         }

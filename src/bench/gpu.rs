@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{constants, plan};
+use crate::collective::NoCalls;
 use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
 use crate::cuda::owned::Event;
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::device::{Claimed, Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::host::Solo;
 use crate::launch::{Assignment, StepConstants};
 use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream, step_bytes};
@@ -88,7 +88,7 @@ impl GpuLauncher {
             plan: Arc::clone(&plan),
             constants: StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) },
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
-            comm: Arc::new(Solo::new(world_size)),
+            comm: Arc::new(NoCalls { rank: 0, world_size }),
             gathers: None,
             groups: None,
             deadline: Duration::from_secs(60),
@@ -195,7 +195,7 @@ impl GpuLauncher {
     }
 
     pub(super) fn submit(&mut self, action: Action) {
-        self.device.submit(&[Op { stream: Stream::Optim, action }]);
+        self.device.submit(&[Op { stream: Stream::Optim, action }], None);
     }
 
     pub(super) fn record(&mut self, event: &Event) -> Result<()> {

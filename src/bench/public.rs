@@ -12,7 +12,7 @@ use super::trainer::Trainer;
 use super::{constants, plan};
 use crate::abi::{InstepStepArgs, InstepTile};
 use crate::bucket_step::{BucketStep, Lent, Scaling, StepTensors};
-use crate::collective::Collective;
+use crate::collective::Sums;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice};
 use crate::error::Result;
 use crate::host::arena::Memories;
@@ -162,12 +162,12 @@ impl Trainer {
     pub fn stepper(
         &self,
         builder: StepperBuilder<'_>,
-        comm: impl Collective + 'static,
+        sums: impl Into<Sums>,
         max_blocks: Option<u32>,
     ) -> Result<Stepper<CudaDevice>> {
         let cuda = Cuda { max_blocks, ..self.cuda().clone() };
         // SAFETY: nobody destroys the stream.
-        unsafe { builder.cuda(comm, &cuda) }
+        unsafe { builder.cuda(sums, &cuda) }
     }
 
     /// Makes a captured pass in which the trainer has no work of its own.

@@ -7,6 +7,7 @@ pub mod conformance;
 mod groups;
 mod key;
 mod memory;
+mod sums;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub(crate) use groups::{Groups, place_in};
 pub use key::CallKey;
 pub(crate) use memory::Addresses;
 pub use memory::{Allocation, Call, Purpose};
+pub(crate) use sums::NoCalls;
+pub use sums::Sums;
 
 pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
     let remedy = "use Strategy::Replicated, or a collective that knows it";
@@ -28,18 +31,17 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 }
 
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
-/// ([`in_process`](crate::in_process)), one that is fed sums ([`Solo`](crate::Solo)), processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce, on the
-/// host ([`External`](crate::External)) and on a GPU ([`cuda::External`](crate::cuda::External)); with feature `mpi`, processes on the host. An implementation of your own
-/// reaches others, and [`conformance::check`] tests it; `examples/tcp_ranks` is one over TCP.
+/// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), processes with a GPU each
+/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. An implementation of your own
+/// reaches others, and [`conformance::check`] tests it; `examples/tcp_ranks` is one over TCP. Who makes the sums already
+/// needs none: [`Sums::by_caller`].
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
 /// drift apart. A call that differs from the other ranks' ([`Call::key`]) should be a [`mismatch`](CallKey::mismatch), not a
 /// hang; a kind that an implementation does not know is `Unsupported`.
 ///
 /// # Ordering
-/// Calls of one rank come from one thread at a time, in the same order on every rank unless
-/// [`keeps_order`](Self::keeps_order) says otherwise.
+/// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
     /// The communicator that this one is around, if it is: methods that it does not write are then that one's, but for
     /// [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup), whose results it has to be around too.
@@ -93,20 +95,6 @@ pub trait Collective: Send + Sync {
         let thing = format_args!("collective of {} ranks", ranks.len());
         let remedy = "leave shard_size out, or use a collective that can";
         Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
-    }
-
-    /// Whether another library makes the sums, and holds gradients before a bucket is handed over. The stepper then
-    /// writes no gradient before its step, so every gradient of a pass must have been asked for. No counts of ranks come
-    /// with such sums, so [`Unused::Skip`](crate::Unused) is refused.
-    fn sums_outside(&self) -> bool {
-        self.inner().is_some_and(|inner| inner.sums_outside())
-    }
-
-    /// Whether its calls must come in the order of the buckets, which is the same on every rank. One that sends nothing says
-    /// no; each bucket then launches once it is complete, so it may be handed over in any order. With several ranks the sums are
-    /// then the caller's: [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that was written and not handed over.
-    fn keeps_order(&self) -> bool {
-        self.inner().is_none_or(|inner| inner.keeps_order())
     }
 
     /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
@@ -206,14 +194,6 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
 
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         (**self).subgroup(ranks)
-    }
-
-    fn sums_outside(&self) -> bool {
-        (**self).sums_outside()
-    }
-
-    fn keeps_order(&self) -> bool {
-        (**self).keeps_order()
     }
 
     fn prepare(&self, plan: &Plan) -> Result<()> {

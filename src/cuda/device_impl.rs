@@ -15,7 +15,7 @@ use super::unsharded::is_shared_out;
 use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Claimed, Device, Executor};
 use crate::error::{Error, Result};
-use crate::handle::Place;
+use crate::handle::{EventHandle, Place};
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
@@ -81,6 +81,8 @@ impl CudaDevice {
 
 impl Executor for CudaDevice {
     const TRAINER_IS_A_STREAM: bool = true;
+
+    type Sum = EventHandle;
 
     fn place(&self) -> Place {
         Place::Cuda(self.driver.ordinal())
@@ -216,8 +218,8 @@ impl Executor for CudaDevice {
 }
 
 impl Device for CudaDevice {
-    fn submit(&mut self, ops: &[Op]) {
-        self.run_all(ops);
+    fn submit(&mut self, ops: &[Op], sum: Option<EventHandle>) {
+        self.run_all(ops, sum);
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<()> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::driver::Driver;
 use super::pinned::{SLOTS, SettingsRing};
 use crate::abi::{InstepControl, InstepStatus};
-use crate::collective::{Call, Collective, refused_kind};
+use crate::collective::{Collective, NoCalls};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
@@ -67,28 +67,6 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// The communicator of a runner that runs no collective: the device's own would outlive a device that hangs.
-struct NoCalls {
-    rank: u32,
-    world_size: u32,
-}
-
-impl Collective for NoCalls {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn world_size(&self) -> u32 {
-        self.world_size
-    }
-
-    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        Err(refused_kind(call.key().kind))
-    }
-
-    fn abort(&self, _: &Error) {}
-}
-
 impl HostSteps {
     /// Makes the runner, and writes control memory and settings as they are before the first pass.
     pub(super) fn new(
@@ -106,6 +84,7 @@ impl HostSteps {
             assignment: Arc::clone(assignment),
             kernels: side.kernels,
             pool: side.pool,
+            // The device's own would outlive a device that hangs.
             comm: Arc::new(NoCalls { rank: comm.rank(), world_size: comm.world_size() }),
             gathers: None,
             groups: None,
@@ -141,6 +120,7 @@ impl HostSteps {
             }
             Action::Wait(_)
             | Action::Record(_)
+            | Action::AwaitSum { .. }
             | Action::Collective { .. }
             | Action::Copy { .. }
             | Action::Add { .. } => false,

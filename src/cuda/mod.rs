@@ -16,7 +16,6 @@ mod device;
 mod device_impl;
 #[doc(hidden)]
 pub mod driver;
-mod external;
 mod fatbin;
 #[cfg(feature = "cuda")]
 mod functions;
@@ -49,7 +48,6 @@ pub use built::{BuiltKernels, built_kernels};
 pub use cast::CastKernel;
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
-pub use external::External;
 pub use fatbin::Image;
 pub use graph::CapturedPass;
 pub(crate) use host_steps::HostSide;

@@ -1,6 +1,6 @@
 //! Ops as driver calls on the caller's thread.
 //!
-//! In a steady state a bucket takes one stream wait and one launch. Ops alone decide what runs and in which order.
+//! In a steady state a bucket takes a wait, a launch and a record. Ops alone decide what runs and in which order.
 //! `run_all` never blocks, except while the host is eight passes ahead of the GPU.
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use super::unsharded::{is_away, is_shared_out};
 use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepBeginArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, StreamHandle};
+use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{begin_args, decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
@@ -25,8 +25,8 @@ use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 impl CudaDevice {
-    /// Runs ops up to the first that fails.
-    pub(super) fn run_all(&mut self, ops: &[Op]) {
+    /// Runs ops up to the first that fails. One of them waits for the event of the caller's sum, if there is one.
+    pub(super) fn run_all(&mut self, ops: &[Op], sum: Option<EventHandle>) {
         self.notice_host();
         if self.failed.is_some() {
             return;
@@ -37,14 +37,21 @@ impl CudaDevice {
             return self.fail("the device", error);
         }
         for op in ops {
-            if let Err(error) = self.run_timed(op) {
+            let outcome = match (op.action, sum) {
+                // SAFETY: the event is this driver's and alive, as the caller of `bucket_ready_after` promises.
+                (Action::AwaitSum { .. }, Some(event)) => unsafe {
+                    self.driver.wait(self.streams.stream(op.stream), event)
+                },
+                _ => self.run_timed(op),
+            };
+            if let Err(error) = outcome {
                 return self.fail(&op.to_string(), error);
             }
         }
     }
 
     fn run_timed(&mut self, op: &Op) -> Result<()> {
-        let works = !matches!(op.action, Action::Wait(_) | Action::Record(_)) && !self.is_capturing;
+        let works = op.action.is_work() && !self.is_capturing;
         let stream = self.streams.stream(op.stream);
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
@@ -93,6 +100,11 @@ impl CudaDevice {
         let stream = self.streams.stream(op.stream);
         match op.action {
             // The trainer's stream waits when the trainer next touches the bucket: `wait`.
+            // Without an event nothing waits, and nothing may go on.
+            Action::AwaitSum { bucket } => {
+                let thing = format_args!("sum of bucket {bucket}");
+                Err(Error::order(thing, "its event is unknown", "call bucket_ready_after"))
+            }
             Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
             Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
             Action::Record(ticket) => {

@@ -14,10 +14,10 @@ pub(crate) mod kernels;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub(crate) mod prefetch;
-mod presummed;
 mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
+mod solo;
 pub(crate) mod stagger;
 pub(crate) mod stored;
 pub(crate) mod streams;
@@ -26,8 +26,8 @@ pub use cast::cast;
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
-pub use presummed::{External, Solo};
 pub use ranks::{InProcess, in_process};
+pub use solo::Solo;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -40,7 +40,7 @@ use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_buck
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 use arena::Memories;
-use runner::{Parts, Runner};
+use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
 /// Zero of measured times. The process has one, so that one picture can show all its ranks.
@@ -71,6 +71,8 @@ impl HostDevice {
 
 impl Executor for HostDevice {
     const TRAINER_IS_A_STREAM: bool = false;
+
+    type Sum = AwaitedSum;
 
     fn place(&self) -> Place {
         Place::Host
@@ -166,12 +168,13 @@ impl Executor for HostDevice {
 }
 
 impl Device for HostDevice {
-    fn submit(&mut self, ops: &[Op]) {
+    fn submit(&mut self, ops: &[Op], sum: Option<AwaitedSum>) {
         if !self.started {
             // Threads start here and not earlier, because a process that forks before its first pass would lose them.
             self.started = true;
             self.streams.start();
         }
+        sum.into_iter().for_each(|sum| self.streams.executor().expect_sum(sum));
         self.streams.submit(ops);
     }
 

@@ -4,8 +4,9 @@
 //! checker has judged every byte that is touched.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
@@ -23,6 +24,9 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Span, Stream};
 use crate::pool::{Job, Pool};
+
+/// Returns once the caller's sum of a bucket is there.
+pub(crate) type AwaitedSum = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Runs ops on one rank's memories.
 pub(crate) struct Runner {
@@ -43,6 +47,8 @@ pub(crate) struct Runner {
     stops: Vec<Vec<NormStop>>,
     /// Per bucket, whether its parameters are this rank's part after a step, and the others' before it.
     torn: Vec<AtomicBool>,
+    /// The caller's sums that ops are to wait for, in their order: all of them are on one stream.
+    awaited: Mutex<VecDeque<AwaitedSum>>,
 }
 
 /// One launch of a bucket.
@@ -94,6 +100,7 @@ impl Runner {
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
             torn: plan.buckets().iter().map(|_| AtomicBool::new(false)).collect(),
+            awaited: Mutex::default(),
             plan,
             memories,
             constants,
@@ -165,6 +172,11 @@ impl Runner {
         self.torn[bucket as usize].load(Ordering::Relaxed)
     }
 
+    /// Takes what the next op waits for that waits for a sum of the caller's.
+    pub(crate) fn expect_sum(&self, sum: AwaitedSum) {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).push_back(sum);
+    }
+
     /// Ends the group, on each of its communicators.
     pub(crate) fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
@@ -183,6 +195,10 @@ impl Runner {
     pub(crate) fn run(&self, op: &Op) -> Result<()> {
         match op.action {
             Action::Wait(_) | Action::Record(_) => {}
+            Action::AwaitSum { .. } => {
+                let sum = self.awaited.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                sum.map_or(Ok(()), |sum| sum())?;
+            }
             Action::Control(Phase::Begin) => self.begin(),
             Action::Control(Phase::Decide) => self.decide(None),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket)),

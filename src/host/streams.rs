@@ -259,7 +259,8 @@ impl<E: Run> Streams<E> {
     }
 
     fn execute(&self, op: &Op) {
-        let start_ns = if self.timed { self.now_ns() } else { 0 };
+        let is_timed = self.timed && op.action.is_work();
+        let start_ns = if is_timed { self.now_ns() } else { 0 };
         // A user's collective may panic. That poisons this rank, and the thread must go on, because others wait for it.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
         let rank = self.rank;
@@ -272,7 +273,7 @@ impl<E: Run> Streams<E> {
                 std::mem::forget(panic);
             }
         }
-        if self.timed {
+        if is_timed {
             let interval = Interval { start_ns, end_ns: self.now_ns() };
             self.lock().ran.push(TimedOp { op: *op, interval });
         }

@@ -170,6 +170,13 @@ pub enum Action {
     Wait(Ticket),
     /// Marks the position that the ticket names.
     Record(Ticket),
+    /// Later ops of the stream start once the caller's own sum of a bucket is there: after an event of the caller's on a GPU,
+    /// after a call on the host. The sum has come after everything that the trainer did with the bucket before its hand-over, so
+    /// these ops come after that too.
+    AwaitSum {
+        /// Which bucket.
+        bucket: u32,
+    },
     /// Runs the control code.
     Control(Phase),
     /// Adds a bucket's sum of squares to the accumulator.
@@ -236,6 +243,13 @@ pub enum Action {
     Zero(Span),
     /// Gives the whole pages inside back to the system. Their content is lost.
     Release(Span),
+}
+
+impl Action {
+    /// Whether it takes time of its own, and does not only order what does.
+    pub fn is_work(&self) -> bool {
+        !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
+    }
 }
 
 /// One operation on one stream.
@@ -328,6 +342,7 @@ impl Op {
         };
         match self.action {
             Action::Wait(_) | Action::Record(_) => {}
+            Action::AwaitSum { bucket } => touch(Span::bucket(&plan.buckets()[bucket as usize]), true),
             Action::Control(phase) => {
                 touch(Span::CONTROL, phase != Phase::Publish);
                 match phase {
@@ -434,6 +449,7 @@ impl fmt::Display for Op {
         match self.action {
             Action::Wait(t) => write!(f, "wait {:?} {}", t.stream, t.tick),
             Action::Record(t) => write!(f, "record {}", t.tick),
+            Action::AwaitSum { bucket } => write!(f, "wait for the caller's sum of bucket {bucket}"),
             Action::Control(Phase::DecideBucket { bucket }) => write!(f, "decision on bucket {bucket}"),
             Action::Control(phase) => write!(f, "control {phase:?}"),
             Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),

@@ -69,24 +69,24 @@ impl GradBucket<'_> {
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
-    /// use instep::{Layout, Sgd, Solo, Stepper};
-    ///
-    /// /// A library's all-reduce that averages.
-    /// fn averaged(gradients: &mut [f32]) {}
+    /// use instep::{Layout, Sgd, Stepper, in_process};
     ///
     /// let layout = Layout::builder().param("w", 1).build()?;
     /// let w = layout.id("w")?;
-    /// let comm = Hooked::new(Solo::new(4), |bucket: &mut GradBucket<'_>| {
-    ///     averaged(bucket.values_mut());
-    ///     bucket.means_to_sums();
+    /// in_process(4, |comm| {
+    ///     let comm = Hooked::new(comm, |bucket: &mut GradBucket<'_>| {
+    ///         bucket.all_reduce()?;
+    ///         bucket.values_mut().iter_mut().for_each(|sum| *sum /= 4.0); // as a library that averages
+    ///         bucket.means_to_sums();
+    ///         Ok(())
+    ///     });
+    ///     let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Sgd::default() }, comm)?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().write(w, &[3.0])?;
+    ///     pass.finish()?;
+    ///     assert_eq!(stepper.view::<f32>(w)?, [-3.0]);
     ///     Ok(())
-    /// });
-    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() });
-    /// let mut stepper = builder.unused(instep::Unused::Refuse).host(comm)?;
-    /// let mut pass = stepper.begin()?;
-    /// pass.grads().write(w, &[3.0])?;
-    /// pass.finish()?;
-    /// assert_eq!(stepper.view::<f32>(w)?, [-3.0]);
+    /// })?;
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn means_to_sums(&mut self) {

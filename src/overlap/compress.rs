@@ -166,11 +166,6 @@ impl<C: Collective> Collective for Compressed<C> {
         matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
-    /// As a communicator that sends.
-    fn keeps_order(&self) -> bool {
-        true
-    }
-
     /// # Errors
     /// `Config` for more ranks than the format counts exactly, if the buckets count any; what `C` refuses.
     fn prepare(&self, plan: &Plan) -> Result<()> {

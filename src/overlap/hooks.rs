@@ -128,11 +128,6 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
-    /// The hook's sums come in the order of the buckets.
-    fn keeps_order(&self) -> bool {
-        true
-    }
-
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).plan = Some(plan.clone());
         self.comm.prepare(plan)

@@ -13,7 +13,8 @@ use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
     /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
-    pub(super) fn launch(&mut self, bucket: u32) {
+    /// `awaits` says that the caller's sum is on its way.
+    pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             return;
         }
@@ -31,9 +32,13 @@ impl Schedule {
             }
             return;
         }
-        self.collect(bucket, Stream::Reduce);
-        let reduced = self.reduce(bucket);
-        self.reduced = Some(self.download(bucket, Some(reduced)).unwrap_or(reduced));
+        if self.policy.sums_by_caller {
+            self.reduced = self.take_sum(bucket, awaits);
+        } else {
+            self.collect(bucket, Stream::Reduce);
+            let reduced = self.reduce(bucket);
+            self.reduced = Some(self.download(bucket, Some(reduced)).unwrap_or(reduced));
+        }
         self.reshard(bucket);
         if !self.is_stepped(bucket) {
             if described.len > 0 {
@@ -60,10 +65,26 @@ impl Schedule {
         }
     }
 
+    /// Makes the stream that reads a bucket first wait for the caller's sum: for the caller's event, or for the trainer, after
+    /// whose work the sum is there. Returns what the step comes after, unless that stream steps it.
+    fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
+        if !awaits {
+            return self.collect_local(bucket);
+        }
+        self.emitter.emit(self.stream_of_gradients(), Action::AwaitSum { bucket });
+        // What follows comes after the trainer without a Record of its stream.
+        self.all_touched = NEVER;
+        self.download(bucket, None)
+    }
+
+    /// The stream that reads gradients first where nothing sums them.
+    pub(super) fn stream_of_gradients(&self) -> Stream {
+        if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
+    }
+
     /// Collects gradients that are not summed where they are stepped. Returns what the step comes after.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
-        let stream = if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim };
-        self.collect(bucket, stream);
+        self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
     }
 
@@ -102,8 +123,8 @@ impl Schedule {
             self.emitter.emit(stream, Action::Zero(Span::bucket(described)));
             return;
         }
-        if self.policy.sums_outside {
-            // The sum may be on its way. Steps and norms leave alone what has no gradient.
+        if self.policy.sums_by_caller {
+            // The caller's sum is there already. Steps and norms leave alone what has no gradient.
             return;
         }
         if plan.is_offloaded() && !described.tail.is_empty() && self.is_last_micro_batch() {

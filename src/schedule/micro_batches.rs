@@ -27,7 +27,7 @@ impl Schedule {
         self.require_next_micro_batch()?;
         if self.plan.sums_micro_batches() {
             while let Some(bucket) = self.readiness.take_next(true) {
-                self.launch(bucket);
+                self.launch(bucket, false);
             }
             self.readiness.keep_contributions();
         }
@@ -62,7 +62,7 @@ impl Schedule {
     }
 
     /// Whether the open pass is at its last micro-batch.
-    pub(super) fn is_last_micro_batch(&self) -> bool {
+    pub(crate) fn is_last_micro_batch(&self) -> bool {
         self.micro_batches_left == 0
     }
 

@@ -69,8 +69,8 @@ pub struct Policy {
     pub trainer_is_a_stream: bool,
     /// Whether collectives must come in the order of the buckets.
     pub keeps_order: bool,
-    /// Whether sums are made elsewhere, so that no gradient may be written before one.
-    pub sums_outside: bool,
+    /// Whether the caller makes the sums: there are no collectives, and no gradient may be written before a step.
+    pub sums_by_caller: bool,
 }
 
 impl Policy {
@@ -80,7 +80,7 @@ impl Policy {
             (Mode::Normed, Decision::None) => Decision::WholePass,
             (_, decision) => decision,
         };
-        Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_outside: false }
+        Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_by_caller: false }
     }
 
     /// Whether gradients are measured.
@@ -313,7 +313,7 @@ impl Schedule {
     pub fn hand_over(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.hand_over(&self.plan, param)?;
-        self.launch_complete();
+        self.launch_complete(false);
         Ok(())
     }
 
@@ -324,17 +324,36 @@ impl Schedule {
     pub fn complete(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.complete(&self.plan, param)?;
-        self.launch_complete();
+        self.launch_complete(false);
         Ok(())
     }
 
-    fn launch_complete(&mut self) {
+    fn launch_complete(&mut self, awaits: bool) {
         if self.micro_batches_left > 0 && !self.plan.sums_micro_batches() {
             return;
         }
         while let Some(bucket) = self.readiness.take_next(false) {
-            self.launch(bucket);
+            self.launch(bucket, awaits);
         }
+    }
+
+    /// Hands over a bucket: every parameter that takes part and was not handed over, with all its uses. If it `awaits` a sum
+    /// of the caller's, that is still on its way, and the step waits for it.
+    ///
+    /// # Errors
+    /// As for [`hand_over`](Self::hand_over), for any of them.
+    pub fn hand_over_bucket(&mut self, bucket: u32, awaits: bool) -> Result<()> {
+        self.require_open()?;
+        let plan = Arc::clone(&self.plan);
+        for segment in plan.segments_of(&plan.buckets()[bucket as usize]) {
+            let param = segment.param as usize;
+            if self.takes_part(param) && !self.is_handed_over(param) {
+                self.readiness.complete(&plan, param)?;
+            }
+        }
+        self.readiness.release(bucket);
+        self.launch_complete(awaits);
+        Ok(())
     }
 
     /// Returns whether the trainer has given the parameter away in this pass.
@@ -375,7 +394,7 @@ impl Schedule {
     pub fn finish(&mut self) -> Result<()> {
         self.require_last_micro_batch()?;
         while let Some(bucket) = self.readiness.take_next(true) {
-            self.launch(bucket);
+            self.launch(bucket, false);
         }
         self.reshard_all();
         match self.policy.mode {

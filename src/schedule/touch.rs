@@ -111,7 +111,8 @@ impl Schedule {
     /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.
     pub fn fork(&mut self) {
         let here = self.emitter.record(Stream::Compute);
-        for stream in Stream::used(&self.plan) {
+        let is_idle = |stream: &Stream| self.policy.sums_by_caller && *stream == Stream::Reduce;
+        for stream in Stream::used(&self.plan).iter().filter(|stream| !is_idle(stream)) {
             self.emitter.after(*stream, &[Some(here)]);
         }
     }
@@ -120,8 +121,10 @@ impl Schedule {
     pub fn synchronize(&mut self) {
         // The trainer's touches so far first, so that no later reduce has to wait for a position after these waits.
         let touched = self.emitter.record(Stream::Compute);
-        self.emitter.after(Stream::Reduce, &[Some(touched)]);
-        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)].map(Some);
+        let first = if self.policy.sums_by_caller { self.stream_of_gradients() } else { Stream::Reduce };
+        self.emitter.after(first, &[Some(touched)]);
+        let reduced = (!self.policy.sums_by_caller).then(|| self.emitter.record(Stream::Reduce));
+        let marks = [reduced, Some(self.emitter.record(Stream::Optim))];
         let [_, mut ended] = marks;
         if self.plan.is_sharded() {
             // The mark that stands for all others.

@@ -56,20 +56,9 @@ impl Schedule {
         !self.is_frozen(param) && !is_unused
     }
 
-    /// Returns whether a bucket waits for nothing but its [`release`](Self::release).
+    /// Returns whether a bucket waits for nothing but its [hand-over](Self::hand_over_bucket).
     pub fn waits_for_release(&self, bucket: u32) -> bool {
         self.open && self.readiness.waits_for_release(bucket)
-    }
-
-    /// Launches a bucket that waits for no gradient any more, because its last ones are unused.
-    ///
-    /// # Errors
-    /// `Order` if no pass is open.
-    pub fn release(&mut self, bucket: u32) -> Result<()> {
-        self.require_open()?;
-        self.readiness.release(bucket);
-        self.launch_complete();
-        Ok(())
     }
 
     /// A number for the parameters of a bucket that contribute nothing, because they are unused.

@@ -6,9 +6,8 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
-use crate::collective::Collective;
+use crate::collective::Sums;
 use crate::device::{Claimed, Device};
 use crate::error::{Error, Result};
 use crate::handle::Address;
@@ -74,8 +73,8 @@ impl StepperBuilder<'_> {
     ///
     /// Closing and dropping wait for steps that still run. Unless the thread panics, they also wait for peers that a
     /// queued sum needs, up to the deadline.
-    pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
-        self.on_host(Arc::new(comm), Some(memory))
+    pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
+        self.on_host(sums.into(), Some(memory))
     }
 
     /// Takes the loss scale from a scaler of the caller's, such as `torch.amp.GradScaler`, and tells that scaler whether the

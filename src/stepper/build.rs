@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::{Collective, Groups};
+use crate::collective::{Collective, Groups, Sums};
 use crate::device::Device;
 use crate::error::{Error, Result, environment};
 use crate::handle::Place;
@@ -81,9 +81,9 @@ impl Stepper {
     pub fn host(
         layout: &Layout,
         optimizer: impl Optimizer + 'static,
-        comm: impl Collective + 'static,
+        sums: impl Into<Sums>,
     ) -> Result<Stepper> {
-        Stepper::builder(layout, optimizer).host(comm)
+        Stepper::builder(layout, optimizer).host(sums)
     }
 }
 
@@ -95,11 +95,12 @@ impl StepperBuilder<'_> {
     /// instruction set or memory release, the collective cannot reach the host's memory or sum the gradients' type, or
     /// custom code cannot step what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
     /// addressed or allocated.
-    pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
-        self.on_host(Arc::new(comm), None)
+    pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
+        self.on_host(sums.into(), None)
     }
 
-    pub(super) fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+    pub(super) fn on_host(self, sums: Sums, memory: Option<Borrowed>) -> Result<Stepper> {
+        let comm = &sums.comm;
         if !comm.reaches(Place::Host) {
             let remedy = "use one that does, such as in_process's or Solo";
             return Err(Error::unsupported(
@@ -109,8 +110,8 @@ impl StepperBuilder<'_> {
             ));
         }
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
-        let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
-        self.assemble(comm, memory, |blueprint| {
+        let (pool, is_inline) = (self.pool(&**comm)?, self.is_inline);
+        self.assemble(sums, memory, |blueprint| {
             blueprint.assignment.refuse_unreached(Place::Host)?;
             let beside = blueprint.beside()?;
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
@@ -135,7 +136,7 @@ impl StepperBuilder<'_> {
     /// Everything but the device, which `make` makes of it, with the communicators beside its own.
     pub(super) fn assemble<D: Device>(
         mut self,
-        comm: Arc<dyn Collective>,
+        Sums { comm, are_by_caller }: Sums,
         memory: Option<Borrowed>,
         make: impl FnOnce(Blueprint) -> Result<(D, Beside)>,
     ) -> Result<Stepper<D>> {
@@ -158,11 +159,11 @@ impl StepperBuilder<'_> {
         self.refuse_offload(memory.is_some())?;
         self.refuse_accumulation()?;
         self.refuse_unknown_calls(&*comm)?;
-        let counts_nothing = memory.is_some() || comm.sums_outside();
+        let counts_nothing = memory.is_some() || are_by_caller;
         let unused = self.unused.unwrap_or(if counts_nothing { Unused::Refuse } else { Unused::Skip });
         self.unused = Some(unused);
-        if comm.sums_outside() && (unused == Unused::Skip || self.uneven_inputs.is_some()) {
-            let wrong = "sums made outside the stepper bring no counts of ranks";
+        if are_by_caller && (unused == Unused::Skip || self.uneven_inputs.is_some()) {
+            let wrong = "sums by the caller bring no counts of ranks";
             let remedy = "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
             return Err(Error::config("unused", format!("{unused:?}"), wrong, remedy));
         }
@@ -205,8 +206,8 @@ impl StepperBuilder<'_> {
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan, None)).transpose()?;
         let mut policy = Policy::new(self.mode, self.decision());
-        policy.keeps_order = comm.keeps_order();
-        policy.sums_outside = comm.sums_outside();
+        policy.keeps_order = world_size > 1 && !are_by_caller;
+        policy.sums_by_caller = are_by_caller;
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let mut schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let counts = constants.counts(&plan, &assignment);
@@ -224,7 +225,8 @@ impl StepperBuilder<'_> {
             timed: self.record,
             agreement: agreement.fixed(),
         })?;
-        let (borrows_behind_masters, params_written) = (plan.is_foreign(), ParamsWritten::new(&plan));
+        let borrows_behind_masters = plan.is_foreign();
+        let params_written = ParamsWritten::new(&plan, are_by_caller);
         let mut stepper = Stepper {
             layout: self.layout.clone(),
             settings: Settings::new(&plan, &assignment),

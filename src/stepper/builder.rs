@@ -341,8 +341,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its buckets and
-    /// their sums, so that ranks can count; [`Unused::Refuse`] on [borrowed](crate::Borrowed) buckets, and where sums are [made
-    /// elsewhere](crate::Collective::sums_outside).
+    /// their sums, so that ranks can count; [`Unused::Refuse`] on [borrowed](crate::Borrowed) buckets, and where sums are
+    /// [the caller's](crate::Sums::by_caller).
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self

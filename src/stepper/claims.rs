@@ -163,24 +163,28 @@ impl<D: Device> Stepper<D> {
         let is_missing = |param: &usize| !is_written(*param) && schedule.takes_part(*param);
         let (parameters, plan) = (self.layout.parameters(), &self.plan);
         let named = |param: usize| format!("`{}`", parameters[param].name);
-        if self.comm.sums_outside()
+        if self.policy.sums_by_caller
             && let Some(param) = (0..written.len()).find(is_missing)
         {
-            let wrong = "its gradient was not written, but is summed outside the stepper";
+            let wrong = "its gradient was not written, but is part of your sum";
             let remedy = "write it, or call Stepper::set_unused if no rank used it";
             return Err(Error::order(named(param), wrong, remedy));
         }
         // A hand-over says that the caller's sum is there. The end of a pass cannot say it.
-        let is_claimed = self.comm.sums_outside() || !self.comm.keeps_order() && self.comm.world_size() > 1;
         let is_unclaimed = |param: &usize| {
             let segment = plan.segment_of(*param);
             let is_summed = segment.len > 0 && !plan.bucket_of(segment).is_local;
             is_summed && written[*param] && schedule.takes_part(*param) && !schedule.is_handed_over(*param)
         };
-        if is_claimed && let Some(param) = (0..written.len()).find(is_unclaimed) {
+        if self.policy.sums_by_caller
+            && let Some(param) = (0..written.len()).find(is_unclaimed)
+        {
             let bucket = plan.segment_of(param).bucket;
             let wrong = "not handed over, so nothing says that your sum of its gradients is there";
-            let remedy = format_args!("call bucket_ready({bucket}) after the sum");
+            let remedy = match D::TRAINER_IS_A_STREAM {
+                true => format!("call bucket_ready_after({bucket}, event) with the event after it"),
+                false => format!("call bucket_ready({bucket}) after it"),
+            };
             return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
         }
         let takes_part = |param: &usize| {

@@ -3,7 +3,6 @@
 //! The device is in `src/forecast.rs`; this file makes the stepper, and gives the trainer the calls that pass time.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::Result;
@@ -51,7 +50,7 @@ impl StepperBuilder<'_> {
         cost: impl FnMut(&Op, u64) -> u64 + Send + 'static,
     ) -> Result<Foresight> {
         let cost: Cost = Box::new(cost);
-        let stepper = self.assemble(Arc::new(Foreseen { rank, world_size }), None, |parts| {
+        let stepper = self.assemble(Foreseen { rank, world_size }.into(), None, |parts| {
             let Blueprint { plan, constants, assignment, .. } = parts;
             Ok((Forecast::new(plan, constants, assignment, cost)?, Beside::default()))
         })?;

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use crate::collective::Collective;
+use crate::collective::Sums;
 use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::device::Executor;
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, Place};
+use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
 use crate::op::Memory;
@@ -62,13 +62,13 @@ impl StepperBuilder<'_> {
     /// # Safety
     /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default
     /// stream (handle 2), which is another one elsewhere, the stepper stays on this thread.
-    pub unsafe fn cuda(self, comm: impl Collective + 'static, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
-        self.on_gpu(Arc::new(comm), None, cuda)
+    pub unsafe fn cuda(self, sums: impl Into<Sums>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
+        self.on_gpu(sums.into(), None, cuda)
     }
 
     /// Builds the stepper on a GPU, on parameters and gradient buckets of the caller's: device addresses in a
     /// [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` makes a pointer of a `CUdeviceptr`), under the same
-    /// conditions as [`host_borrowing`](Self::host_borrowing). [`External`](crate::cuda::External) has an example.
+    /// conditions as [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has an example.
     ///
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters.
@@ -83,30 +83,25 @@ impl StepperBuilder<'_> {
     /// # Safety
     /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
     /// dropped instead: until the device has been synchronised since): every address is valid for its tensor on this
-    /// device, and nothing touches it but this stepper, the sums that [`External`](crate::cuda::External) is told of,
-    /// and work on the trainer's stream, or on others that fork from it after the address was given and join it before
+    /// device, and nothing touches it but this stepper, the sums that it [is told of](Stepper::bucket_ready_after), and work
+    /// on the trainer's stream, or on others that fork from it after the address was given and join it before
     /// the hand-over. A gradient is written only between [`Stepper::ptr`] of it in a pass and its hand-over; a parameter
     /// is read only between [`Stepper::ptr`] of it and its next hand-over, or after [`finish`](Stepper::finish) of a
     /// pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
-        comm: impl Collective + 'static,
+        sums: impl Into<Sums>,
         memory: Borrowed,
         cuda: &Cuda,
     ) -> Result<Stepper<CudaDevice>> {
-        self.on_gpu(Arc::new(comm), Some(memory), cuda)
+        self.on_gpu(sums.into(), Some(memory), cuda)
     }
 
-    fn on_gpu(
-        self,
-        comm: Arc<dyn Collective>,
-        memory: Option<Borrowed>,
-        cuda: &Cuda,
-    ) -> Result<Stepper<CudaDevice>> {
-        let place = Place::Cuda(cuda.driver.ordinal());
+    fn on_gpu(self, sums: Sums, memory: Option<Borrowed>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
+        let (comm, place) = (&sums.comm, Place::Cuda(cuda.driver.ordinal()));
         if !comm.reaches(place) {
             let thing = format_args!("gradients in {place}");
-            let remedy = "use Nccl or External of the same device, Solo, or a collective of your own";
+            let remedy = "use Nccl of the same device, Solo, Sums::by_caller, or a collective of your own";
             return Err(Error::unsupported(thing, "this collective cannot reach them", remedy));
         }
         let offloads = self.offload.is_some();
@@ -120,7 +115,7 @@ impl StepperBuilder<'_> {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
-        let host = self.host_side(&*comm)?;
+        let host = self.host_side(&**comm)?;
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";
@@ -129,7 +124,7 @@ impl StepperBuilder<'_> {
         if cuda.max_blocks == Some(0) {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
-        self.assemble(comm, memory, |blueprint| {
+        self.assemble(sums, memory, |blueprint| {
             // Steps read and write where they run.
             let of_steps = if offloads { Place::Host } else { place };
             blueprint.assignment.refuse_unreached(of_steps)?;
@@ -172,6 +167,48 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
+    /// Hands a bucket over whose sum the caller makes: its step waits for `event`, which was recorded after that sum. Built
+    /// with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of [`Mode::Eager`](crate::Mode) the driver is
+    /// called three times for it: to wait, to launch, to record.
+    ///
+    /// ```no_run
+    /// # use instep::cuda::Cuda;
+    /// # use instep::layout::ForeignBucket;
+    /// # use instep::{AdamW, Borrowed, EventHandle, Layout, Stepper, StreamHandle, Sums};
+    /// # let layout = Layout::builder().param("weight", 1024).build()?;
+    /// # let weight = layout.id("weight")?;
+    /// # let (weights, bucket, stream) = (std::ptr::null_mut::<f32>(), std::ptr::null_mut::<f32>(), StreamHandle(0));
+    /// # let all_reduce = || EventHandle(0);
+    /// let cuda = Cuda::open(0)?.compute_stream(stream);
+    /// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
+    /// let builder = Stepper::builder(&layout, AdamW::default());
+    /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
+    /// let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 8), memory, &cuda)? };
+    /// let mut pass = stepper.begin()?;
+    /// pass.ptr(weight.grad())?; // backward writes it on `stream`, your all-reduce sums it on another one, then:
+    /// // SAFETY: recorded after the sum.
+    /// unsafe { pass.bucket_ready_after(0, all_reduce())? };
+    /// pass.finish()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// The wait is enqueued in this call, so the event may be destroyed or recorded again after it. Steps of buckets that are
+    /// handed over later come after it too. In a [capture](Self::capture) the event is one that the capture has recorded;
+    /// replays need none.
+    ///
+    /// # Errors
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too if the stepper makes the bucket's sum, or micro-batches
+    /// are still to come.
+    ///
+    /// # Safety
+    /// The event is alive, of this device, and has been recorded in this pass: after the bucket's sum, which comes after the
+    /// pass's last write of a gradient of the bucket and its last read of a parameter of the bucket. (An event that was never
+    /// recorded passes every wait, and an early one orders nothing: the step would race with the sum.)
+    pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
+        self.hand_over_awaited(bucket, event)
+    }
+
     /// Returns the address of a tensor: between passes of any, in a pass of a parameter or a gradient. A gradient whose
     /// address was asked for in a pass counts as written: write it whole, or add to it if it
     /// [was written](Self::is_first) before. Other tensors are read only, [`write`](Self::write) writes them; borrowed

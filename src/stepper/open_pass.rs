@@ -6,12 +6,57 @@
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::{Access, Span};
 use crate::schedule::{Mode, Opening};
 use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
+
+impl Stepper {
+    /// Hands a bucket over whose sum the caller makes on another thread: `sum` returns once it is there. Built with
+    /// [`Sums::by_caller`](crate::Sums::by_caller).
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
+    ///
+    /// let layout = Layout::builder().param("weight", 1).build()?;
+    /// let weight = layout.id("weight")?;
+    /// let (mut weights, mut bucket) = ([1.0f32], [0.0f32]);
+    /// let described = ForeignBucket::new(1).gradient(weight, 0);
+    /// let memory = Borrowed::new().param(weight, weights.as_mut_ptr()).bucket(described, bucket.as_mut_ptr());
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// // SAFETY: the arrays outlive the stepper, and are touched as its rules say.
+    /// let mut stepper = unsafe { builder.host_borrowing(Sums::by_caller(0, 1), memory)? };
+    /// let (summed, sum) = mpsc::channel();
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(weight, &[2.0])?; // backward
+    /// pass.bucket_ready_after(0, move || sum.recv().map_err(|error| error.into()))?; // returns at once
+    /// summed.send(()).expect("the stepper waits"); // your engine, on any thread
+    /// pass.finish()?;
+    /// assert_eq!(stepper.view::<f32>(weight)?, [-1.0]);
+    /// # stepper.close()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Returns at once; built [inline](crate::StepperBuilder::inline), after `sum`. The steps of buckets that are handed over
+    /// later come after it too. The bucket is neither read nor written until `sum` has returned.
+    ///
+    /// # Errors
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too if the stepper makes the bucket's sum, or micro-batches
+    /// are still to come. An error or a panic of `sum` poisons the stepper.
+    pub fn bucket_ready_after(
+        &mut self,
+        bucket: u32,
+        sum: impl FnOnce() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    ) -> Result<()> {
+        let rank = self.rank();
+        let sum = move || sum().map_err(|error| Error::Rank { rank, message: error.to_string() });
+        self.hand_over_awaited(bucket, Box::new(sum))
+    }
+}
 
 impl<D: Device> Stepper<D> {
     /// Opens a pass with what this stepper knows of it.
@@ -42,8 +87,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
-    /// are handed over, and of earlier buckets where the collective [keeps order](crate::Collective::keeps_order), the
-    /// bucket is reduced. The mode decides when it is stepped.
+    /// are handed over, and of earlier buckets if there are several ranks, the bucket is reduced. The mode decides when it is
+    /// stepped. With sums [by the caller](crate::Sums::by_caller) it says that the sum of this gradient is there, which on a
+    /// GPU only an event can say.
     ///
     /// # Ordering
     /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
@@ -58,6 +104,7 @@ impl<D: Device> Stepper<D> {
         schedule.require_open()?;
         schedule.refuse_frozen(index)?;
         schedule.refuse_handed_over(index)?;
+        self.refuse_without_event(self.plan.segment_of(index).bucket)?;
         self.refuse_unwritten(index)?;
         self.note_hand_over(index);
         let run = self.run.get_mut();
@@ -102,7 +149,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
+    /// Hands over every parameter of a bucket that is not frozen, each with all its uses. With sums
+    /// [by the caller](crate::Sums::by_caller) it says that the bucket's sum is there, which on a GPU only an event can say:
+    /// `bucket_ready_after`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -111,32 +160,69 @@ impl<D: Device> Stepper<D> {
     /// `Order` if no pass is open, or one of them was handed over already or not written; `Layout` if there is no such bucket. Nothing
     /// is launched then.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
-        let plan = Arc::clone(&self.plan);
-        let described = bucket_numbered(&plan, bucket)?;
+        bucket_numbered(&self.plan, bucket)?;
+        self.run.get_mut().schedule.require_open()?;
+        self.refuse_without_event(bucket)?;
+        self.hand_over_bucket(bucket, None)
+    }
+
+    /// Hands a bucket over whose sum the caller makes, with what says when it is there.
+    pub(super) fn hand_over_awaited(&mut self, bucket: u32, sum: D::Sum) -> Result<()> {
+        let described = bucket_numbered(&self.plan, bucket)?;
         let schedule = &self.run.get_mut().schedule;
         schedule.require_open()?;
-        // Its gradients may have been handed over one by one, before the last one was named as unused.
-        let is_released = schedule.waits_for_release(bucket);
-        for segment in plan.segments_of(described).iter().filter(|_| !is_released) {
-            let param = segment.param as usize;
-            let schedule = &self.run.get_mut().schedule;
-            if schedule.takes_part(param) {
-                schedule.refuse_handed_over(param)?;
-                self.refuse_unwritten(param)?;
-            }
+        let thing = format_args!("bucket {bucket}");
+        if !self.policy.sums_by_caller || described.is_local {
+            let wrong = match described.is_local {
+                true => "its parameters are each rank's own, so it has no sum to wait for",
+                false => "the stepper makes its sum, so there is none of yours to wait for",
+            };
+            return Err(Error::order(thing, wrong, "call bucket_ready, or build with Sums::by_caller"));
         }
-        for segment in plan.segments_of(described).iter().filter(|_| !is_released) {
-            let param = segment.param as usize;
-            self.note_hand_over(param);
-            let schedule = &mut self.run.get_mut().schedule;
-            if schedule.takes_part(param) {
-                schedule.complete(param)?;
+        if !schedule.is_last_micro_batch() {
+            let remedy = "sum the last micro-batch, and call it then";
+            return Err(Error::order(
+                thing,
+                "summed once in a pass, and micro-batches are still to come",
+                remedy,
+            ));
+        }
+        self.hand_over_bucket(bucket, Some(sum))
+    }
+
+    fn hand_over_bucket(&mut self, bucket: u32, sum: Option<D::Sum>) -> Result<()> {
+        let plan = Arc::clone(&self.plan);
+        let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
+        let schedule = &self.run.get_mut().schedule;
+        // Its gradients may have been handed over one by one, before the last one was named as unused.
+        if !schedule.waits_for_release(bucket) {
+            for param in segments.iter().map(|segment| segment.param as usize) {
+                let schedule = &self.run.get_mut().schedule;
+                if schedule.takes_part(param) {
+                    schedule.refuse_handed_over(param)?;
+                    self.refuse_unwritten(param)?;
+                }
             }
+            segments.iter().for_each(|segment| self.note_hand_over(segment.param as usize));
         }
         let run = self.run.get_mut();
-        run.schedule.release(bucket)?;
-        run.submit();
+        run.schedule.hand_over_bucket(bucket, sum.is_some())?;
+        run.submit_awaiting(sum);
         Ok(())
+    }
+
+    /// Refuses a hand-over that would step a bucket whose sum by the caller may be on its way.
+    fn refuse_without_event(&mut self, bucket: u32) -> Result<()> {
+        let is_awaited = D::TRAINER_IS_A_STREAM && self.policy.sums_by_caller;
+        if !is_awaited || self.plan.buckets()[bucket as usize].is_local {
+            return Ok(());
+        }
+        if !self.run.get_mut().schedule.is_last_micro_batch() {
+            return Ok(());
+        }
+        let wrong = "no event says when your sum of its gradients is there";
+        let remedy = format_args!("call bucket_ready_after({bucket}, event)");
+        Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
     /// Closes the pass. A gradient that was written is handed over now if it was not before, unless the caller sums it: only a
@@ -149,8 +235,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` if no pass is open or micro-batches are still to come; or if a gradient was not written that
     /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
-    /// all; or if sums are the caller's (that of a [`Solo`](crate::Solo) with several ranks too) and a bucket that was written
-    /// was not handed over. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
+    /// all; or if sums are [the caller's](crate::Sums::by_caller) and a bucket that was written was not handed over. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;

@@ -63,7 +63,7 @@ impl<D: Device> Stepper<D> {
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
-        if self.plan.is_foreign() || self.comm.sums_outside() {
+        if self.plan.is_foreign() || self.policy.sums_by_caller {
             let wrong = "the caller owns them, or their sums, so it alone can rebuild them";
             return Err(Error::unsupported("buckets", wrong, "rebuild them and call Stepper::rebind"));
         }

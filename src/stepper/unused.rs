@@ -15,7 +15,7 @@ impl<D: Device> Stepper<D> {
     /// own. Their buckets no longer wait for them, and they can still be read.
     ///
     /// A gradient that was written in this pass, and was not handed over, is discarded: zeros are summed in its place. Where
-    /// the sums are [made elsewhere](crate::Collective::sums_outside), the stepper writes nothing; there, and after a
+    /// the sums are [the caller's](crate::Sums::by_caller), the stepper writes nothing; there, and after a
     /// hand-over, it is up to you that the gradients are zeros. Where [each micro-batch is summed](crate::Accumulation), the sums
     /// of earlier ones stay, so that the gradient still reads as them.
     ///

@@ -91,10 +91,10 @@ impl Block {
     }
 }
 
-/// Returns `None` for Wait and Record, which take no time.
+/// Returns `None` for what is no work.
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
-        Action::Wait(_) | Action::Record(_) => None,
+        Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. } => None,
         Action::Control(Phase::DecideBucket { bucket }) => Some((Kind::Control, Some(bucket))),
         Action::Control(_) | Action::Leave { .. } => Some((Kind::Control, None)),
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),

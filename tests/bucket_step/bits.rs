@@ -7,7 +7,7 @@ use instep::{BucketStep, Isa, Layout, Mode, ParamId, Pool, Scaling, Solo};
 
 use super::memory::Own;
 use crate::support::stored::{EMA_DECAY, Stored, cases, dyadic, with};
-use crate::support::{Optim, Options, few_optimizers, layout, optimizers, paint, pass};
+use crate::support::{Optim, Options, Presummed, few_optimizers, layout, optimizers, paint, pass};
 
 /// Some parameter has a partial block of 256 and more than one tile.
 const LENGTHS: [usize; 6] = [300, 0, 1, 2049, 512, 17];
@@ -21,7 +21,7 @@ fn first_value(param: usize, element: usize) -> f32 {
 
 fn expected(layout: &Layout, storage: &Storage, optim: Optim) -> Stored {
     let builder = with(optim.builder(layout), storage).mode(Mode::Sequential).threads(1);
-    let mut stepper = builder.host(Solo::new(WORLD_SIZE)).unwrap();
+    let mut stepper = builder.host(Presummed(WORLD_SIZE)).unwrap();
     for (param, id) in layout.ids().enumerate() {
         let values: Vec<f32> = (0..LENGTHS[param]).map(|k| first_value(param, k)).collect();
         stepper.write(id, &values).unwrap();

@@ -4,9 +4,9 @@
 
 use instep::bucket_step::{Decision, Lent, NORM_LIMBS, StepTensors};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, BucketStep, Clip, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
+use instep::{AdamW, BucketStep, Clip, Error, GradNorm, Layout, Mode, Scaling, Stepper};
 
-use crate::support::{layout, paint};
+use crate::support::{Presummed, layout, paint};
 
 const LENGTHS: [usize; 3] = [700, 2100, 33];
 const WORLD_SIZE: u32 = 2;
@@ -72,7 +72,7 @@ fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
         let layout = layout(&LENGTHS);
         let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Normed).loss_scale(LOSS_SCALE);
         let builder = builder.clip(Clip::Global(MAX_NORM)).skip_nonfinite(true);
-        let mut stepper = builder.host(Solo::new(WORLD_SIZE)).unwrap();
+        let mut stepper = builder.host(Presummed(WORLD_SIZE)).unwrap();
         let mut statuses = Vec::new();
         for step in 0..4 {
             let mut grads = gradients(step);

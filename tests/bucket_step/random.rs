@@ -15,7 +15,7 @@ use proptest::sample::{Index, select};
 use super::memory::Own;
 use crate::schedule::property::for_all;
 use crate::support::stored::{DTYPES, EMA_DECAY, Stored, accepted, dyadic, with};
-use crate::support::{Optim, Options, layout, optimizers, pass};
+use crate::support::{Optim, Options, Presummed, layout, optimizers, pass};
 
 /// How a step is taken.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ fn first_values(param: usize, len: usize) -> Vec<f32> {
 /// The same training by one stepper.
 fn expected(case: &Case, layout: &Layout) -> Stored {
     let builder = with(case.optim.builder(layout), &case.storage).mode(Mode::Sequential).threads(1);
-    let mut stepper = builder.host(Solo::new(case.world_size)).unwrap();
+    let mut stepper = builder.host(Presummed(case.world_size)).unwrap();
     for ((param, id), len) in layout.ids().enumerate().zip(&case.lens) {
         stepper.write(id, &first_values(param, *len)).unwrap();
     }

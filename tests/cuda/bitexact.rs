@@ -16,7 +16,7 @@ use crate::support::device::cuda;
 use crate::support::hardware;
 use crate::support::stand_in::COMPUTE;
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, few_optimizers, layout, optimizers, paint_gradient,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, few_optimizers, layout, optimizers, paint_gradient,
     paint_params, painted, pass,
 };
 
@@ -29,7 +29,7 @@ fn assert_same(
     train: impl Fn(&mut dyn Trainer) -> Result<()>,
 ) {
     let layout = layout(lengths);
-    let solo = || Solo::new(options.world_size);
+    let solo = || Presummed(options.world_size);
     let mut host = options.stepper(&layout, optim, solo()).unwrap();
     let mut gpu = options.stepper_on(&cuda(), &layout, optim, solo()).unwrap();
     paint_params(&mut host);
@@ -239,7 +239,7 @@ fn a_trainer_that_runs_far_ahead_changes_rates_that_no_earlier_pass_sees() {
 #[test]
 fn the_latest_status_is_the_last_passs_once_it_has_ended() {
     let (options, layout) = (Options { max_norm: Some(0.5), ..options(Mode::Normed) }, layout(&[300, 700]));
-    let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+    let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Presummed(3)).unwrap();
     paint_params(&mut stepper);
     assert_eq!(stepper.latest_status(), None);
     let gradient = painted(&options);
@@ -259,9 +259,9 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
         let lengths = [300, 5, 2049];
         let layout = layout(&lengths);
         let (optim, gradient) = (few_optimizers()[3], painted(&options));
-        let mut host = options.stepper(&layout, optim, Solo::new(3)).unwrap();
+        let mut host = options.stepper(&layout, optim, Presummed(3)).unwrap();
         let cuda = capturable();
-        let mut gpu = options.stepper_on(&cuda, &layout, optim, Solo::new(3)).unwrap();
+        let mut gpu = options.stepper_on(&cuda, &layout, optim, Presummed(3)).unwrap();
         paint_params(&mut host);
         paint_params(&mut gpu);
         // The gradients stay as the first pass left them, because a sum over one rank changes nothing.
@@ -310,7 +310,7 @@ fn a_recording_holds_what_ran_and_when_the_trainers_stream_stood_still() {
     for mode in MODES {
         let options = Options { record: true, unused: Unused::Skip, ..options(mode) };
         let layout = layout(&[5000, 300, 4000]);
-        let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+        let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Presummed(3)).unwrap();
         paint_params(&mut stepper);
         let gradient = painted(&options);
         for step in 0..4 {

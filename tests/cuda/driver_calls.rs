@@ -6,18 +6,18 @@
 use std::collections::{HashMap, HashSet};
 
 use instep::abi::{INSTEP_GPU_THREADS, INSTEP_TILE_ELEMENTS};
+use instep::cuda::Cuda;
 use instep::cuda::driver::Shape;
-use instep::cuda::{Cuda, External};
 use instep::hazard::Traced;
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase, Span, Stream, Ticket};
 use instep::{
-    Clip, DType, Error, EventHandle, Master, Mode, Precision, Sgd, Solo, Stepper, StreamHandle, Unused,
+    Clip, DType, Error, EventHandle, Master, Mode, Precision, Sgd, Solo, Stepper, StreamHandle, Sums, Unused,
 };
 
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
-use crate::support::{MODES, Options, few_optimizers, layout, paint_params, painted, pass};
+use crate::support::{MODES, Options, Presummed, few_optimizers, layout, paint_params, painted, pass};
 
 const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 
@@ -54,6 +54,7 @@ fn expected(
     match op.action {
         Action::Wait(_)
         | Action::Record(_)
+        | Action::AwaitSum { .. }
         | Action::Collective { .. }
         | Action::Measure { .. }
         | Action::Release(_) => None,
@@ -190,7 +191,7 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
         let builder = options.builder(&layout, few_optimizers()[2]);
         let builder = if per_bucket { builder.clip(Clip::PerBucket(1.0)) } else { builder };
         // SAFETY: the stand-in's stream is a number.
-        let mut stepper = unsafe { builder.cuda(Solo::new(2), &cuda).unwrap() };
+        let mut stepper = unsafe { builder.cuda(Presummed(2), &cuda).unwrap() };
         let streams = streams(&stand_in);
         paint_params(&mut stepper);
         let gradient = painted(&options);
@@ -218,65 +219,79 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
 }
 
 #[test]
-fn a_step_waits_for_the_event_of_an_external_sum() {
+fn a_step_waits_for_the_event_after_the_callers_sum_and_for_nothing_else() {
     let (stand_in, layout) = (StandIn::new(), layout(&[300, 700]));
-    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
-    let sums = External::new(&cuda, 0, 4);
-    let options = Options { cap: Some(1 << 10), unused: Unused::StepZero, ..Options::default() };
-    let options = Options { mode: Mode::Eager, ..options };
-    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[0], sums.clone()).unwrap();
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
+    let options =
+        Options { cap: Some(1 << 10), unused: Unused::StepZero, mode: Mode::Eager, ..Options::default() };
+    let sums = || Sums::by_caller(3, 4);
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[0], sums()).unwrap();
+    assert_eq!((stepper.rank(), stepper.world_size()), (3, 4));
+    let optim = streams(&stand_in)[&Stream::Optim];
     paint_params(&mut stepper);
-    for (round, named) in [[7001, 7002], [7003, 7001]].into_iter().enumerate() {
-        stand_in.take_calls();
+    // The same event may be recorded again for another bucket once the call has returned.
+    for (round, named) in [[7001, 7002], [7003, 7003]].into_iter().enumerate() {
         let mut pass = stepper.begin().unwrap();
         for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
             pass.ptr(id.grad()).unwrap();
+            stand_in.take_calls();
+            let event = EventHandle(named[1 - param]);
             // SAFETY: the stand-in's events are numbers.
-            unsafe { sums.reduced(1 - param as u32, EventHandle(named[1 - param])) };
-            pass.grad_ready(id).unwrap();
+            unsafe { pass.bucket_ready_after(1 - param as u32, event).unwrap() };
+            let calls = stand_in.take_calls();
+            let is_made = matches!(
+                calls[..],
+                [
+                    Call::Wait { stream: waits, event: awaited },
+                    Call::Launch { kernel: "instep_step_sgd", stream: steps, .. },
+                    Call::Record { stream: records, .. },
+                ] if [waits, steps, records] == [optim; 3] && awaited == event
+            );
+            assert!(is_made, "round {round}: {calls:?}");
         }
         pass.finish().unwrap();
-        let calls = stand_in.take_calls();
-        let at = |wanted: &dyn Fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
-        let steps: Vec<usize> = (0..calls.len())
-            .filter(|k| matches!(calls[*k], Call::Launch { kernel: "instep_step_sgd", .. }))
-            .collect();
-        assert_eq!(steps.len(), 2, "round {round}");
-        for (bucket, step) in steps.into_iter().enumerate() {
-            let is_wait = |call: &Call| matches!(call, Call::Wait { event, .. } if event.0 == named[bucket]);
-            let waited = at(&is_wait);
-            let Call::Wait { stream: reduce, .. } = calls[waited] else { unreachable!() };
-            // The step's stream waits for the reduce stream's next position.
-            let marked = calls[waited..].iter().find_map(|call| match call {
-                Call::Record { event, stream } if *stream == reduce => Some(*event),
-                _ => None,
-            });
-            let Call::Launch { stream: optim, .. } = calls[step] else { unreachable!() };
-            let ordered = Call::Wait { stream: optim, event: marked.unwrap() };
-            assert!(calls[waited..step].contains(&ordered), "round {round}, bucket {bucket}: {calls:?}");
-        }
     }
-    // Each event stands for one sum, so a bucket without an event is not stepped. A gradient whose address was not
-    // asked for was not summed either.
+    let refused = |outcome: instep::Result<()>, wanted: &[&str]| {
+        let error = outcome.unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Order(_)) && wanted.iter().all(|part| text.contains(part)), "{text}");
+    };
+    // A gradient whose address was not asked for was not summed. Nothing else than an event says that a sum is there.
     let [first, last] = [layout.ids().next().unwrap(), layout.ids().last().unwrap()];
-    let mut pass = stepper.begin().unwrap();
+    stepper.begin().unwrap().detach();
+    stepper.ptr(last.grad()).unwrap();
+    // SAFETY: as above.
+    refused(unsafe { stepper.bucket_ready_after(1, EventHandle(7001)) }, &["`p0`"]);
+    refused(stepper.bucket_ready(0), &["bucket 0: no event", "bucket_ready_after(0, event)"]);
+    refused(stepper.grad_ready(last), &["bucket 0: no event", "bucket_ready_after(0, event)"]);
+    stepper.ptr(first.grad()).unwrap();
+    // SAFETY: as above.
+    unsafe { stepper.bucket_ready_after(1, EventHandle(7001)).unwrap() };
+    // SAFETY: as above.
+    refused(unsafe { stepper.bucket_ready_after(1, EventHandle(7001)) }, &["already handed over"]);
+    refused(stepper.finish(), &["bucket 0: not handed over", "bucket_ready_after(0, event)"]);
+    // SAFETY: as above.
+    unsafe { stepper.bucket_ready_after(0, EventHandle(7001)).unwrap() };
+    stepper.finish().unwrap();
+    // Micro-batches are summed once.
+    let mut pass = stepper.begin_accumulating(2.try_into().unwrap()).unwrap();
     pass.ptr(last.grad()).unwrap();
-    let refused = pass.finish().unwrap_err();
-    assert!(matches!(&refused, Error::Order(why) if why.thing.contains("p0")), "{refused}");
-    sums.forget();
-    let mut pass = stepper.begin().unwrap();
-    pass.ptr(first.grad()).unwrap();
-    pass.ptr(last.grad()).unwrap();
-    pass.grad_ready(last).unwrap();
-    let error = pass.grad_ready(first).and_then(|()| pass.finish()).unwrap_err();
-    assert!(matches!(error.cause(), Error::Order(why) if why.thing.contains("bucket 0")), "{error}");
+    // SAFETY: as above.
+    refused(unsafe { pass.bucket_ready_after(0, EventHandle(7001)) }, &["bucket 0", "micro-batches"]);
+    pass.abandon().unwrap();
+    stepper.close().unwrap();
     let low = Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
     let halves = Stepper::builder(&layout, Sgd::default()).precision(low).unused(Unused::StepZero);
     // SAFETY: as above.
-    assert!(unsafe { halves.cuda(sums.clone(), &cuda) }.is_ok(), "the framework sums any type");
-    let counted = Options { unused: Unused::Skip, ..options };
-    let refused = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums).map(drop).unwrap_err();
-    assert!(refused.to_string().starts_with("unused = Skip"), "{refused}");
+    assert!(unsafe { halves.cuda(sums(), &cuda) }.is_ok(), "the framework sums any type");
+    let counted = Options { unused: Unused::Skip, ..options.clone() };
+    let counted = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums()).map(drop).unwrap_err();
+    assert!(counted.to_string().starts_with("unused = Skip"), "{counted}");
+    // Who sums is asked for no event.
+    let mut own = options.stepper_on(&cuda, &layout, few_optimizers()[0], Solo::default()).unwrap();
+    let mut pass = own.begin().unwrap();
+    // SAFETY: as above.
+    refused(unsafe { pass.bucket_ready_after(0, EventHandle(7001)) }, &["bucket 0", "Sums::by_caller"]);
 }
 
 #[test]
@@ -284,7 +299,7 @@ fn a_steady_pass_makes_nothing_and_each_bucket_costs_one_wait_and_one_launch() {
     let (stand_in, layout) = (StandIn::new(), layout(&[5000, 20_000, 300, 2049, 40_000]));
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
     let options = Options { mode: Mode::Eager, cap: Some(16 << 10), world_size: 2, ..Options::default() };
-    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Presummed(2)).unwrap();
     let optim = streams(&stand_in)[&Stream::Optim];
     paint_params(&mut stepper);
     let buckets = stepper.plan().buckets().len();

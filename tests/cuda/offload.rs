@@ -18,7 +18,8 @@ use crate::support::hardware;
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, few_optimizers, layout, optimizers, paint_params, painted, pass,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, few_optimizers, layout, optimizers, paint_params,
+    painted, pass,
 };
 
 const PAGEABLE: OffloadPolicy = OffloadPolicy { pin_memory: false };
@@ -36,7 +37,7 @@ fn offloaded(
 ) -> Stepper<CudaDevice> {
     let builder = options.builder(layout, optim).offload(policy);
     // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-    unsafe { builder.cuda(Solo::new(options.world_size), cuda).unwrap() }
+    unsafe { builder.cuda(Presummed(options.world_size), cuda).unwrap() }
 }
 
 /// Makes passes with rates that change before each, one with a frozen parameter, and gradients that some lack.
@@ -62,7 +63,7 @@ fn every_optimizer_on_the_host_of_a_gpu_gives_the_bits_of_the_host_device() {
         let gradients = [Gradients::Keep, Gradients::Zero][k % 2];
         let options = Options { gradients, ..options(MODES[k % 3]) };
         let policy = if k % 4 == 1 { PAGEABLE } else { OffloadPolicy::default() };
-        let mut host = options.stepper(&layout, optim, Solo::new(options.world_size)).unwrap();
+        let mut host = options.stepper(&layout, optim, Presummed(options.world_size)).unwrap();
         let mut gpu = offloaded((&options, policy), &layout, optim, &cuda());
         train(&mut host, &options).unwrap();
         train(&mut gpu, &options).unwrap();
@@ -134,7 +135,7 @@ fn a_captured_pass_of_offloaded_steps_is_replayed_with_the_rates_of_each_replay(
             values.copy_from_slice(&gradients[param]);
             true
         };
-        let mut host = options.stepper(&layout, few_optimizers()[2], Solo::new(3)).unwrap();
+        let mut host = options.stepper(&layout, few_optimizers()[2], Presummed(3)).unwrap();
         let cuda = Cuda::on(StandIn::new()).compute_stream(COMPUTE);
         let mut gpu = offloaded((&options, OffloadPolicy::default()), &layout, few_optimizers()[2], &cuda);
         paint_params(&mut host);

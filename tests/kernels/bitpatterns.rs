@@ -4,10 +4,10 @@
 //! pattern. Inputs are bit patterns, so a thread that flushes subnormals feeds the same ones.
 
 use instep::abi::{InstepControl, InstepDecideArgs};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd, Solo};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd};
 
 use crate::support::entries::kernels;
-use crate::support::{Optim, Options, Outcome, layout, optimizers, pass};
+use crate::support::{Optim, Options, Outcome, Presummed, layout, optimizers, pass};
 
 pub(crate) const SPECIAL: [u32; 24] = [
     0x0000_0000, // 0
@@ -75,7 +75,7 @@ impl Inputs {
     fn run(&self, optim: Optim, isa: Isa) -> Outcome {
         let options = Options { isa: Some(isa), threads: Some(2), world_size: 3, ..Options::default() };
         let layout = layout(&[self.params.len()]);
-        let mut stepper = options.stepper(&layout, optim, Solo::new(options.world_size)).unwrap();
+        let mut stepper = options.stepper(&layout, optim, Presummed(options.world_size)).unwrap();
         copy_bits(&self.params, stepper.view_mut::<f32>(layout.id("p0").unwrap()).unwrap());
         for gradient in &self.gradients {
             let feed = |_: usize, values: &mut [f32]| {

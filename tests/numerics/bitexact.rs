@@ -3,11 +3,11 @@
 //! One plain run is the reference, and every other run equals it bit for bit, the norm included. Bits are compared,
 //! since 0 == -0 and NaN != NaN as values.
 
-use instep::{Isa, Layout, Mode, SegmentAction, Solo};
+use instep::{Isa, Layout, Mode, SegmentAction};
 
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count,
-    optimizers, painted, pass, run,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, assert_same_bits, few_optimizers, layout,
+    one_per_state_count, optimizers, painted, pass, run,
 };
 
 const CAPS: [Option<u64>; 5] = [Some(1), Some(1000), Some(4096), Some(1 << 20), None];
@@ -185,7 +185,7 @@ fn run_from_zero(
     feed: impl Fn(usize, usize, &mut [f32]) -> bool,
 ) -> Outcome {
     let layout = layout(lengths);
-    let mut stepper = options.stepper(&layout, optim, Solo::new(options.world_size)).unwrap();
+    let mut stepper = options.stepper(&layout, optim, Presummed(options.world_size)).unwrap();
     for step in 0..STEPS {
         pass(&mut stepper, options, |param, values| feed(step, param, values)).unwrap();
     }

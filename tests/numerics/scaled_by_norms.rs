@@ -9,7 +9,8 @@ use instep::{AdamW, DType, Gradients, Isa, Layout, Mode, ParamId, SegmentAction,
 use crate::numerics::lamb::lamb;
 use crate::numerics::steps::assert_one_step;
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, assert_same_bits, layout, open, paint_params, painted, pass, run,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, assert_same_bits, layout, open, paint_params,
+    painted, pass, run,
 };
 
 /// Everything in one bucket, some, and one bucket each.
@@ -87,7 +88,7 @@ fn two_launches_zero_copy_average_and_leave_what_one_launch_does() {
     for mode in MODES {
         let options = Options { mode, gradients: Gradients::Zero, world_size: 2, ..Options::default() };
         let builder = options.builder(&layout, optim).copy_params(DType::BF16).ema(0.75);
-        let mut stepper = builder.host(Solo::new(2)).unwrap();
+        let mut stepper = builder.host(Presummed(2)).unwrap();
         paint_params(&mut stepper);
         stepper.set_frozen(ids[3], true).unwrap();
         let mut averages = vec![Vec::new(); 2];

@@ -8,7 +8,8 @@ use instep::{Borrowed, Mode, Solo, Stepper, Unused, in_process};
 
 use super::ids;
 use crate::support::{
-    Options, Outcome, assert_same_bits, layout, one_per_state_count, paint_gradient, paint_params, pass,
+    Options, Outcome, Presummed, assert_same_bits, layout, one_per_state_count, paint_gradient, paint_params,
+    pass,
 };
 
 const LENGTHS: [usize; 8] = [300, 0, 1, 2049, 17, 256, 5, 700];
@@ -59,7 +60,7 @@ fn the_norm_and_the_clipped_step_are_the_same_bits_for_any_cap_rank_count_and_al
             [1, 2, 4, 8].into_iter().flat_map(|ranks| [Some(1), Some(3000), None].map(|c| (ranks, c)))
         {
             let options = options(cap, ranks);
-            let mut alone = options.stepper(&layout, optim, Solo::new(ranks)).unwrap();
+            let mut alone = options.stepper(&layout, optim, Presummed(ranks)).unwrap();
             assert_same(train(&mut alone, &options, ranks as f32), &format!("one for {ranks}, cap {cap:?}"));
         }
         for cap in [Some(1), Some(3000), None] {

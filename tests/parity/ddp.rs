@@ -6,7 +6,7 @@
 
 use instep::layout::ForeignBucket;
 use instep::{
-    Adam, Borrowed, Error, Gradients, InProcess, Layout, Mode, Result, Sgd, Solo, Stepper, Unused, in_process,
+    Adam, Borrowed, Error, Gradients, InProcess, Layout, Mode, Result, Sgd, Stepper, Unused, in_process,
 };
 
 use super::network::sum;
@@ -14,7 +14,7 @@ use super::ranks::{
     Handing, RANKS, batch_of, initialise, iterate_with, layout_of, step_ordinary, three_layers,
 };
 use super::{Ordinary, assert_like, ids, resnet};
-use crate::support::{MODES, Optim, assert_same_bits};
+use crate::support::{MODES, Optim, Presummed, assert_same_bits};
 
 const ITERATIONS: usize = 8;
 
@@ -164,7 +164,7 @@ fn ddp_1_and_2_with_the_shapes_of_resnet50() {
             resnet::digests(&stepper)
         })
         .unwrap();
-        let mut alone = optim.builder(layout).mode(Mode::Sequential).host(Solo::new(2)).unwrap();
+        let mut alone = optim.builder(layout).mode(Mode::Sequential).host(Presummed(2)).unwrap();
         resnet::initialise(&mut alone, 0).unwrap();
         (0..STEPS).for_each(|step| resnet::pass(&mut alone, step, 0..2, false).unwrap());
         let expected = resnet::digests(&alone).unwrap();

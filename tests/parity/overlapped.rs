@@ -6,13 +6,13 @@
 
 use instep::overlap::{GradBucket, Hooked};
 use instep::{
-    Adam, AdamW, InProcess, Layout, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder, in_process,
+    Adam, AdamW, InProcess, Layout, Mode, ParamId, Result, Sgd, Stepper, StepperBuilder, in_process,
 };
 
 use super::network::{Activation, Linear, Network, sum};
 use super::ranks::{as_f32, batch_of, initialise, iterate, layout_of, step_ordinary};
 use super::{Ordinary, assert_close, assert_like, ids, resnet};
-use crate::support::{Optim, assert_same_bits};
+use crate::support::{Optim, Presummed, assert_same_bits};
 
 const ITERATIONS: usize = 6;
 const RANKS: usize = 2;
@@ -127,7 +127,7 @@ fn ddp_4_large_net_overlapped_is_large_net_in_ordinary_steps() {
             });
             let all: Vec<ParamId> = layout.ids().collect();
             let builder = subset.of(optim.builder(&layout).mode(Mode::Sequential), &all);
-            let mut alone = builder.host(Solo::new(RANKS as u32)).unwrap();
+            let mut alone = builder.host(Presummed(RANKS as u32)).unwrap();
             initialise(&mut alone, &network).unwrap();
             let mut own = network.clone();
             (0..iterations).for_each(|iteration| iterate_alone(&mut alone, &mut own, iteration).unwrap());
@@ -198,7 +198,7 @@ fn ddp_4_the_shapes_of_resnet50_overlapped_are_ordinary_steps() {
         });
         let all: Vec<ParamId> = layout.ids().collect();
         let builder = subset.of(optim.builder(layout).mode(Mode::Sequential), &all);
-        let mut alone = builder.host(Solo::new(RANKS as u32)).unwrap();
+        let mut alone = builder.host(Presummed(RANKS as u32)).unwrap();
         resnet::initialise(&mut alone, 0).unwrap();
         (0..STEPS).for_each(|step| resnet::pass(&mut alone, step, 0..RANKS, false).unwrap());
         let expected = held(&alone, subset).unwrap();

@@ -2,10 +2,10 @@
 //!
 //! A moving average beside them sends the same tensors the long way. Stored bits are compared, never values.
 
-use instep::{DType, Isa, Layout, Moments, Precision, Rounding, Solo};
+use instep::{DType, Isa, Layout, Moments, Precision, Rounding};
 
 use crate::precision::low_precision_states::is_refused;
-use crate::support::{Optim, optimizers, paint, paint_gradient};
+use crate::support::{Optim, Presummed, optimizers, paint, paint_gradient};
 
 const LENS: [usize; 3] = [2048 + 301, 5, 700];
 
@@ -15,7 +15,7 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
         lens.fold(Layout::builder(), |layout, (k, len)| layout.param(format!("p{k}"), *len)).build().unwrap();
     let builder = optim.builder(&layout).precision(precision).isa(isa);
     let builder = if the_long_way { builder.ema(0.9) } else { builder };
-    let mut stepper = builder.host(Solo::new(3)).unwrap();
+    let mut stepper = builder.host(Presummed(3)).unwrap();
     for (k, id) in layout.ids().enumerate() {
         let values: Vec<f32> = (0..LENS[k]).map(|at| paint(k, at)).collect();
         stepper.write(id, &values).unwrap();

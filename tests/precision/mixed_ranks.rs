@@ -14,7 +14,7 @@ use instep::{
 
 use crate::precision::ranks::{BATCHES, FROZEN, LENGTHS, STEPS, UNUSED, join_a_rank, train, train_a_pass};
 use crate::support::stored::{Stored, accepted, one_per_state_count, with};
-use crate::support::{MODES, Options, paint_params, pass};
+use crate::support::{MODES, Options, Presummed, paint_params, pass};
 
 const BF16: Precision =
     Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
@@ -64,7 +64,7 @@ fn ranks_of_mixed_types_train_as_one_fed_their_sums() {
         })
         .unwrap();
         let all: Vec<usize> = (0..world_size as usize).collect();
-        let one = train(build().host(Solo::new(world_size)).unwrap(), &all).unwrap();
+        let one = train(build().host(Presummed(world_size)).unwrap(), &all).unwrap();
         for stored in &ranks {
             stored.iter().zip(&one).for_each(|(stored, one)| stored.assert_same(one, &what));
         }

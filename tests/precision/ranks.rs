@@ -7,7 +7,7 @@ use instep::layout::Storage;
 use instep::{Divisor, InProcess, Layout, Mode, Result, Solo, Stepper, StepperBuilder, in_process};
 
 use crate::support::stored::{Stored, cases, dyadic, with};
-use crate::support::{MODES, Optim, Options, layout, paint_params, pass};
+use crate::support::{MODES, Optim, Options, Presummed, layout, paint_params, pass};
 
 pub(crate) const LENGTHS: [usize; 5] = [300, 0, 2049, 512, 17];
 pub(crate) const STEPS: usize = 3;
@@ -65,7 +65,7 @@ fn ranks_train_as_one_fed_their_sums_and_what_is_frozen_or_unused_keeps_every_by
             train(builder(&layout, &storage, optim).mode(mode).host(comm)?, &[rank])
         })
         .unwrap();
-        let one = builder(&layout, &storage, optim).mode(Mode::Sequential).host(Solo::new(world_size));
+        let one = builder(&layout, &storage, optim).mode(Mode::Sequential).host(Presummed(world_size));
         let all: Vec<usize> = (0..world_size as usize).collect();
         let one = train(one.unwrap(), &all).unwrap();
         for stored in &ranks {

@@ -11,7 +11,7 @@ use instep::{
 };
 
 use crate::support::stored::{Stored, all};
-use crate::support::{layout, paint_params};
+use crate::support::{Presummed, layout, paint_params};
 
 const CAPS: BucketCaps = BucketCaps { first_bytes: 4096, rest_bytes: 4096 };
 
@@ -80,7 +80,7 @@ fn more_ranks_than_a_gradients_type_can_count_are_refused_unless_nothing_is_coun
             assert_eq!(plan(largest, tails), None, "{grad} {tails:?}");
         }
         assert_eq!(plan(largest + 1, Tails::default()), None);
-        let ranks = || Solo::new(largest + 1);
+        let ranks = || Presummed(largest + 1);
         let builder = || Stepper::builder(&layout, AdamW::default()).precision(precision);
         assert_eq!(field(builder().host(ranks())), Some("grad"));
         let joins = builder().unused(Unused::StepZero).uneven_inputs(Divisor::WorldSize);

@@ -2,6 +2,7 @@
 //!
 //! A wrapper that lies about its ranks must not make a communicator inside read past a buffer.
 
+use crate::support::Presummed;
 use std::time::Duration;
 
 use instep::collective::{Call, CallKey, CollectiveKind};
@@ -24,7 +25,7 @@ fn aligned(words: &mut [u64]) -> &mut [u8] {
 
 #[test]
 fn a_call_of_the_wrong_length_or_alignment_is_refused() {
-    let comm = Solo::new(4);
+    let comm = Presummed(4);
     let refused = |key: CallKey, source: Option<&mut [u8]>, target: &mut [u8]| {
         let made = Call::on_host(&comm, key, source, target, DEADLINE).map(drop);
         assert!(matches!(made, Err(Error::Layout(_))), "{key}: {made:?}");

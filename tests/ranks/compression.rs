@@ -17,8 +17,8 @@ use crate::kernels::bitpatterns::SPECIAL;
 use crate::precision::sixteen_bit::Format;
 use crate::support::entries::kernels;
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, assert_same_bits, layout, paint, paint_gradient, paint_params,
-    pass,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, assert_same_bits, layout, paint, paint_gradient,
+    paint_params, pass,
 };
 
 fn compressed(dtype: u32, comm: InProcess) -> Result<Compressed<InProcess>> {
@@ -231,7 +231,7 @@ fn f16_sums_of_finite_gradients_stay_finite_and_what_overflows_is_skipped() {
 
 #[test]
 fn what_cannot_be_compressed_is_refused_by_name() {
-    let f16 = |ranks| Compressed::f16(Solo::new(ranks)).unwrap();
+    let f16 = |ranks| Compressed::f16(Presummed(ranks)).unwrap();
     for (ranks, pre_scale) in
         [(1, 0.3), (1, 0.0), (1, -0.5), (1, f32::NAN), (1, f32::INFINITY), (1, 2f32.powi(-25)), (2, 32_768.0)]
     {
@@ -242,18 +242,18 @@ fn what_cannot_be_compressed_is_refused_by_name() {
         );
     }
     assert!(f16(1).pre_scale(32_768.0).is_ok() && f16(4).pre_scale(2f32.powi(-24)).is_ok());
-    assert!(Compressed::bf16(Solo::new(1)).unwrap().pre_scale(0.5).is_err());
+    assert!(Compressed::bf16(Solo::default()).unwrap().pre_scale(0.5).is_err());
 
-    let twice = Compressed::f16(Compressed::bf16(Solo::new(1)).unwrap()).unwrap_err();
+    let twice = Compressed::f16(Compressed::bf16(Solo::default()).unwrap()).unwrap_err();
     assert!(matches!(&twice, Error::Unsupported(refusal) if refusal.thing.contains("f16")), "{twice}");
-    let around = Compressed::f16(Hooked::new(Solo::new(1), |_| Ok(()))).err();
+    let around = Compressed::f16(Hooked::new(Solo::default(), |_| Ok(()))).err();
     assert!(matches!(around, Some(Error::Unsupported { .. })));
-    assert!(!f16(1).reaches(Place::Cuda(0)) && Solo::new(1).reaches(Place::Cuda(0)));
+    assert!(!f16(1).reaches(Place::Cuda(0)) && Solo::default().reaches(Place::Cuda(0)));
 
     let layout = layout(&[5]);
     let build = |ranks, dtype, unused| {
         let builder = Stepper::builder(&layout, Sgd::default()).unused(unused);
-        let comm = Solo::new(ranks);
+        let comm = Presummed(ranks);
         if dtype == INSTEP_DTYPE_F16 {
             builder.host(Compressed::f16(comm)?)
         } else {

@@ -85,7 +85,7 @@ fn ranks_in_one_process_conform() {
 
 #[test]
 fn one_rank_that_is_fed_sums_conforms() {
-    assert_passes(vec![check(PATIENCE, || Ok(Solo::new(1)))], 10);
+    assert_passes(vec![check(PATIENCE, || Ok(Solo::default()))], 10);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! The ways here are made of calls of other kinds, so that a call which went another way would show. Gradients are dyadic.
 
+use crate::support::Presummed;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::overlap::CustomCalls;
 use instep::{
-    AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Solo, Stepper, Strategy, in_process,
+    AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Stepper, Strategy, in_process,
 };
 
 const LENS: [usize; 5] = [17 * 257, 17, 64 * 312, 1, 0];
@@ -123,7 +124,7 @@ fn calls_of_ones_own_serve_every_stream_and_group_with_the_bits_of_the_communica
 
 #[test]
 fn a_kind_that_a_communicator_does_not_know_is_known_with_a_way_and_an_error_of_it_ends_all_ranks() {
-    let solo = CustomCalls::new(Solo::new(2));
+    let solo = CustomCalls::new(Presummed(2));
     assert!(!solo.knows(CollectiveKind::ReduceScatter));
     assert!(solo.with(CollectiveKind::ReduceScatter, reduce_scatter).knows(CollectiveKind::ReduceScatter));
     let layout = layout();

@@ -13,7 +13,7 @@ use instep::{
 };
 
 use crate::support::{
-    MODES, Optim, Options, Outcome, few_optimizers, layout, one_per_state_count, paint_gradient,
+    MODES, Optim, Options, Outcome, Presummed, few_optimizers, layout, one_per_state_count, paint_gradient,
     paint_params, pass,
 };
 
@@ -208,7 +208,7 @@ fn a_hook_sees_each_bucket_in_order_on_the_reduce_streams_thread() {
     // Nobody sums counts here.
     let unused = Unused::Refuse;
     let options = Options { cap: Some(2000), mode: Mode::Eager, unused, ..Options::default() };
-    let mut stepper = options.stepper(&layout, few_optimizers()[0], Hooked::new(Solo::new(2), hook)).unwrap();
+    let mut stepper = options.stepper(&layout, few_optimizers()[0], Hooked::new(Presummed(2), hook)).unwrap();
     for step in 1..=2 {
         pass(&mut stepper, &options, |param, values| {
             values.iter_mut().enumerate().for_each(|(k, g)| *g = paint_gradient(step, param, k));
@@ -350,10 +350,10 @@ fn what_a_hook_cannot_do_is_an_error_by_name() {
         stepper.close().unwrap_err()
     };
     let beyond = |bucket: &mut GradBucket<'_>| bucket.all_reduce_range(500..513);
-    let error = run(&mut || Stepper::host(&layout, Sgd::default(), Hooked::new(Solo::new(1), beyond)));
+    let error = run(&mut || Stepper::host(&layout, Sgd::default(), Hooked::new(Solo::default(), beyond)));
     assert!(matches!(error.cause(), Error::Hook(why) if why.contains("500..513")), "{error}");
     let part = |bucket: &mut GradBucket<'_>| bucket.all_reduce_range(0..7);
-    let inner = || Hooked::new(Solo::new(1), all_reduce);
+    let inner = || Hooked::new(Solo::default(), all_reduce);
     let error = run(&mut || Stepper::host(&layout, Sgd::default(), Hooked::new(inner(), part)));
     assert!(matches!(error.cause(), Error::Order(why) if why.wrong.contains("whole buckets")), "{error}");
     assert!(!inner().reaches(instep::Place::Cuda(0)));
@@ -428,7 +428,7 @@ fn ranks_whose_counts_nobody_sums_are_told_instead_of_skipping_different_paramet
             };
             let options = Options { unused, uneven, ..Options::default() };
             let mut stepper =
-                options.stepper(&layout, few_optimizers()[1], Hooked::new(Solo::new(2), hook))?;
+                options.stepper(&layout, few_optimizers()[1], Hooked::new(Presummed(2), hook))?;
             paint_params(&mut stepper);
             // Only one of the ranks uses the second parameter.
             pass(&mut stepper, &options, |param, values| {

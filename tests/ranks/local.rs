@@ -15,7 +15,7 @@ use crate::ranks::zero::offloading;
 use crate::stepper::several_optimizers::bits;
 use crate::support::device::cuda;
 use crate::support::waits::{assert_each_is_missed, middle_passes};
-use crate::support::{MODES, paint_gradient};
+use crate::support::{MODES, Presummed, paint_gradient};
 
 const PASSES: usize = 5;
 
@@ -145,9 +145,9 @@ fn a_gpu_gives_the_same_bits_with_scale_and_skipped_passes() {
     let layout = layout(true);
     for mode in [Mode::Sequential, Mode::Normed] {
         let builder = || builder(&layout, mode).loss_scale(4.0).skip_nonfinite(true);
-        let mut host = builder().host(Solo::new(3)).unwrap();
+        let mut host = builder().host(Presummed(3)).unwrap();
         // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-        let mut gpu = unsafe { builder().cuda(Solo::new(3), &cuda()).unwrap() };
+        let mut gpu = unsafe { builder().cuda(Presummed(3), &cuda()).unwrap() };
         for step in 0..PASSES {
             pass(&mut host, step, 0).unwrap();
             pass(&mut gpu, step, 0).unwrap();

@@ -11,7 +11,6 @@ mod conformance;
 #[cfg(not(kernels_only))]
 mod custom_calls;
 mod divisors;
-mod external;
 pub(crate) mod failures;
 #[cfg(not(kernels_only))]
 mod fsdp;
@@ -39,6 +38,7 @@ pub(crate) mod splits;
 mod strangers;
 #[cfg(not(kernels_only))]
 mod sum_hooks;
+mod sums_by_caller;
 #[cfg(not(kernels_only))]
 mod together;
 pub(crate) mod uneven;

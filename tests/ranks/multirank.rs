@@ -3,7 +3,8 @@
 //! Gradients are small dyadic numbers, so every sum over ranks is exact and the two agree bit for bit. Rank counts are
 //! not compared with each other: the mean itself is rounded.
 
-use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
+use crate::support::Presummed;
+use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Stepper, StepperBuilder, in_process};
 
 const LENS: [usize; 9] = [1, 3, 256, 257, 0, 1000, 2049, 5, 255];
 const STEPS: usize = 5;
@@ -89,7 +90,7 @@ fn assert_ranks_equal_one(world_size: u32, rule: Rule, mode: Mode, cap: u64) {
         }))
     })
     .unwrap();
-    let one = builder(&layout, rule, mode, cap).host(Solo::new(world_size)).unwrap();
+    let one = builder(&layout, rule, mode, cap).host(Presummed(world_size)).unwrap();
     let one = train(one, |step, param, k| {
         let used: Vec<usize> = (0..world_size as usize).filter(|&r| !is_unused(step, r, param)).collect();
         (!used.is_empty()).then(|| used.iter().map(|&r| gradient(step, r, param, k)).sum())
@@ -177,6 +178,6 @@ fn absurd_world_sizes_are_refused_before_a_thread_is_started() {
         assert!(matches!(outcome, Err(instep::Error::Config { field: "world_size", .. })), "{world_size}");
     }
     let layout = layout();
-    let refused = Stepper::host(&layout, Sgd::default(), Solo::new(0));
+    let refused = Stepper::host(&layout, Sgd::default(), Presummed(0));
     assert!(matches!(refused, Err(instep::Error::Config { field: "world_size", .. })));
 }

@@ -6,9 +6,9 @@
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use instep::{Adam, Collective, Error, Layout, Mode, Sgd, Solo, Stepper, in_process};
+use instep::{Adam, Collective, Error, Layout, Mode, Sgd, Stepper, in_process};
 
-use crate::support::{MODES, Optim, Options, Outcome, layout, paint_params, pass};
+use crate::support::{MODES, Optim, Options, Outcome, Presummed, layout, paint_params, pass};
 
 const RANKS: u32 = 3;
 const PASSES: usize = 12;
@@ -72,7 +72,7 @@ fn finish(stepper: Stepper) -> Result<Outcome, Error> {
 
 /// The same training with one rank that is fed the sums.
 fn alone(net: Net, mode: Mode) -> Outcome {
-    let mut stepper = net.stepper(mode, Solo::new(RANKS));
+    let mut stepper = net.stepper(mode, Presummed(RANKS));
     for step in 0..PASSES {
         train(&mut stepper, step, 0..RANKS).unwrap();
     }

@@ -12,7 +12,7 @@ use instep::{
 
 use crate::stepper::resume::load;
 use crate::support::{
-    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, paint_params,
+    MODES, Optim, Options, Outcome, Presummed, assert_same_bits, few_optimizers, layout, paint_params,
 };
 
 const LENGTHS: [usize; 6] = [300, 17, 0, 2050, 257, 5];
@@ -135,7 +135,7 @@ impl Case<'_> {
             record: false,
             ..self.options.clone()
         };
-        let alone = |ranks| plain.stepper(&mixed(), self.optim, Solo::new(ranks)).unwrap();
+        let alone = |ranks| plain.stepper(&mixed(), self.optim, Presummed(ranks)).unwrap();
         let mut stepper = alone(world_size);
         paint_params(&mut stepper);
         let mut outcomes = vec![Outcome::of(&stepper).unwrap()];
@@ -365,7 +365,7 @@ fn a_loss_scale_must_fit_every_number_of_contributing_ranks() {
     for (loss_scale, accepted) in scales {
         for (divisor, accepted) in DIVISORS.into_iter().zip(accepted) {
             let options = Options { uneven: Some(divisor), loss_scale, ..Options::default() };
-            let built = options.stepper(&layout(&[3]), few_optimizers()[0], Solo::new(8));
+            let built = options.stepper(&layout(&[3]), few_optimizers()[0], Presummed(8));
             let refused = matches!(built, Err(Error::Config { field: "loss_scale", .. }));
             assert_eq!((built.is_ok(), refused), (accepted, !accepted), "{loss_scale:e}, {divisor:?}");
         }

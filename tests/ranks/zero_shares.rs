@@ -3,6 +3,7 @@
 //!
 //! What cannot be shared out is refused by name, before any call.
 
+use crate::support::Presummed;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use instep::op::{Action, Memory, Op, Phase, Stream};
 use instep::optim::{Custom, ParamStep, StepParam};
 use instep::{
     Adam, AdamW, Clip, DType, Error, InProcess, Layout, Master, Mode, Moments, Precision, Result,
-    SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused, in_process,
+    SegmentAction, Sgd, Stepper, StepperBuilder, Strategy, Unused, in_process,
 };
 
 use crate::ranks::zero::{LENS, gradient, layout, offloading};
@@ -167,7 +168,7 @@ fn what_needs_whole_tensors_is_refused_by_name() {
             zero(Stepper::builder(&averaged, sgd()), comm.split()),
             Stepper::builder(&layout, sgd())
                 .strategy(Strategy::Zero)
-                .host(Solo::new(2))
+                .host(Presummed(2))
                 .unwrap_err()
                 .to_string(),
         ];

@@ -16,8 +16,8 @@ use crate::support::device::cuda;
 use crate::support::reference::{clip_coefficient, norm};
 use crate::support::waits::{assert_each_is_missed, middle_passes};
 use crate::support::{
-    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count, paint,
-    paint_gradient, paint_params, painted, pass,
+    MODES, Optim, Options, Outcome, Presummed, assert_same_bits, few_optimizers, layout, one_per_state_count,
+    paint, paint_gradient, paint_params, painted, pass,
 };
 
 const LENGTHS: [usize; 9] = [300, 5, 0, 2049, 40, 700, 17, 900, 260];
@@ -171,10 +171,10 @@ fn every_mode_steps_what_was_multiplied_by_hand_with_each_buckets_coefficient() 
         let options = options(mode);
         let plain = Options { world_size: 1, ..Options::default() };
         let with_own = |builder: StepperBuilder<'_>| {
-            builder.optimizer_for(&own, Custom::new(Descent)).host(Solo::new(1))
+            builder.optimizer_for(&own, Custom::new(Descent)).host(Solo::default())
         };
         let builder = clipping(&options, &layout, optim).optimizer_for(&own, Custom::new(Descent));
-        let mut clipped = builder.host(Solo::new(3)).unwrap();
+        let mut clipped = builder.host(Presummed(3)).unwrap();
         let mut by_hand = with_own(plain.builder(&layout, optim)).unwrap();
         paint_params(&mut clipped);
         paint_params(&mut by_hand);
@@ -223,7 +223,7 @@ fn every_wait_of_a_recorded_run_is_missed_when_deleted() {
     for mode in MODES {
         let options = Options { record: true, unused: Unused::StepZero, ..options(mode) };
         let (layout, optim) = (layout(&LENGTHS), few_optimizers()[2]);
-        let mut stepper = clipping(&options, &layout, optim).host(Solo::new(3)).unwrap();
+        let mut stepper = clipping(&options, &layout, optim).host(Presummed(3)).unwrap();
         for step in 0..6 {
             let ids: Vec<ParamId> = layout.ids().collect();
             let mut pass = stepper.begin().unwrap();
@@ -246,10 +246,10 @@ fn a_gpu_and_rebuilt_buckets_clip_with_the_hosts_bits() {
     for (mode, uneven) in MODES.into_iter().flat_map(|mode| uneven.map(|uneven| (mode, uneven))) {
         let options = Options { uneven, world_size: if uneven.is_some() { 1 } else { 3 }, ..options(mode) };
         let (layout, optim) = (layout(&LENGTHS), few_optimizers()[3]);
-        let mut host = clipping(&options, &layout, optim).host(Solo::new(options.world_size)).unwrap();
+        let mut host = clipping(&options, &layout, optim).host(Presummed(options.world_size)).unwrap();
         let builder = clipping(&options, &layout, optim);
         // SAFETY: the stream outlives the stepper, or is the stand-in's, which is a number.
-        let mut gpu = unsafe { builder.cuda(Solo::new(options.world_size), &cuda()).unwrap() };
+        let mut gpu = unsafe { builder.cuda(Presummed(options.world_size), &cuda()).unwrap() };
         train_rebuilding(&mut host, &options);
         train_rebuilding(&mut gpu, &options);
         let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
@@ -257,7 +257,7 @@ fn a_gpu_and_rebuilt_buckets_clip_with_the_hosts_bits() {
         assert_eq!(gpu.status, host.status);
         // One of many buckets to the others: what is taken for the norm matters.
         let mut global = Options { max_norm: Some(MAX_NORM), mode: Mode::Normed, ..options.clone() }
-            .stepper(&layout, optim, Solo::new(options.world_size))
+            .stepper(&layout, optim, Presummed(options.world_size))
             .unwrap();
         train_rebuilding(&mut global, &options);
         assert_ne!(Outcome::of(&global).unwrap().params, host.params);
@@ -285,7 +285,7 @@ fn what_is_not_finite_stays_in_its_bucket_and_the_status_names_the_first() {
     for mode in MODES {
         let options = options(mode);
         let fed = |bad: &[(usize, f32)]| {
-            let mut stepper = clipping(&options, &layout, few_optimizers()[0]).host(Solo::new(3)).unwrap();
+            let mut stepper = clipping(&options, &layout, few_optimizers()[0]).host(Presummed(3)).unwrap();
             paint_params(&mut stepper);
             let start = Outcome::of(&stepper).unwrap();
             let paint = painted(&options);
@@ -335,7 +335,7 @@ fn a_sum_that_overflows_when_the_loss_scale_is_divided_out_is_named_in_every_mod
     for mode in MODES {
         let options = Options { loss_scale: 2f64.powi(-100), ..options(mode) };
         let builder = options.builder(&layout, few_optimizers()[0]).clip(Clip::PerBucket(1e300));
-        let mut stepper = builder.host(Solo::new(3)).unwrap();
+        let mut stepper = builder.host(Presummed(3)).unwrap();
         pass(&mut stepper, &options, |param, values| {
             values.fill(if param == 3 { 1e10 } else { 1.0 });
             true
@@ -355,7 +355,7 @@ fn gradients_that_are_not_summed_over_ranks_are_not_clipped() {
         let open = |clips: bool| {
             let builder = options.builder(&layout, few_optimizers()[1]);
             let builder = if clips { builder.clip(Clip::PerBucket(MAX_NORM)) } else { builder };
-            let mut stepper = builder.host(Solo::new(3)).unwrap();
+            let mut stepper = builder.host(Presummed(3)).unwrap();
             let paint = painted(&options);
             for step in 0..3 {
                 pass(&mut stepper, &options, |param, values| paint(step, param, values)).unwrap();
@@ -373,7 +373,7 @@ fn gradients_that_are_not_summed_over_ranks_are_not_clipped() {
 fn it_costs_a_control_block_per_bucket_and_nothing_without_it() {
     let (layout, options) = (layout(&LENGTHS), options(Mode::Eager));
     let control_bytes = |builder: StepperBuilder<'_>| {
-        let stepper = builder.host(Solo::new(3)).unwrap();
+        let stepper = builder.host(Presummed(3)).unwrap();
         let memory = stepper.memory();
         let bytes = memory.iter().find(|(memory, _)| *memory == Memory::Control).unwrap().1;
         (bytes, stepper.plan().buckets().len() as u64)

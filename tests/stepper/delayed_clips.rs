@@ -8,8 +8,8 @@ use instep::{Clip, Divisor, Mode, Result, Solo, Stepper};
 use crate::support::device::cuda;
 use crate::support::reference::clip_coefficient;
 use crate::support::{
-    MODES, Options, Outcome, few_optimizers, layout, one_per_state_count, open, paint_gradient, paint_params,
-    painted, pass,
+    MODES, Options, Outcome, Presummed, few_optimizers, layout, one_per_state_count, open, paint_gradient,
+    paint_params, painted, pass,
 };
 
 const LENGTHS: [usize; 4] = [300, 5, 0, 2049];
@@ -22,7 +22,7 @@ fn options(mode: Mode) -> Options {
 fn clipping(options: &Options, optim: usize) -> Stepper {
     let layout = layout(&LENGTHS);
     let builder = options.builder(&layout, few_optimizers()[optim]).clip(Clip::Previous(MAX_NORM));
-    let mut stepper = builder.host(Solo::new(options.world_size)).unwrap();
+    let mut stepper = builder.host(Presummed(options.world_size)).unwrap();
     paint_params(&mut stepper);
     stepper
 }

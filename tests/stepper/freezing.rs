@@ -14,8 +14,8 @@ use instep::{
 
 use crate::support::waits::{assert_each_is_missed, middle_passes};
 use crate::support::{
-    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count, open,
-    paint, paint_gradient, painted, pass, set_step_count,
+    MODES, Optim, Options, Outcome, Presummed, assert_same_bits, few_optimizers, layout, one_per_state_count,
+    open, paint, paint_gradient, painted, pass, set_step_count,
 };
 
 const LENGTHS: [usize; 5] = [300, 17, 2050, 0, 5];
@@ -39,7 +39,7 @@ fn numbered(stepper: &Stepper) -> Vec<(usize, ParamId)> {
 
 /// Values by number, and the frozen one in the middle of a training already.
 fn start(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
-    let mut stepper = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    let mut stepper = options.stepper(layout, optim, Presummed(options.world_size)).unwrap();
     for (number, id) in numbered(&stepper) {
         stepper.view_mut::<f32>(id).unwrap().iter_mut().enumerate().for_each(|(k, x)| *x = paint(number, k));
         if number == FROZEN {

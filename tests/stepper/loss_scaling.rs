@@ -12,7 +12,8 @@ use instep::{
 
 use crate::support::device::cuda;
 use crate::support::{
-    Optim, Options, Outcome, few_optimizers, layout, one_per_state_count, paint_gradient, paint_params, pass,
+    Optim, Options, Outcome, Presummed, few_optimizers, layout, one_per_state_count, paint_gradient,
+    paint_params, pass,
 };
 
 pub(super) const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
@@ -203,7 +204,7 @@ fn a_scale_that_would_leave_f32_is_not_taken() {
         let scaler =
             LossScaler { initial_scale: 2f64.powi(exponent), growth_interval: 1, ..LossScaler::default() };
         let builder = options(Mode::Normed).builder(&layout, optim).loss_scale(scaler);
-        let mut stepper = builder.host(Solo::new(2)).unwrap();
+        let mut stepper = builder.host(Presummed(2)).unwrap();
         for expected in [exponent, last, last] {
             let scale = f64::from(2f32.powi(expected));
             let mut pass = stepper.begin().unwrap();
@@ -291,7 +292,7 @@ fn scalers_out_of_range_and_in_the_wrong_company_are_refused_by_name() {
     let layout = layout(&[3]);
     let build = |mode, scaler| {
         let builder = options(mode).builder(&layout, few_optimizers()[0]).loss_scale(scaler);
-        builder.host(Solo::new(4))
+        builder.host(Presummed(4))
     };
     assert_refused(build(Mode::Eager, SCALER), "loss_scale");
     for bad in [f64::NAN, 0.0, -1.0, f64::INFINITY, 1.0 + f64::EPSILON, 2f64.powi(125)] {

@@ -7,12 +7,12 @@ use half::bf16;
 use instep::optim::Custom;
 use instep::{
     AdamW, Clip, DType, Device, Gradients, Lamb, Layout, LossScaler, Master, Mode, Moments, ParamId,
-    Precision, Result, Rounding, SegmentAction, Sgd, Solo, Status, Stepper, StepperBuilder, in_process,
+    Precision, Result, Rounding, SegmentAction, Sgd, Status, Stepper, StepperBuilder, in_process,
 };
 
 use crate::stepper::several_optimizers::Descent;
 use crate::support::device::cuda;
-use crate::support::{MODES, paint_gradient};
+use crate::support::{MODES, Presummed, paint_gradient};
 
 const LOSS_SCALE: f64 = 8.0;
 const PASSES: usize = 3;
@@ -174,11 +174,11 @@ fn a_gpu_leaves_the_hosts_means_in_every_type() {
         let is_custom = precision == Precision::F32;
         let build = |gradients| builder(&layout, mode, is_custom).precision(precision).gradients(gradients);
         let what = format!("{mode:?}, {precision:?}");
-        let kept = train(build(Gradients::Keep).host(Solo::new(2)).unwrap(), 0).unwrap();
-        let host = train(build(Gradients::Average).host(Solo::new(2)).unwrap(), 0).unwrap();
+        let kept = train(build(Gradients::Keep).host(Presummed(2)).unwrap(), 0).unwrap();
+        let host = train(build(Gradients::Average).host(Presummed(2)).unwrap(), 0).unwrap();
         assert_means(&kept, &host, 2, precision.grad, &what);
         // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-        let gpu = unsafe { build(Gradients::Average).cuda(Solo::new(2), &cuda()) }.unwrap();
+        let gpu = unsafe { build(Gradients::Average).cuda(Presummed(2), &cuda()) }.unwrap();
         let gpu = train(gpu, 0).unwrap();
         assert_means(&kept, &gpu, 2, precision.grad, &format!("{what} on a GPU"));
     }
@@ -192,7 +192,7 @@ fn a_skipped_pass_leaves_means_too_with_their_infinities() {
     for mode in [Mode::Sequential, Mode::Normed] {
         let builder = Stepper::builder(&layout, Sgd::default()).mode(mode);
         let builder = builder.loss_scale(LossScaler { initial_scale: 4.0, ..LossScaler::default() });
-        let mut stepper = builder.gradients(Gradients::Average).host(Solo::new(2)).unwrap();
+        let mut stepper = builder.gradients(Gradients::Average).host(Presummed(2)).unwrap();
         let mut pass = stepper.begin().unwrap();
         pass.write(a.grad(), &[1.0; 3000]).unwrap();
         pass.write(b.grad(), &[f32::INFINITY, 2.0, -8.0, f32::NEG_INFINITY, 0.0]).unwrap();

@@ -8,9 +8,11 @@ use std::thread::{self, ThreadId};
 use instep::hazard::Traced;
 use instep::op::Action;
 use instep::optim::{Custom, ParamStep, StepParam};
-use instep::{Clip, Divisor, Layout, Mode, ParamId, Result, Solo, Stepper, StepperBuilder, in_process};
+use instep::{
+    Clip, Divisor, Layout, Mode, ParamId, Result, Solo, Stepper, StepperBuilder, Sums, Unused, in_process,
+};
 
-use crate::support::{MODES, Optim, Outcome, few_optimizers, layout, paint, paint_params};
+use crate::support::{MODES, Optim, Outcome, Presummed, few_optimizers, layout, paint, paint_params};
 
 /// One parameter per bucket.
 const LENGTHS: [usize; 3] = [300, 2100, 17];
@@ -46,12 +48,13 @@ fn train(stepper: &mut Stepper, order: [usize; 3]) -> Result<Vec<u32>> {
 }
 
 #[test]
-fn a_bucket_whose_sums_are_made_elsewhere_is_stepped_whichever_comes_first() {
+fn a_bucket_that_the_caller_sums_is_stepped_whichever_comes_first() {
     let layout = layout(&LENGTHS);
     for (optim, mode) in few_optimizers().into_iter().flat_map(|optim| MODES.map(|mode| (optim, mode))) {
         let mut first = None;
         for order in ORDERS {
-            let mut stepper = builder(&layout, optim, mode).host(Solo::new(3)).unwrap();
+            let mut stepper =
+                builder(&layout, optim, mode).unused(Unused::Refuse).host(Sums::by_caller(0, 3)).unwrap();
             let stepped = train(&mut stepper, order).unwrap();
             if mode == Mode::Eager {
                 // The last parameter is in the first bucket.
@@ -149,7 +152,7 @@ fn a_frozen_bucket_that_counts_ranks_is_summed_before_the_decision_reads_it() {
     for order in ORDERS {
         let builder = builder(&layout, few_optimizers()[2], Mode::Eager).clip(Clip::Previous(1.0));
         let builder = builder.uneven_inputs(Divisor::ContributingRanks);
-        let mut stepper = builder.host(Solo::new(2)).unwrap();
+        let mut stepper = builder.host(Presummed(2)).unwrap();
         // The last parameter is in the first bucket, which carries the count.
         stepper.set_frozen(ids[2], true).unwrap();
         for _ in 0..3 {

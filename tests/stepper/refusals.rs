@@ -8,13 +8,13 @@ use instep::overlap::Registry;
 use instep::{Adam, AdamW, Adamax, Lion, NAdam, RAdam, Rprop, Sgd};
 use instep::{Error, Mode, Result, Solo, Stepper};
 
-use crate::support::{Optim, Options, layout};
+use crate::support::{Optim, Options, Presummed, layout};
 
 const NAN: f64 = f64::NAN;
 const INFINITY: f64 = f64::INFINITY;
 
 fn build(optim: Optim, options: &Options) -> Result<Stepper> {
-    options.stepper(&layout(&[3]), optim, Solo::new(options.world_size))
+    options.stepper(&layout(&[3]), optim, Presummed(options.world_size))
 }
 
 #[track_caller]

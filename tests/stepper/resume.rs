@@ -4,7 +4,7 @@
 
 use instep::{Error, Layout, Result, Solo, Stepper};
 
-use crate::support::{self, MODES, Optim, Options, Outcome, layout, optimizers, painted};
+use crate::support::{self, MODES, Optim, Options, Outcome, Presummed, layout, optimizers, painted};
 
 const LENGTHS: [usize; 4] = [300, 0, 17, 2049];
 
@@ -33,7 +33,7 @@ fn resumed(layout: &Layout, optim: Optim, options: &Options, before: usize, afte
     for step in 0..before {
         support::pass(&mut first, options, |param, values| gradient(step, param, values)).unwrap();
     }
-    let mut second = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    let mut second = options.stepper(layout, optim, Presummed(options.world_size)).unwrap();
     load(&first, &mut second).unwrap();
     for step in before..before + after {
         support::pass(&mut second, options, |param, values| gradient(step, param, values)).unwrap();

@@ -16,7 +16,7 @@ use instep::{
 use crate::support::device::cuda;
 use crate::support::stand_in::commands::pointer;
 use crate::support::waits::{assert_each_is_missed, middle_passes};
-use crate::support::{self, MODES, paint, paint_gradient};
+use crate::support::{self, MODES, Presummed, paint, paint_gradient};
 
 const LENGTHS: [usize; 6] = [300, 5, 2049, 0, 17, 4096];
 const PASSES: usize = 5;
@@ -93,7 +93,7 @@ fn assert_alternating_is_each_alone<D: Device>(mixed: &mut Stepper<D>, mode: Mod
         let build = |layout| {
             let builder =
                 if odd == 0 { Stepper::builder(layout, HEAVY) } else { Stepper::builder(layout, adamw()) };
-            builder.mode(mode).host(Solo::new(3)).unwrap()
+            builder.mode(mode).host(Presummed(3)).unwrap()
         };
         let own: Vec<usize> = all.iter().copied().filter(|k| k % 2 == odd).collect();
         let names = own.iter().map(|k| (format!("p{k}"), LENGTHS[*k]));
@@ -114,11 +114,11 @@ fn optimizers_that_share_buckets_give_the_bits_of_each_alone() {
     let layout = layout();
     for mode in MODES {
         assert_alternating_is_each_alone(
-            &mut alternating(&layout).mode(mode).host(Solo::new(3)).unwrap(),
+            &mut alternating(&layout).mode(mode).host(Presummed(3)).unwrap(),
             mode,
         );
         // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-        let gpu = unsafe { alternating(&layout).mode(mode).cuda(Solo::new(3), &cuda()) };
+        let gpu = unsafe { alternating(&layout).mode(mode).cuda(Presummed(3), &cuda()) };
         assert_alternating_is_each_alone(&mut gpu.unwrap(), mode);
     }
 }
@@ -143,11 +143,11 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
         let mut both = Stepper::builder(&layout, adamw())
             .then(DEFAULT_GROUP, HEAVY)
             .mode(mode)
-            .host(Solo::new(3))
+            .host(Presummed(3))
             .unwrap();
         train(&mut both, &layout, &all, false).unwrap();
-        let mut first = Stepper::host(&layout, adamw(), Solo::new(3)).unwrap();
-        let mut second = Stepper::host(&layout, HEAVY, Solo::new(3)).unwrap();
+        let mut first = Stepper::host(&layout, adamw(), Presummed(3)).unwrap();
+        let mut second = Stepper::host(&layout, HEAVY, Presummed(3)).unwrap();
         for (param, id) in layout.ids().enumerate() {
             let values: Vec<f32> = (0..LENGTHS[param]).map(|k| paint(param, k)).collect();
             first.write(id, &values).unwrap();
@@ -243,13 +243,13 @@ fn code_of_the_users_own_steps_beside_built_in_optimizers_in_one_bucket() {
     for mode in MODES {
         let builder =
             || Stepper::builder(&layout, adamw()).optimizer_for(&own, Custom::new(Descent)).mode(mode);
-        let mut host = builder().record(true).host(Solo::new(3)).unwrap();
+        let mut host = builder().record(true).host(Presummed(3)).unwrap();
         train(&mut host, &layout, &all, true).unwrap();
         let plain = Sgd { lr: 0.25, ..Sgd::default() };
         let mut reference = Stepper::builder(&layout, adamw())
             .optimizer_for(&own, plain)
             .mode(mode)
-            .host(Solo::new(3))
+            .host(Presummed(3))
             .unwrap();
         train(&mut reference, &layout, &all, true).unwrap();
         let recording = host.take_recording().unwrap();
@@ -265,7 +265,7 @@ fn code_of_the_users_own_steps_beside_built_in_optimizers_in_one_bucket() {
         }
         if !crate::support::hardware::is_required() {
             // SAFETY: the stand-in's stream is a number.
-            let mut gpu = unsafe { builder().cuda(Solo::new(3), &cuda()).unwrap() };
+            let mut gpu = unsafe { builder().cuda(Presummed(3), &cuda()).unwrap() };
             train(&mut gpu, &layout, &all, true).unwrap();
             for id in layout.ids() {
                 assert_eq!(bits(&gpu, id).unwrap(), bits(&host, id).unwrap(), "{mode:?} on a GPU");
@@ -377,7 +377,7 @@ fn only_the_chosen_parameters_are_stepped_and_the_others_gradients_are_averaged(
             [(None, vec![0, 1, 2, 4, 5]), (Some(&chosen[..]), vec![2]), (Some(&[][..]), vec![])]
         {
             let builder = Stepper::builder(&layout, HEAVY).mode(mode).optimize_only(subset);
-            let mut stepper = builder.unused(Unused::StepZero).host(Solo::new(3)).unwrap();
+            let mut stepper = builder.unused(Unused::StepZero).host(Presummed(3)).unwrap();
             train(&mut stepper, &layout, &all, false).unwrap();
             for (param, id) in layout.ids().enumerate() {
                 let is_stepped = stepped.contains(&param);

@@ -3,11 +3,8 @@
 //! The reference for a complete pass is `Unused::StepZero`. A refused pass must leave parameters, counts and the
 //! caller's own gradients as they were.
 
-use instep::collective::Call;
 use instep::layout::ForeignBucket;
-use instep::{
-    Adam, Borrowed, Collective, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Unused,
-};
+use instep::{Adam, Borrowed, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Sums, Unused};
 
 use crate::support::device::cuda;
 use crate::support::{MODES, Options, Outcome, layout, paint_params, painted, pass};
@@ -152,33 +149,11 @@ fn every_way_to_give_a_pass_up_is_counted_and_leaves_the_schedule_where_it_was()
     }
 }
 
-/// A group whose sums another library makes, on the host.
-struct Outside;
-
-impl Collective for Outside {
-    fn rank(&self) -> u32 {
-        0
-    }
-
-    fn world_size(&self) -> u32 {
-        2
-    }
-
-    fn sums_outside(&self) -> bool {
-        true
-    }
-
-    fn enqueue(&self, _: &mut Call<'_>) -> instep::Result<()> {
-        Ok(())
-    }
-
-    fn abort(&self, _: &Error) {}
-}
-
 #[test]
 fn sums_made_outside_bring_no_counts_on_the_host_either() {
     let layout = layout(&LENGTHS);
-    let build = |unused| Stepper::builder(&layout, Adam::default()).unused(unused).host(Outside);
+    let build =
+        |unused| Stepper::builder(&layout, Adam::default()).unused(unused).host(Sums::by_caller(0, 2));
     let refused = build(Unused::Skip).map(drop);
     assert!(matches!(refused, Err(Error::Config { field: "unused", .. })), "{refused:?}");
     for unused in [Unused::StepZero, Unused::Refuse] {

@@ -3,7 +3,7 @@
 //! A difference between ranks must be told, and nothing that is on its way may be seen.
 
 use instep::{
-    AdamW, Borrowed, Error, External, ForeignBucket, Layout, Mode, ParamId, Result, Sgd, Stepper, Unused,
+    AdamW, Borrowed, Error, ForeignBucket, Layout, Mode, ParamId, Result, Sgd, Stepper, Sums, Unused,
     in_process,
 };
 
@@ -136,7 +136,7 @@ fn external<'a>(layout: &Layout, ids: [ParamId; 2], memory: &'a mut [[f32; 6]; 2
         .bucket(bucket, grads.as_mut_ptr());
     let builder = Stepper::builder(layout, Sgd { lr: 1.0, ..Sgd::default() }).unused(Unused::Refuse);
     // SAFETY: the caller keeps the memory, and reads it after the stepper has ended.
-    let stepper = unsafe { builder.host_borrowing(External::new(0, 1), lent) }.unwrap();
+    let stepper = unsafe { builder.host_borrowing(Sums::by_caller(0, 1), lent) }.unwrap();
     (stepper, &params[..])
 }
 

@@ -18,10 +18,11 @@ pub(crate) mod tolerance;
 pub(crate) mod training;
 pub(crate) mod waits;
 
+use instep::collective::Call;
 use instep::cuda::{Cuda, CudaDevice};
 use instep::{
-    Clip, Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Pass, Result, Solo, Status,
-    Stepper, StepperBuilder, Unused,
+    Clip, Collective, DType, Device, Divisor, Error, Gradients, Isa, Layout, Mode, ParamId, Pass, Place,
+    Result, Status, Stepper, StepperBuilder, Sums, Unused,
 };
 
 pub(crate) use crate::support::optimizers::{Optim, few_optimizers, one_per_state_count, optimizers};
@@ -31,6 +32,35 @@ pub(crate) const LENGTHS: [usize; 19] =
     [0, 1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 5000];
 
 pub(crate) const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
+
+/// A group of so many ranks whose gradients are their sums already. It sends nothing, and counts as it sums: what this rank
+/// uses counts as used once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Presummed(pub u32);
+
+impl Collective for Presummed {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        self.0
+    }
+
+    fn reaches(&self, _: Place) -> bool {
+        true
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        if self.knows(call.key().kind) { Ok(()) } else { Err(call.unknown_kind()) }
+    }
+
+    fn abort(&self, _: &Error) {}
+}
 
 /// Options of a stepper, and how a pass is driven.
 #[derive(Clone, Debug)]
@@ -74,13 +104,8 @@ impl Default for Options {
 
 impl Options {
     /// A stepper on any communicator, with parameters as the crate makes them.
-    pub(crate) fn stepper(
-        &self,
-        layout: &Layout,
-        optim: Optim,
-        comm: impl Collective + 'static,
-    ) -> Result<Stepper> {
-        self.builder(layout, optim).host(comm)
+    pub(crate) fn stepper(&self, layout: &Layout, optim: Optim, sums: impl Into<Sums>) -> Result<Stepper> {
+        self.builder(layout, optim).host(sums)
     }
 
     /// The same on a GPU.
@@ -89,10 +114,10 @@ impl Options {
         cuda: &Cuda,
         layout: &Layout,
         optim: Optim,
-        comm: impl Collective + 'static,
+        sums: impl Into<Sums>,
     ) -> Result<Stepper<CudaDevice>> {
         // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-        unsafe { self.builder(layout, optim).cuda(comm, cuda) }
+        unsafe { self.builder(layout, optim).cuda(sums, cuda) }
     }
 
     pub(crate) fn builder<'a>(&self, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
@@ -169,7 +194,7 @@ pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
 
 /// A painted [`Solo`] stepper.
 pub(crate) fn open(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
-    let mut stepper = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    let mut stepper = options.stepper(layout, optim, Presummed(options.world_size)).unwrap();
     paint_params(&mut stepper);
     stepper
 }

@@ -5,12 +5,12 @@
 
 use instep::{
     Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, OffloadPolicy, ParamId, Pass, Recording,
-    Result, SegmentAction, Solo, Stepper, Strategy, Unused, bf16, f16,
+    Result, SegmentAction, Stepper, Strategy, Unused, bf16, f16,
 };
 
 use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
 use crate::support::lent::{Ground, Lent, Random};
-use crate::support::{Outcome, assert_same_bits, paint, paint_gradient};
+use crate::support::{Outcome, Presummed, assert_same_bits, paint, paint_gradient};
 
 /// Whose gradients a stepper gets.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ impl Training {
 
     /// A single rank that is fed the sums. With `kept`, abandoned passes are replaced by what they left.
     pub(crate) fn run_alone(&self, setup: &Setup, kept: Option<&Kept>) -> Result<Trained> {
-        self.run(setup, Solo::new(self.world_size), Feed::Sums, kept)
+        self.run(setup, Presummed(self.world_size), Feed::Sums, kept)
     }
 
     pub(crate) fn run(

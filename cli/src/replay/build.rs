@@ -3,7 +3,7 @@
 //! It has one rank, and divides by the number of ranks that the gradients were summed over. How steps run changes no bit.
 
 use instep::checkpoint::safetensors::quoted;
-use instep::{Error, Layout, LossScale, Solo, Stepper, Unused};
+use instep::{Error, Layout, LossScale, Solo, Stepper, Sums, Unused};
 
 use super::dtypes::refused;
 use super::{Config, Options};
@@ -20,16 +20,16 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     for (index, group) in config.groups.iter().enumerate() {
         builder = builder.group(group_name(index), group.optimizer.clone());
     }
-    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
+    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of n ranks
     // would pad buckets to n ranks, and n comes from a file.
-    let solo = match config.loss_scale {
+    let sums = match config.loss_scale {
         LossScale::Dynamic(_) | LossScale::External(_) => {
             builder = builder.loss_scale(config.loss_scale);
-            Solo::new(config.world_size)
+            Sums::by_caller(0, config.world_size)
         }
         LossScale::Constant(loss_scale) => {
             builder = builder.loss_scale(f64::from(config.world_size) * loss_scale);
-            Solo::default()
+            Solo::default().into()
         }
     };
     builder = builder.skip_nonfinite(config.skip_nonfinite).precision(config.precision);
@@ -51,7 +51,7 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     if let Some(threads) = options.threads {
         builder = builder.threads(threads);
     }
-    builder.host(solo).map_err(|error| match (error, config.loss_scale) {
+    builder.host(sums).map_err(|error| match (error, config.loss_scale) {
         (Error::Config { field: "loss_scale", wrong, remedy, .. }, LossScale::Constant(loss_scale)) => {
             let thing = format_args!("loss_scale = {loss_scale} with world_size = {}", config.world_size);
             Failure::config(thing, wrong, remedy)

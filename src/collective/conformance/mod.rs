@@ -99,7 +99,7 @@ impl std::error::Error for Failures {}
 /// use instep::Solo;
 /// use instep::collective::conformance::check;
 ///
-/// let report = check(Duration::from_secs(20), || Ok(Solo::new(1)))?;
+/// let report = check(Duration::from_secs(20), || Ok(Solo::default()))?;
 /// assert!(report.skipped.contains(&"a late rank is waited for")); // there is only one rank
 /// # Ok::<(), instep::collective::conformance::Failures>(())
 /// ```

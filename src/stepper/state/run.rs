@@ -88,11 +88,18 @@ impl<D: Device> Run<D> {
 
     /// Hands what the schedule has written to the device.
     pub(crate) fn submit(&mut self) {
+        self.submit_awaiting(None);
+    }
+
+    /// The same, with what one of the ops waits for.
+    pub(crate) fn submit_awaiting(&mut self, mut sum: Option<D::Sum>) {
         if self.rescued.is_some() {
             // Nothing runs any more, so there is nothing to wait for.
             return self.schedule.drain().for_each(drop);
         }
+        let mut awaits = false;
         for op in self.schedule.drain() {
+            awaits |= matches!(op.action, Action::AwaitSum { .. });
             if let Some(recording) = &mut self.recording {
                 recording.list.push(Traced::Op(op));
             }
@@ -102,7 +109,7 @@ impl<D: Device> Run<D> {
                 }
                 (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
                     // The ops in hand may be the ones that the debt waits for.
-                    self.device.submit(&self.batch);
+                    self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
                     // A Record says that the waits before it are over, or the run would be weaker than the list.
                     // Rarely is any left; if paying fails, later ops are skipped and the next access reports it.
@@ -113,7 +120,8 @@ impl<D: Device> Run<D> {
             self.batch.push(op);
         }
         if !self.batch.is_empty() {
-            self.device.submit(&self.batch);
+            // A bucket that no pass steps needs no sum.
+            self.device.submit(&self.batch, sum.filter(|_| awaits));
             self.batch.clear();
         }
         if D::TRAINER_IS_A_STREAM {

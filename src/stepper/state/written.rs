@@ -12,6 +12,8 @@ use crate::schedule::Broadcast;
 /// Which parameters the next pass gives to all ranks.
 #[derive(Debug)]
 pub(crate) struct ParamsWritten {
+    /// There is a collective that sends them. A caller who sums sees to it that they are equal.
+    is_sent: bool,
     /// Ranks have taken rank 0's parameters before.
     is_shared: bool,
     is_any: bool,
@@ -24,10 +26,11 @@ pub(crate) struct ParamsWritten {
 
 impl ParamsWritten {
     /// Of a stepper that has made no pass.
-    pub(crate) fn new(plan: &Plan) -> ParamsWritten {
+    pub(crate) fn new(plan: &Plan, sums_by_caller: bool) -> ParamsWritten {
         let (params, buckets) = (plan.segments().len(), plan.buckets().len());
         ParamsWritten {
-            is_shared: false,
+            is_sent: !sums_by_caller,
+            is_shared: sums_by_caller,
             is_any: false,
             params: vec![false; params],
             values: vec![0; params],
@@ -37,7 +40,7 @@ impl ParamsWritten {
 
     /// Notes a write. A local parameter is each rank's own, and is never broadcast.
     pub(crate) fn note(&mut self, param: usize, plan: &Plan) {
-        if !plan.bucket_of(plan.segment_of(param)).is_local {
+        if self.is_sent && !plan.bucket_of(plan.segment_of(param)).is_local {
             (self.params[param], self.is_any) = (true, true);
         }
     }

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
 
-use instep::cuda::{Cuda, CudaDevice, External, Nccl};
+use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Clip, Collective, Layout, Mode, Stepper, Unused};
+use instep::{AdamW, Borrowed, Clip, EventHandle, Layout, Mode, Stepper, Sums, Unused};
 
 use super::memory::Gpu;
 use super::nccl::ranks_play_with;
@@ -26,7 +26,7 @@ const FIRST_STEADY: usize = 8;
 
 /// Calls of begin, of asking for all addresses of gradients, of each hand-over, of finish, and of the whole pass with
 /// its three buckets. A launch is in the row of its kernel.
-const EXTERNAL: &str = "
+const BY_CALLER: &str = "
 Sequential            begin addresses bucket finish pass
 cuCtxPopCurrent_v2        1         0      1      2    6
 cuCtxPushCurrent_v2       1         0      1      2    6
@@ -152,7 +152,7 @@ fn traced(
     stepper: &mut Stepper<CudaDevice>,
     trace: &mut Trace,
     layout: &Layout,
-    hand: &impl Fn(u32, *mut f32),
+    hand: &impl Fn(u32, *mut f32) -> Option<EventHandle>,
 ) -> [Vec<String>; PARTS] {
     let mut parts = <[Vec<String>; PARTS]>::default();
     trace.take();
@@ -162,9 +162,14 @@ fn traced(
     let addresses: Vec<*mut f32> = layout.ids().map(address).collect();
     parts[ADDRESSES] = trace.take();
     for (bucket, address) in (0..).zip(addresses) {
-        hand(bucket, address);
+        let event = hand(bucket, address);
         trace.take();
-        pass.bucket_ready(bucket).unwrap();
+        match event {
+            // SAFETY: recorded after the sum.
+            Some(event) => unsafe { pass.bucket_ready_after(bucket, event) },
+            None => pass.bucket_ready(bucket),
+        }
+        .unwrap();
         parts[FIRST_BUCKET + bucket as usize] = trace.take();
     }
     pass.finish().unwrap();
@@ -173,13 +178,13 @@ fn traced(
 }
 
 /// Returns the table of the calls of a steady pass; `hand` is what the program enqueues for a bucket before its
-/// hand-over.
+/// hand-over, and the event after its own sum, if it sums.
 fn table(
     mode: Mode,
-    comm: impl Collective + 'static,
+    sums: impl Into<Sums>,
     gpu: &Gpu,
     cuda: &Cuda,
-    hand: impl Fn(u32, *mut f32),
+    hand: impl Fn(u32, *mut f32) -> Option<EventHandle>,
 ) -> String {
     let layout = layout(&[LENGTH; BUCKETS]);
     let mut memory = Borrowed::new();
@@ -192,7 +197,7 @@ fn table(
         builder = builder.clip(Clip::Global(1.0));
     }
     // SAFETY: memory and stream live as long as the process, and what touches them keeps to the stepper's order.
-    let mut stepper = unsafe { builder.cuda_borrowing(comm, memory, cuda) }.unwrap();
+    let mut stepper = unsafe { builder.cuda_borrowing(sums, memory, cuda) }.unwrap();
     let mut trace = Trace::open();
     // The GPU has ended each pass before the next, so no call waits for it, and none is made twice.
     let passes: Vec<Counts> = (0..PASSES)
@@ -231,32 +236,35 @@ fn assert_tables(found: [String; 3], expected: &str) {
 }
 
 /// The program sums buckets itself, on a stream of its own.
-fn of_external() {
+fn of_caller() {
     let gpu = Gpu::open();
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
     let sums = gpu.beside();
     let written = Gpu::event();
     let summed = [(); BUCKETS].map(|()| Gpu::event());
     let of = |mode| {
-        let external = External::new(&cuda, 0, 4);
-        table(mode, external.clone(), &gpu, &cuda, |bucket, gradient| {
+        table(mode, Sums::by_caller(0, 4), &gpu, &cuda, |bucket, gradient| {
             gpu.fill(gradient, 0.5, LENGTH);
             gpu.record(written);
             sums.wait_for(written);
             sums.fill(gradient, 2.0, LENGTH);
             let event = summed[bucket as usize];
             sums.record(event);
-            // SAFETY: recorded after the sum, and alive as long as the process.
-            unsafe { external.reduced(bucket, event) };
+            Some(event)
         })
     };
-    assert_tables(MODES.map(of), EXTERNAL);
+    assert_tables(MODES.map(of), BY_CALLER);
 }
 
 /// A scene of a rank of two, for `nccl.rs`.
 pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
-    let of = |mode| table(mode, comm.clone(), gpu, &cuda, |_, gradient| gpu.fill(gradient, 0.5, LENGTH));
+    let of = |mode| {
+        table(mode, comm.clone(), gpu, &cuda, |_, gradient| {
+            gpu.fill(gradient, 0.5, LENGTH);
+            None
+        })
+    };
     assert_tables(MODES.map(of), NCCL);
     comm.close().unwrap();
 }
@@ -265,7 +273,7 @@ pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
 fn a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs() {
     if std::env::var_os(TRACE).is_some() {
-        return of_external();
+        return of_caller();
     }
     let test = "cuda::gpu::calls::a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs";
     let mut child = Command::new(std::env::current_exe().unwrap());

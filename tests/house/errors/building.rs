@@ -2,6 +2,7 @@
 //!
 //! Each row is the smallest wrong call of the public interface; nothing here depends on the machine.
 
+use crate::support::Presummed;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ fn shards(page: &mut Page) {
     page.refused(in_process(2, |comm| Collective::subgroup(&comm, &[comm.rank(), comm.rank()]).map(drop)));
     page.refused(Collective::subgroup(&Solo::default(), &[0]).map(drop));
     let several = Stepper::builder(&layout, Sgd::default()).strategy(Strategy::Zero);
-    page.refused(several.host(Solo::new(2)));
+    page.refused(several.host(Presummed(2)));
     let mut stepper = zero(Stepper::builder(&layout, Adam::default())).unwrap();
     let w = layout.ids().next().unwrap();
     page.refused(stepper.rebuild_buckets());
@@ -155,12 +156,12 @@ fn precisions(page: &mut Page) {
     page.refused(Stepper::builder(&layout, few).precision(codes).host(Solo::default()));
     let bf16_gradients = Precision { grad: DType::BF16, ..Precision::F32 };
     let many = Stepper::builder(&layout, Sgd::default()).precision(bf16_gradients);
-    page.refused(many.unused(Unused::Skip).host(Solo::new(512)));
-    let compressed = |world_size| Compressed::bf16(Solo::new(world_size)).unwrap();
+    page.refused(many.unused(Unused::Skip).host(Presummed(512)));
+    let compressed = |world_size| Compressed::bf16(Presummed(world_size)).unwrap();
     page.refused(Stepper::builder(&layout, Sgd::default()).host(compressed(512)));
     page.refused(Stepper::builder(&layout, Sgd::default()).precision(bf16_gradients).host(compressed(1)));
     page.refused(compressed(1).pre_scale(0.5));
-    page.refused(Compressed::f16(Solo::new(1)).unwrap().pre_scale(0.3));
+    page.refused(Compressed::f16(Solo::default()).unwrap().pre_scale(0.3));
     page.refused(Compressed::f16(compressed(1)));
     let stepper = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
     let id = layout.ids().next().unwrap();

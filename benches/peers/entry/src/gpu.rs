@@ -111,8 +111,9 @@ unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensor
     };
     let cuda = Cuda::open(ordinal)?.compute_stream(StreamHandle(stream));
     // SAFETY: the caller's promise, by the contract.
-    let stepper =
-        unsafe { builder.unused(Unused::StepZero).cuda_borrowing(Solo::new(world_size), borrowed, &cuda)? };
+    let stepper = unsafe {
+        builder.unused(Unused::StepZero).cuda_borrowing(Sums::by_caller(0, world_size), borrowed, &cuda)?
+    };
     Ok(Peer { stepper, ids })
 }
 

@@ -16,7 +16,7 @@ OUT OF REACH of these programs
   averaged and left parameters, optimizers of the user's own, several optimizers of a parameter, those added late
   Clip::PerBucket: the model knows no buckets
   ranks that share tensors and lose a rank in the middle of a step: what is torn depends on time
-  collectives over other transports, hooks, compression, External and Solo
+  collectives over other transports, hooks, compression, sums by the caller, Solo
   f16 gradients, whose sums would be rounded";
 
 #[derive(Default)]

@@ -3,12 +3,12 @@
 //! Each rank is a thread. They sum buckets by hand, in rank order and each in an order of its own, and every rank hands
 //! a bucket over as soon as it finds its sum there.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
 
 use instep::{
-    AdamW, Borrowed, Error, External, ForeignBucket, Layout, Mode, ParamId, Result, Solo, Stepper,
-    StepperBuilder, Unused, in_process,
+    AdamW, Borrowed, Error, ForeignBucket, Layout, Mode, ParamId, Result, Solo, Stepper, StepperBuilder,
+    Sums, Unused, in_process,
 };
 
 use crate::support::lent::Random;
@@ -67,7 +67,7 @@ impl Engine {
                 .map(|of| std::ptr::with_exposed_provenance_mut(of[bucket].load(Ordering::Acquire)))
                 .collect();
             for k in 0..bucket_len(bucket) {
-                // SAFETY: every rank has asked for its gradients, written them, and waits for the flag before its hand-over.
+                // SAFETY: every rank has asked for its gradients, written them, and steps them after the flag alone.
                 unsafe {
                     let sum =
                         buffers[1..].iter().fold(*buffers[0].add(k), |sum, buffer| sum + *buffer.add(k));
@@ -79,7 +79,7 @@ impl Engine {
     }
 }
 
-fn of_an_engine(engine: &Engine, layout: &Layout, rank: usize, mode: Mode) -> Result<Outcome> {
+fn of_an_engine(engine: &Arc<Engine>, layout: &Layout, rank: usize, mode: Mode) -> Result<Outcome> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut random = Random(rank as u64 + 100);
     let mut params: Vec<Vec<f32>> = LENGTHS.iter().map(|len| vec![0.0; *len]).collect();
@@ -100,7 +100,7 @@ fn of_an_engine(engine: &Engine, layout: &Layout, rank: usize, mode: Mode) -> Re
     }
     let builder = builder(layout, mode).unused(Unused::Refuse);
     // SAFETY: the vectors outlive the stepper, and gradients are touched between `get_mut` and the hand-over alone.
-    let mut stepper = unsafe { builder.host_borrowing(External::new(rank as u32, RANKS as u32), memory)? };
+    let mut stepper = unsafe { builder.host_borrowing(Sums::by_caller(rank as u32, RANKS as u32), memory)? };
     assert_eq!((stepper.rank(), stepper.world_size()), (rank as u32, RANKS as u32));
     paint_params(&mut stepper);
     for step in 0..STEPS {
@@ -120,8 +120,22 @@ fn of_an_engine(engine: &Engine, layout: &Layout, rank: usize, mode: Mode) -> Re
         if is_unused(step, UNUSED) {
             pass.set_unused(&[ids[UNUSED]])?;
         }
-        engine.sum(step, rank, &mut random);
         let mut left: Vec<usize> = (0..BUCKETS.len()).collect();
+        if step % 2 == 1 {
+            // Handed over before the sums are there.
+            random.shuffle(&mut left);
+            for bucket in left.drain(..) {
+                let engine = Arc::clone(engine);
+                let sum = move || {
+                    while !engine.is_summed[step][bucket].load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    Ok(())
+                };
+                pass.bucket_ready_after(bucket as u32, sum)?;
+            }
+        }
+        engine.sum(step, rank, &mut random);
         while !left.is_empty() {
             let at = random.below(left.len());
             if engine.is_summed[step][left[at]].load(Ordering::Acquire) {
@@ -169,7 +183,7 @@ fn sums_of_an_engines_own_that_end_in_any_order_give_the_bits_of_a_steppers_sums
     let layout = layout(&LENGTHS);
     for mode in MODES {
         let expected = of_steppers_that_sum(&layout, mode);
-        let engine = Engine::new();
+        let engine = Arc::new(Engine::new());
         let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
             let (engine, layout) = (&engine, &layout);
             let start = |rank| scope.spawn(move || of_an_engine(engine, layout, rank, mode).unwrap());
@@ -195,7 +209,8 @@ fn a_gradient_that_nobody_asked_for_is_refused_and_overwritten_by_nothing() {
         Borrowed::new().param(a, at).param(b, at.wrapping_add(2)).bucket(described, grads)
     };
     // SAFETY: the arrays outlive both steppers, which alone touch them until they are closed.
-    let mut stepper = unsafe { build(Unused::StepZero).host_borrowing(External::new(0, 2), lend()) }.unwrap();
+    let mut stepper =
+        unsafe { build(Unused::StepZero).host_borrowing(Sums::by_caller(0, 2), lend()) }.unwrap();
     let mut pass = stepper.begin().unwrap();
     pass.grads().get_mut(a).unwrap();
     let refused = pass.finish().unwrap_err();
@@ -209,13 +224,13 @@ fn a_gradient_that_nobody_asked_for_is_refused_and_overwritten_by_nothing() {
     assert_eq!((stepper.step_count(a).unwrap(), stepper.step_count(b).unwrap()), (0, 0));
     stepper.close().unwrap();
     assert_eq!((weights, bucket), ([1.0; 4], [5.0; 4]));
-    let counted = build(Unused::Skip).host(External::new(0, 2)).map(drop);
+    let counted = build(Unused::Skip).host(Sums::by_caller(0, 2)).map(drop);
     assert!(matches!(counted, Err(Error::Config { field: "unused", .. })), "{counted:?}");
     assert!(Stepper::builder(&layout, AdamW::default()).host(Solo::default()).is_ok());
 }
 
 /// Two buckets of one parameter each; the sum of the second is forgotten.
-fn forget<C: instep::Collective + 'static>(comm: C, borrows: bool, mode: Mode) -> (Result<()>, [f32; 2]) {
+fn forget(sums: impl Into<Sums>, borrows: bool, mode: Mode) -> (Result<()>, [f32; 2]) {
     let layout = Layout::builder().param("a", 1).param("b", 1).build().unwrap();
     let ids: Vec<ParamId> = layout.ids().collect();
     let (mut params, mut grads) = ([1.0f32; 2], [0.0f32; 2]);
@@ -229,9 +244,9 @@ fn forget<C: instep::Collective + 'static>(comm: C, borrows: bool, mode: Mode) -
             memory = memory.param(*id, param).bucket(ForeignBucket::new(1).gradient(*id, 0), grad);
         }
         // SAFETY: as above, and touched through the stepper alone.
-        unsafe { Stepper::builder(&layout, sgd).mode(mode).host_borrowing(comm, memory).unwrap() }
+        unsafe { Stepper::builder(&layout, sgd).mode(mode).host_borrowing(sums, memory).unwrap() }
     } else {
-        let mut stepper = builder.host(comm).unwrap();
+        let mut stepper = builder.host(sums).unwrap();
         ids.iter().for_each(|id| stepper.write(*id, &[1.0]).unwrap());
         stepper
     };
@@ -259,13 +274,61 @@ fn the_end_of_a_pass_claims_no_sum_that_only_the_caller_knows_of() {
             let named = format!("bucket {bucket}: not handed over");
             assert!(text.contains(&named) && text.contains(&format!("bucket_ready({bucket})")), "{text}");
         };
-        let (outcome, values) = forget(Solo::new(2), borrows, mode);
+        let (outcome, values) = forget(Sums::by_caller(0, 2), borrows, mode);
         refused(outcome);
         assert_eq!(values[0], 1.0, "{mode:?}: the forgotten one is not stepped");
-        refused(forget(External::new(0, 2), borrows, mode).0);
         // The sum of one rank is its gradient.
         let (outcome, values) = forget(Solo::default(), borrows, mode);
         outcome.unwrap();
         assert_eq!(values, [-1.0; 2]);
+    }
+}
+
+#[test]
+fn a_sum_that_fails_poisons_and_one_that_is_not_the_callers_is_refused() {
+    let layout = Layout::builder().param("a", 1).param("b", 1).build().unwrap();
+    let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
+    for mode in MODES {
+        let build = |sums: Sums| {
+            let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1);
+            builder.unused(Unused::Refuse).record(true).host(sums).unwrap()
+        };
+        for panics in [false, true] {
+            let mut stepper = build(Sums::by_caller(1, 2));
+            let mut pass = stepper.begin().unwrap();
+            for id in [a, b] {
+                pass.write(id.grad(), &[1.0]).unwrap();
+            }
+            pass.bucket_ready_after(1, move || {
+                if panics { panic!("lost a peer") } else { Err("lost a peer".into()) }
+            })
+            .unwrap();
+            pass.bucket_ready_after(0, || Ok(())).unwrap();
+            let error = pass.finish().and_then(|()| stepper.status().map(drop)).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("lost a peer") && text.contains("sum of bucket 1"), "{mode:?}: {text}");
+            assert!(stepper.close().is_err());
+        }
+        // What waits for a sum is no optimizer's time, and nothing races with what is awaited.
+        let mut stepper = build(Sums::by_caller(0, 2));
+        let mut pass = stepper.begin().unwrap();
+        for id in [a, b] {
+            pass.write(id.grad(), &[1.0]).unwrap();
+        }
+        let (summed, sum) = mpsc::channel();
+        pass.bucket_ready_after(0, move || Ok(sum.recv()?)).unwrap();
+        assert!(matches!(pass.view::<f32>(b.grad()), Err(Error::Order(_))));
+        assert!(matches!(pass.bucket_ready(0), Err(Error::Order(_))));
+        pass.bucket_ready(1).unwrap();
+        summed.send(()).unwrap();
+        pass.finish().unwrap();
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{mode:?}");
+        assert!(recording.ran.iter().all(|ran| ran.op.action.is_work()));
+        stepper.close().unwrap();
+        let mut summing = build(Solo::default().into());
+        let mut pass = summing.begin().unwrap();
+        let refused = pass.bucket_ready_after(0, || Ok(())).unwrap_err().to_string();
+        assert!(refused.contains("Sums::by_caller"), "{refused}");
     }
 }

@@ -1,0 +1,111 @@
+//! Who sums a stepper's gradients over the ranks: a collective, or the caller.
+//!
+//! A caller who sums has no collective of ours: nothing is sent, broadcast or compared, and the schedule writes no such op.
+//! The caller says of each bucket when its sum is there. The step still divides by the number of ranks.
+
+use std::sync::Arc;
+
+use crate::collective::{Call, Collective, refused_kind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::handle::Place;
+
+/// Who sums gradients over the ranks. Every [`Collective`] converts to it, so a builder takes one as it is.
+///
+/// With sums [by the caller](Self::by_caller), in each pass, for each bucket:
+///
+/// 1. Ask for the gradient of every parameter that is not frozen, and write it: [`Grads::get_mut`](crate::Grads::get_mut) on
+///    the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The stepper writes no gradient before its step, so it
+///    zeroes none.
+/// 2. Sum the whole bucket over the ranks, in place: a plain sum, which the step divides by the number of ranks. If your
+///    all-reduce averages, say that this is rank 0 of 1.
+/// 3. Hand the bucket over with what says that the sum is there: `Stepper::bucket_ready_after`, with an event on a GPU and a
+///    closure on the host, or on the host [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once it is there. Buckets
+///    come in any order.
+///
+/// Nothing is stepped without its hand-over: [`Stepper::finish`](crate::Stepper::finish) refuses a gradient that was not
+/// asked for, unless it is frozen or [named as unused](crate::Stepper::set_unused), and a bucket that was not handed over.
+///
+/// Parameters are not sent, so they must be equal on all ranks before the first pass and after every write; layout, options,
+/// rates, frozen and unused parameters too: ranks that differ drift apart.
+///
+/// ```
+/// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
+///
+/// # fn all_reduce(_: *mut f32) {}
+/// let layout = Layout::builder().param("weight", 3).build()?;
+/// let weight = layout.id("weight")?;
+/// let (mut weights, mut bucket) = ([1.0f32; 3], [0.5f32; 3]);
+/// let (at, described) = (bucket.as_mut_ptr(), ForeignBucket::new(3).gradient(weight, 0));
+/// let memory = Borrowed::new().param(weight, weights.as_mut_ptr()).bucket(described, at);
+/// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+/// // SAFETY: the arrays outlive the stepper, and are touched as its rules say.
+/// let mut stepper = unsafe { builder.host_borrowing(Sums::by_caller(0, 2), memory)? };
+/// let mut pass = stepper.begin()?;
+/// pass.grads().get_mut(weight)?.fill(2.0); // backward
+/// all_reduce(at); // yours, over 2 ranks
+/// pass.bucket_ready(0)?;
+/// pass.finish()?;
+/// stepper.close()?;
+/// assert_eq!(weights, [0.0; 3]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Sums {
+    pub(crate) comm: Arc<dyn Collective>,
+    pub(crate) are_by_caller: bool,
+}
+
+impl Sums {
+    /// The caller sums; this is rank `rank` of `world_size`. Only [replicated](crate::Strategy::Replicated) parameters.
+    pub fn by_caller(rank: u32, world_size: u32) -> Sums {
+        Sums { comm: Arc::new(NoCalls { rank, world_size }), are_by_caller: true }
+    }
+}
+
+impl<C: Collective + 'static> From<C> for Sums {
+    fn from(comm: C) -> Sums {
+        Sums { comm: Arc::new(comm), are_by_caller: false }
+    }
+}
+
+impl std::fmt::Debug for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sums")
+            .field("rank", &self.comm.rank())
+            .field("world_size", &self.comm.world_size())
+            .field("by_caller", &self.are_by_caller)
+            .finish()
+    }
+}
+
+/// The ranks of a device that makes no calls.
+pub(crate) struct NoCalls {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+}
+
+impl Collective for NoCalls {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn reaches(&self, _: Place) -> bool {
+        true
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        Err(refused_kind(call.key().kind))
+    }
+
+    /// The group is the caller's, which learns of a failure from its stepper's errors.
+    fn abort(&self, _: &Error) {}
+}
