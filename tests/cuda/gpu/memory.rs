@@ -58,6 +58,7 @@ driver! {
     create_event: c"cuEventCreate"(*mut *mut c_void, u32);
     record: c"cuEventRecord"(*mut c_void, *mut c_void);
     wait: c"cuStreamWaitEvent"(*mut c_void, *mut c_void, u32);
+    copy: c"cuMemcpyDtoDAsync_v2"(u64, u64, usize, *mut c_void);
     fill: c"cuMemsetD32Async"(u64, u32, usize, *mut c_void);
     allocate: c"cuMemAlloc_v2"(*mut u64, usize);
     upload: c"cuMemcpyHtoD_v2"(u64, *const c_void, usize);
@@ -115,6 +116,13 @@ impl Gpu {
         // SAFETY: device memory that is long enough.
         let filled = unsafe { (driver().fill)(address.addr() as u64, value.to_bits(), count, self.stream) };
         assert_eq!(filled, SUCCESS);
+    }
+
+    /// Copies memory on the stream.
+    pub(crate) fn copy(&self, from: *mut f32, to: *mut f32, count: usize) {
+        let [from, to] = [from, to].map(|address| address.addr() as u64);
+        // SAFETY: device memory that is long enough.
+        assert_eq!(unsafe { (driver().copy)(to, from, 4 * count, self.stream) }, SUCCESS);
     }
 
     pub(crate) fn stream(&self) -> StreamHandle {

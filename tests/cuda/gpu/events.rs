@@ -1,0 +1,94 @@
+//! What an event after the caller's sum has to say, held by the software GPU: one that says less is a race, and named.
+//!
+//! Each scene is a process of its own, which a race ends. The library cannot see what an event was recorded after.
+
+use std::process::Command;
+
+use instep::cuda::Cuda;
+use instep::layout::ForeignBucket;
+use instep::{AdamW, Borrowed, Mode, Stepper, Sums};
+
+use super::memory::Gpu;
+use crate::support::{MODES, layout};
+
+const SCENE: &str = "INSTEP_EVENT_SCENE";
+const LENGTH: usize = 5000;
+
+/// When the event is recorded that is handed over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Recorded {
+    AfterSumAndReads,
+    BeforeTheLastRead,
+    BeforeTheSum,
+    Never,
+}
+
+use Recorded::*;
+
+fn play(recorded: Recorded, mode: Mode) {
+    let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let [values, gradients, read] = [0.5, 0.0, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
+    let id = layout.ids().next().unwrap();
+    let memory =
+        Borrowed::new().param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
+    let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
+    // SAFETY: memory and stream live as long as the process. What touches them keeps to the rules, but for the scene's fault,
+    // which this driver finds before any harm.
+    let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda) }.unwrap();
+    let sums = gpu.beside();
+    for _ in 0..3 {
+        let (written, summed) = (Gpu::event(), Gpu::event());
+        let mut pass = stepper.begin().unwrap();
+        pass.ptr(id).unwrap();
+        pass.ptr(id.grad()).unwrap();
+        gpu.fill(gradients, 0.5, LENGTH);
+        if recorded != BeforeTheLastRead {
+            gpu.copy(values, read, LENGTH);
+        }
+        gpu.record(written);
+        sums.wait_for(written);
+        if recorded == BeforeTheSum {
+            sums.record(summed);
+        }
+        sums.fill(gradients, 1.0, LENGTH);
+        if matches!(recorded, AfterSumAndReads | BeforeTheLastRead) {
+            sums.record(summed);
+        }
+        if recorded == BeforeTheLastRead {
+            gpu.copy(values, read, LENGTH);
+        }
+        // SAFETY: as above.
+        unsafe { pass.bucket_ready_after(0, summed) }.unwrap();
+        // The wait has been enqueued.
+        gpu.record(summed);
+        pass.finish().unwrap();
+    }
+    gpu.synchronize();
+    stepper.close().unwrap();
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU, which names races"]
+fn an_event_that_comes_too_early_or_was_never_recorded_is_a_race_with_a_name() {
+    let scenes = [AfterSumAndReads, BeforeTheLastRead, BeforeTheSum, Never];
+    let all = || {
+        scenes.into_iter().flat_map(|scene| MODES.map(|mode| (format!("{scene:?} {mode:?}"), scene, mode)))
+    };
+    if let Ok(wanted) = std::env::var(SCENE) {
+        let (_, scene, mode) = all().find(|(name, ..)| *name == wanted).unwrap();
+        return play(scene, mode);
+    }
+    for (name, scene, _) in all() {
+        let test =
+            "cuda::gpu::events::an_event_that_comes_too_early_or_was_never_recorded_is_a_race_with_a_name";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let ran =
+            child.args(["--exact", test, "--ignored", "--nocapture"]).env(SCENE, &name).output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        match scene {
+            AfterSumAndReads => assert!(ran.status.success(), "{name}: {said}"),
+            _ => assert!(!ran.status.success() && said.contains("software gpu: race"), "{name}: {said}"),
+        }
+    }
+}
