@@ -59,7 +59,7 @@ SOURCES = [
 
 def environment(folder, variable=None, value=None):
     """The tests' variables, with a mistake."""
-    extra = {"INSTEP_CUDA": f"{folder}/libcuda.so.1", "INSTEP_NCCL": f"{folder}/libnccl.so.2",
+    extra = {"INSTEP_CUDA": f"{folder}/libcuda.so", "INSTEP_NCCL": f"{folder}/libnccl.so.2",
              "INSTEP_REQUIRE_GPU": "1", "INSTEP_REQUIRE_NCCL": "1", "RUST_BACKTRACE": "0"}
     return dict(os.environ, **extra, **({variable: value} if variable else {}))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the software GPU, a driver without a GPU, and prints the folder with its libcuda.so.1 and libnccl.so.2.
+# Builds the software GPU, a driver without a GPU, and prints the folder with its libcuda.so and libnccl.so.2.
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
@@ -19,7 +19,8 @@ cargo build -q -p software-gpu -p software-gpu-nccl >&2
 place() {
     cmp -s "$1" "$folder/$2" || { cp "$1" "$folder/$2.new" && mv "$folder/$2.new" "$folder/$2"; }
 }
-place "$target/debug/libsoftware_gpu.so" libcuda.so.1
+place "$target/debug/libsoftware_gpu.so" libcuda.so
+ln -sf libcuda.so "$folder/libcuda.so.1" # the name that other programs open
 place "$target/debug/libsoftware_nccl.so" libnccl.so.2
 
 # The tests that the bundle runs on a GPU, but the kernels' own, which take minutes, and those that no CPU can serve:
@@ -34,7 +35,7 @@ prepare() {
         python3 -c '
 import json, sys
 print(*(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")))')
-    export INSTEP_CUDA=$folder/libcuda.so.1 INSTEP_NCCL=$folder/libnccl.so.2 INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1
+    export INSTEP_CUDA=$folder/libcuda.so INSTEP_NCCL=$folder/libnccl.so.2 INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1
 }
 
 case ${1:-} in
@@ -65,7 +66,7 @@ case ${1:-} in
     capi/install.sh "$folder/capi" "$target/debug"
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" capi/gpu/device.c -o "$folder/device" \
         -L"$folder/capi/lib" -linstep -ldl -lm -pthread
-    INSTEP_CUDA=$folder/libcuda.so.1 LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
+    INSTEP_CUDA=$folder/libcuda.so LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
     ;;
 --torch)
     python=$(realpath -s "$2")
@@ -75,7 +76,7 @@ case ${1:-} in
     cargo build -q -p instep-peers --features cuda
     mkdir -p "$folder/peers/release"
     ln -sf "$target/debug/libinstep_peers.so" "$folder/peers/release/"
-    OMP_NUM_THREADS=1 INSTEP_CUDA=$folder/libcuda.so.1 CARGO_TARGET_DIR=$folder/peers \
+    OMP_NUM_THREADS=1 INSTEP_CUDA=$folder/libcuda.so CARGO_TARGET_DIR=$folder/peers \
         "$python" benches/peers/torch_without_gpu.py --quick --rounds 1 --csv "$folder/peers/torch.csv" "$@"
     ;;
 --bundle)

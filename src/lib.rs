@@ -118,11 +118,11 @@
 //!
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
 //! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed at run time only: of CUDA 12.0 or newer, and
-//! of the nvcc's major release or a newer one. It is `libcuda.so.1`, or the file that `INSTEP_CUDA` names; `INSTEP_NCCL`
+//! of the nvcc's major release or a newer one. It is `libcuda.so`, or the file that `INSTEP_CUDA` names; `INSTEP_NCCL`
 //! names NCCL's. No GPU has run this crate yet.
 //!
-//! Feature `interop` adds conversions from cudarc's streams and events. If cudarc does not know a newer nvcc, set
-//! `CUDARC_CUDA_VERSION=13000`, which affects only the names of cudarc's functions.
+//! The driver is called through cudarc, whose streams and events convert to [`StreamHandle`] and [`EventHandle`]. If the
+//! nvcc on `PATH` is newer than cudarc knows, its build stops; then set `CUDARC_CUDA_VERSION=13000` (docs/cudarc.md).
 //!
 //! # MPI
 //!

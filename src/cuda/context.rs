@@ -1,93 +1,43 @@
-//! The driver's library, and a GPU's primary context, which the CUDA runtime and every framework share.
+//! A GPU's primary context, which the CUDA runtime and every framework share.
 //!
-//! The library is loaded at the first call, and what comes of that is kept. If `INSTEP_CUDA` names a file, only that is
-//! tried; otherwise it is `libcuda.so.1`. It is never unloaded, because it runs threads. A driver that lacks a function is
-//! refused by the function's name, before any call. The context is retained once per process and never released, because
-//! others may hold memory in it. Every call restores the context that the thread had.
+//! It is retained once per process and never released, because others may hold memory in it. Every call restores the
+//! context that the thread had. cudarc's own `CudaContext` does not: it leaves its context current.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::mem;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
-use libloading::Library;
+use cudarc::driver::sys::{CUcontext, CUdevice};
 
-use super::functions::{CUcontext, CUdevice, CUresult, Functions, SUCCESS};
+use super::library::{call, direct};
 use crate::error::{Error, Result};
 
-/// The oldest driver that has every function of the list.
-const OLDEST: &str = "CUDA 12.0";
+pub(super) use super::library::reason;
 
 /// A device and its primary context, which any thread may make current.
 #[derive(Clone, Copy)]
 pub(super) struct Primary {
-    pub(super) functions: &'static Functions,
     pub(super) device: CUdevice,
     context: CUcontext,
 }
 
-static DRIVER: OnceLock<Result<Functions>> = OnceLock::new();
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Primary {}
+// SAFETY: as above.
+unsafe impl Sync for Primary {}
+
 static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
-
-fn functions() -> Result<&'static Functions> {
-    DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)
-}
-
-/// Loads the library and initialises the driver.
-///
-/// # Errors
-/// `DriverUnavailable`: the library is missing, lacks a function, or does not start.
-fn load() -> Result<Functions> {
-    open(std::env::var_os("INSTEP_CUDA")).map_err(|why| Error::DriverUnavailable { why })
-}
-
-fn open(named: Option<OsString>) -> Result<Functions, String> {
-    let shown = named.as_ref().map(|path| format!("INSTEP_CUDA={}", path.display()));
-    let path = named.unwrap_or_else(|| "libcuda.so.1".into());
-    // SAFETY: it is NVIDIA's driver by name, or the user has named it.
-    let library = unsafe { Library::new(&path) }.map_err(|error| match &shown {
-        Some(shown) => format!("{shown}: {}", reason(&error)),
-        None => "libcuda.so.1 was not found; it comes with NVIDIA's driver, not with the toolkit".to_owned(),
-    })?;
-    let functions = Functions::all(&library).map_err(|missing| {
-        let (shown, version) = (shown.as_deref().unwrap_or("libcuda.so.1"), version(&library));
-        format!("{shown}{version} has no {missing}, which every driver since {OLDEST} has")
-    });
-    mem::forget(library);
-    let functions = functions?;
-    // SAFETY: the call has no precondition.
-    unsafe { functions.cuInit(0) }.map_err(|error| error.to_string())?;
-    Ok(functions)
-}
-
-/// Returns the loader's own text; the error's says only which of its functions failed.
-pub(super) fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// Returns the version of a driver that lacks something, as a part of a sentence.
-fn version(library: &Library) -> String {
-    let mut version = 0;
-    // SAFETY: the type is the one that `cuda.h` gives this symbol; writes one number.
-    let answer = unsafe {
-        let ask = library.get::<unsafe extern "C" fn(*mut i32) -> CUresult>(b"cuDriverGetVersion");
-        ask.map(|ask| ask(&mut version))
-    };
-    match answer {
-        Ok(SUCCESS) => format!(", of CUDA {}.{},", version / 1000, version % 1000 / 10),
-        _ => String::new(),
-    }
-}
 
 /// Returns the number of devices.
 ///
 /// # Errors
 /// `DriverUnavailable` if there is no working driver.
 pub(super) fn device_count() -> Result<u32> {
+    direct()?;
     let mut count = 0;
     // SAFETY: the driver is initialised; writes one number.
-    unsafe { functions()?.cuDeviceGetCount(&mut count)? };
+    unsafe { call!(cuDeviceGetCount(&mut count))? };
     Ok(count as u32)
 }
 
@@ -110,12 +60,11 @@ impl Primary {
         if let Some(primary) = retained.get(&ordinal) {
             return Ok(*primary);
         }
-        let functions = functions()?;
-        let mut primary = Primary { functions, device: 0, context: CUcontext::NULL };
+        let mut primary = Primary { device: 0, context: ptr::null_mut() };
         // SAFETY: the ordinal is below the count; each call writes one handle.
         unsafe {
-            functions.cuDeviceGet(&mut primary.device, ordinal as i32)?;
-            functions.cuDevicePrimaryCtxRetain(&mut primary.context, primary.device)?;
+            call!(cuDeviceGet(&mut primary.device, ordinal as i32))?;
+            call!(cuDevicePrimaryCtxRetain(&mut primary.context, primary.device))?;
         }
         retained.insert(ordinal, primary);
         Ok(primary)
@@ -124,14 +73,14 @@ impl Primary {
     /// Makes it current on the calling thread; pairs with [`leave`](Self::leave).
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: a context that is never released.
-        unsafe { self.functions.cuCtxPushCurrent(self.context) }
+        unsafe { call!(cuCtxPushCurrent_v2(self.context)) }
     }
 
     /// Restores the context that was current before.
     pub(super) fn leave(&self) {
-        let mut popped = CUcontext::NULL;
+        let mut popped = ptr::null_mut();
         // SAFETY: writes one handle. It cannot fail after an `enter`.
-        let _ = unsafe { self.functions.cuCtxPopCurrent(&mut popped) };
+        let _ = unsafe { call!(cuCtxPopCurrent_v2(&mut popped)) };
     }
 
     /// Returns whether a context is this one.

@@ -3,7 +3,7 @@
 //! Two types implement it: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs the
 //! kernels on the CPU. It is hidden because it is not an interface for users. This module decides nothing: order, sizes
 //! and arguments come from the caller.
-#![allow(unsafe_code, missing_docs)]
+#![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -77,12 +77,7 @@ pub unsafe trait Driver: Send + Sync {
     fn load(&self, image: &[u8]) -> Result<Module>;
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel>;
     /// Returns the most blocks of a kernel that are resident on the device at a time, at least 1.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn unload(&self, module: Module);
 
     /// Creates a stream that does not synchronize with the default stream; lower priorities are scheduled sooner.
@@ -91,9 +86,6 @@ pub unsafe trait Driver: Send + Sync {
     /// As for the trait; queued work still runs.
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
     /// Returns where memory lies.
     ///
@@ -102,24 +94,12 @@ pub unsafe trait Driver: Send + Sync {
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place>;
 
     fn create_event(&self, timed: bool) -> Result<EventHandle>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn destroy_event(&self, event: EventHandle);
-    /// # Safety
-    /// As for the trait.
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
     /// Returns whether the position that was recorded last has been passed.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool>;
     /// Returns the time between two timed events that have been passed.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
     /// Allocates memory that exists once the stream has passed the call.
@@ -128,14 +108,9 @@ pub unsafe trait Driver: Send + Sync {
     /// As for the trait; earlier work on the stream may still use the memory.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
     fn allocate_mapped(&self, bytes: u64) -> Result<Mapped>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn free_mapped(&self, memory: Mapped);
 
     /// Fills with zero bytes.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies inside the device's memory.
     ///
@@ -143,24 +118,12 @@ pub unsafe trait Driver: Send + Sync {
     /// As for the trait; the two do not overlap.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies to the host's memory. Returns at once if that is page-locked.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies from the host's memory: at once, and not in the stream's order, what is not page-locked.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies after the work that is on the stream, and returns when the copy is done.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;
     /// Copies after the work that is on the stream, and returns when the copy is done.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()>;
     /// Launches a kernel whose one argument is the struct at `args`.
     ///
@@ -187,18 +150,9 @@ pub unsafe trait Driver: Send + Sync {
     ) -> Result<()>;
 
     /// Begins a capture: work on this stream, and on streams that wait for it, is recorded instead of run.
-    ///
-    /// # Safety
-    /// As for the trait.
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn launch_graph(&self, graph: Graph, stream: StreamHandle) -> Result<()>;
-    /// # Safety
-    /// As for the trait.
     unsafe fn destroy_graph(&self, graph: Graph);
 }
 

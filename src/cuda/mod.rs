@@ -17,17 +17,15 @@ mod device_impl;
 #[doc(hidden)]
 pub mod driver;
 mod fatbin;
-#[cfg(feature = "cuda")]
-mod functions;
 mod graph;
 mod host_memory;
 mod host_steps;
-#[cfg(feature = "interop")]
-mod interop;
 mod judge;
 mod kernels;
 mod last_use;
 mod launches;
+#[cfg(feature = "cuda")]
+mod library;
 mod memory;
 pub mod nccl;
 mod norm_block;
@@ -46,6 +44,10 @@ mod waits;
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, built_kernels};
 pub use cast::CastKernel;
+/// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made from.
+/// Its interface changes often, so no other public item names its types.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
 pub use fatbin::Image;

@@ -1,25 +1,43 @@
-//! The driver of this machine: one call of its library per method.
+//! The driver of this machine: one call per method, through cudarc, and an error for every answer but success.
 //!
-//! It uses raw addresses and handles, because types that own buffers would order all accesses to one flat buffer and so
-//! prevent the overlap that this library exists for. A method adds nothing to its call but the check of the answer.
+//! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent the
+//! overlap that this library exists for; its `CudaStream` and `CudaEvent` ask for the current context in every call.
+//! Streams and events of a program that has these types are taken by reference.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE};
+use cudarc::driver::sys::{CUdevice_attribute::*, CUevent_flags::*, CUpointer_attribute::*};
+use cudarc::driver::sys::{CUevent, CUmemorytype, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaEvent, CudaStream};
+
 use super::context::Primary;
 use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
-use super::functions::*;
 use super::judge::Judge;
+use super::library::{Direct, call, direct};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 
+impl From<&CudaStream> for StreamHandle {
+    fn from(stream: &CudaStream) -> StreamHandle {
+        StreamHandle(stream.cu_stream().expose_provenance())
+    }
+}
+
+impl From<&CudaEvent> for EventHandle {
+    fn from(event: &CudaEvent) -> EventHandle {
+        EventHandle(event.cu_event().expose_provenance())
+    }
+}
+
 /// One device of this machine's driver.
 struct System {
-    functions: &'static Functions,
-    ordinal: u32,
+    direct: &'static Direct,
     primary: Primary,
+    ordinal: u32,
     multiprocessors: u32,
     l2_bytes: u64,
     name: String,
@@ -28,11 +46,10 @@ struct System {
 /// Opens a device.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let primary = Primary::of(ordinal)?;
-    let functions = primary.functions;
     let attribute = |attribute| {
         let mut value = 0;
         // SAFETY: the device is the driver's own; writes one number.
-        unsafe { functions.cuDeviceGetAttribute(&mut value, attribute, primary.device) }.map(|()| value)
+        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, primary.device)) }.map(|()| value)
     };
     if attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
         let wrong = "this GPU has no stream-ordered memory";
@@ -42,18 +59,28 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let counted = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let mut name = [0u8; 256];
     // SAFETY: the driver writes a string of at most that many bytes.
-    unsafe { functions.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device)? };
-    let name = CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned());
-    let name = name.unwrap_or_default();
-    Ok(Arc::new(System { functions, ordinal, primary, multiprocessors: counted as u32, l2_bytes, name }))
+    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device))? };
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+    let direct = direct()?;
+    Ok(Arc::new(System { direct, primary, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
+}
+
+/// Has a call write a handle.
+fn made<T>(make: impl FnOnce(&mut *mut T) -> Result<()>) -> Result<usize> {
+    let mut handle = ptr::null_mut();
+    make(&mut handle).map(|()| handle.expose_provenance())
+}
+
+fn pointer<T>(number: usize) -> *mut T {
+    ptr::with_exposed_provenance_mut(number)
 }
 
 fn stream_of(stream: StreamHandle) -> CUstream {
-    CUstream::of(stream.0)
+    pointer(stream.0)
 }
 
 fn event_of(event: EventHandle) -> CUevent {
-    CUevent::of(event.0)
+    pointer(event.0)
 }
 
 // SAFETY: memory comes from the driver. For every unsafe block below: handles and addresses are the caller's promise
@@ -76,7 +103,7 @@ unsafe impl Driver for System {
     }
 
     fn judge(&self) -> Option<Judge> {
-        self.functions.judge
+        self.direct.judge
     }
 
     fn enter(&self) -> Result<()> {
@@ -88,53 +115,40 @@ unsafe impl Driver for System {
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
-        let mut module = CUmodule::NULL;
         // The driver reads the image by 8 bytes.
         let mut aligned = vec![0u64; image.len().div_ceil(8)];
-        // SAFETY: as above; the copy is as long as the image, which says its own length.
-        unsafe {
-            ptr::copy_nonoverlapping(image.as_ptr(), aligned.as_mut_ptr().cast(), image.len());
-            self.functions.cuModuleLoadData(&mut module, aligned.as_ptr().cast())?;
-        }
-        Ok(Module(module.number()))
+        bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
+        // SAFETY: as above; the image says its own length.
+        made(|module| unsafe { call!(cuModuleLoadData(module, aligned.as_ptr().cast())) }).map(Module)
     }
 
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel> {
-        let mut kernel = CUfunction::NULL;
         // SAFETY: as above.
-        unsafe { self.functions.cuModuleGetFunction(&mut kernel, CUmodule::of(module.0), name.as_ptr())? };
-        Ok(Kernel(kernel.number()))
+        made(|kernel| unsafe { call!(cuModuleGetFunction(kernel, pointer(module.0), name.as_ptr())) })
+            .map(Kernel)
     }
 
     unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
-        let (mut each, kernel) = (0, CUfunction::of(kernel.0));
+        let (mut each, kernel, threads) = (0, pointer(kernel.0), threads as i32);
         // SAFETY: by the contract; the kernels take no dynamic shared memory.
-        unsafe {
-            self.functions.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut each,
-                kernel,
-                threads as i32,
-                0,
-            )?;
-        }
+        unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, kernel, threads, 0))? };
         Ok((each.max(1) as u32).saturating_mul(self.multiprocessors).max(1))
     }
 
     unsafe fn unload(&self, module: Module) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuModuleUnload(CUmodule::of(module.0)) };
+        let _ = unsafe { call!(cuModuleUnload(pointer(module.0))) };
     }
 
     fn create_stream(&self, priority: i32) -> Result<StreamHandle> {
-        let mut stream = CUstream::NULL;
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: as above; the driver clamps the priority.
-        unsafe { self.functions.cuStreamCreateWithPriority(&mut stream, CU_STREAM_NON_BLOCKING, priority)? };
-        Ok(StreamHandle(stream.number()))
+        made(|stream| unsafe { call!(cuStreamCreateWithPriority(stream, flags, priority)) }).map(StreamHandle)
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuStreamDestroy(stream_of(stream)) };
+        let _ = unsafe { call!(cuStreamDestroy_v2(stream_of(stream))) };
     }
 
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()> {
@@ -142,9 +156,9 @@ unsafe impl Driver for System {
             // A default stream belongs to the current context.
             return Ok(());
         }
-        let mut context = CUcontext::NULL;
+        let mut context = ptr::null_mut();
         // SAFETY: as above.
-        unsafe { self.functions.cuStreamGetCtx(stream_of(stream), &mut context)? };
+        unsafe { call!(cuStreamGetCtx(stream_of(stream), &mut context))? };
         if self.primary.is(context) {
             return Ok(());
         }
@@ -158,59 +172,57 @@ unsafe impl Driver for System {
             let mut answer: u32 = 0;
             let at = (&raw mut answer).cast();
             // SAFETY: as above; both attributes have 32 bits, and an unknown address gives an error.
-            unsafe { self.functions.cuPointerGetAttribute(at, attribute, address.0) }.map(|()| answer)
+            unsafe { call!(cuPointerGetAttribute(at, attribute, address.0)) }.map(|()| answer)
         };
-        if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CU_MEMORYTYPE_HOST {
+        if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
             return Ok(Place::Host);
         }
         ask(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL).map(Place::Cuda)
     }
 
     fn create_event(&self, timed: bool) -> Result<EventHandle> {
-        let mut event = CUevent::NULL;
         let flags = if timed { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
         // SAFETY: as above.
-        unsafe { self.functions.cuEventCreate(&mut event, flags)? };
-        Ok(EventHandle(event.number()))
+        made(|event| unsafe { call!(cuEventCreate(event, flags as u32)) }).map(EventHandle)
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuEventDestroy(event_of(event)) };
+        let _ = unsafe { call!(cuEventDestroy_v2(event_of(event))) };
     }
 
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuEventRecord(event_of(event), stream_of(stream)) }
+        unsafe { self.direct.cuEventRecord(event_of(event), stream_of(stream)) }
     }
 
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }
+        unsafe { self.direct.cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }
     }
 
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool> {
         // SAFETY: as above.
-        unsafe { self.functions.is_passed(event_of(event)) }
+        unsafe { self.direct.is_passed(event_of(event)) }
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
         let mut ms = 0.0;
         // SAFETY: as above.
-        unsafe { self.functions.cuEventElapsedTime(&mut ms, event_of(from), event_of(to))? };
+        unsafe { self.direct.cuEventElapsedTime_v2(&mut ms, event_of(from), event_of(to))? };
         Ok(f64::from(ms) * 1e6)
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let mut address = 0;
         // SAFETY: as above. The driver refuses a length of zero.
-        unsafe { self.functions.cuMemAllocAsync(&mut address, bytes.max(1) as usize, stream_of(stream))? };
+        unsafe { call!(cuMemAllocAsync(&mut address, bytes.max(1) as usize, stream_of(stream)))? };
         Ok(DevicePtr(address))
     }
 
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuMemFreeAsync(address.0, stream_of(stream)) };
+        let _ = unsafe { call!(cuMemFreeAsync(address.0, stream_of(stream))) };
     }
 
     fn allocate_mapped(&self, bytes: u64) -> Result<Mapped> {
@@ -218,9 +230,9 @@ unsafe impl Driver for System {
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: as above.
         unsafe {
-            self.functions.cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags)?;
-            if let Err(error) = self.functions.cuMemHostGetDevicePointer(&mut device, host, 0) {
-                let _ = self.functions.cuMemFreeHost(host);
+            call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))?;
+            if let Err(error) = call!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) {
+                let _ = call!(cuMemFreeHost(host));
                 return Err(error);
             }
         }
@@ -231,35 +243,35 @@ unsafe impl Driver for System {
 
     unsafe fn free_mapped(&self, memory: Mapped) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuMemFreeHost(memory.host.as_ptr().cast()) };
+        let _ = unsafe { call!(cuMemFreeHost(memory.host.as_ptr().cast())) };
     }
 
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream)) }
+        unsafe { call!(cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuMemcpyDtoDAsync(to.0, from.0, bytes as usize, stream_of(stream)) }
+        unsafe { call!(cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuMemcpyDtoHAsync(to.cast(), from.0, bytes as usize, stream_of(stream)) }
+        unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuMemcpyHtoDAsync(to.0, from.cast(), bytes as usize, stream_of(stream)) }
+        unsafe { call!(cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         let stream = stream_of(stream);
         // SAFETY: as above; the slice outlives the copy, because the call waits for the stream.
         unsafe {
-            self.functions.cuMemcpyHtoDAsync(to.0, from.as_ptr().cast(), from.len(), stream)?;
-            self.functions.cuStreamSynchronize(stream)
+            call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), stream))?;
+            self.direct.cuStreamSynchronize(stream)
         }
     }
 
@@ -267,8 +279,8 @@ unsafe impl Driver for System {
         let stream = stream_of(stream);
         // SAFETY: as in `upload`.
         unsafe {
-            self.functions.cuMemcpyDtoHAsync(to.as_mut_ptr().cast(), from.0, to.len(), stream)?;
-            self.functions.cuStreamSynchronize(stream)
+            call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), stream))?;
+            self.direct.cuStreamSynchronize(stream)
         }
     }
 
@@ -279,14 +291,12 @@ unsafe impl Driver for System {
         stream: StreamHandle,
         args: *const c_void,
     ) -> Result<()> {
-        let (function, stream) = (CUfunction::of(kernel.0), stream_of(stream));
+        let (function, stream) = (pointer(kernel.0), stream_of(stream));
         let Shape { blocks, threads } = shape;
         let mut params = [args.cast_mut()];
         let (params, none) = (params.as_mut_ptr(), ptr::null_mut());
         // SAFETY: as above; the driver copies the struct before it returns.
-        unsafe {
-            self.functions.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none)
-        }
+        unsafe { self.direct.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none) }
     }
 
     unsafe fn call_host(
@@ -296,35 +306,35 @@ unsafe impl Driver for System {
         stream: StreamHandle,
     ) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuLaunchHostFunc(stream_of(stream), function, argument) }
+        unsafe { call!(cuLaunchHostFunc(stream_of(stream), Some(function), argument)) }
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         // Other threads may allocate and wait during the capture.
-        let mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: as above.
-        unsafe { self.functions.cuStreamBeginCapture(stream_of(stream), mode) }
+        unsafe { call!(cuStreamBeginCapture_v2(stream_of(stream), mode)) }
     }
 
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
-        let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: as above; the graph is not used once it is instantiated.
         unsafe {
-            self.functions.cuStreamEndCapture(stream_of(stream), &mut graph)?;
-            let instantiated = self.functions.cuGraphInstantiateWithFlags(&mut exec, graph, 0);
-            let _ = self.functions.cuGraphDestroy(graph);
+            call!(cuStreamEndCapture(stream_of(stream), &mut graph))?;
+            let instantiated = call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            let _ = call!(cuGraphDestroy(graph));
             instantiated?;
         }
-        Ok(Graph(exec.number()))
+        Ok(Graph(exec.expose_provenance()))
     }
 
     unsafe fn launch_graph(&self, graph: Graph, stream: StreamHandle) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.functions.cuGraphLaunch(CUgraphExec::of(graph.0), stream_of(stream)) }
+        unsafe { self.direct.cuGraphLaunch(pointer(graph.0), stream_of(stream)) }
     }
 
     unsafe fn destroy_graph(&self, graph: Graph) {
         // SAFETY: as above.
-        let _ = unsafe { self.functions.cuGraphExecDestroy(CUgraphExec::of(graph.0)) };
+        let _ = unsafe { call!(cuGraphExecDestroy(pointer(graph.0))) };
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! The stand-in of `tests/support` replaces the calls to the driver; these tests are about the calls themselves.
 
+use std::path::Path;
+
 use instep::cuda::{Cuda, device_count};
 use instep::{Error, StreamHandle};
 
-use crate::{alone, compile};
+use crate::{alone, compile, compile_as};
 
 const STREAM: StreamHandle = StreamHandle(0x10);
 
@@ -125,4 +127,68 @@ fn a_file_that_is_named_and_not_there_is_refused_with_the_loaders_reason() {
             assert!(why.starts_with("INSTEP_CUDA=/nowhere/libcuda.so.1: "), "{why}");
         },
     );
+}
+
+#[test]
+fn a_named_driver_is_refused_where_cudarc_finds_another() {
+    let prepare = |folder: &Path| {
+        let named = folder.join("named.so");
+        compile_as("named.so", "cuda.c", &["ELAPSED_V1"], &named);
+        compile("cuda.c", &["ELAPSED_V1"], folder);
+        vec![("INSTEP_CUDA", named), ("LD_LIBRARY_PATH", folder.to_owned())]
+    };
+    alone(prepare, || {
+        let why = refusal();
+        assert!(why.starts_with("INSTEP_CUDA=/"), "{why}");
+        assert!(why.contains("named.so is not the driver that cudarc finds"), "{why}");
+        assert!(why.contains("libcuda.so"), "{why}");
+    });
+}
+
+#[test]
+fn a_named_driver_is_refused_where_cudarc_would_find_none() {
+    let prepare = |folder: &Path| {
+        let named = folder.join("named.so");
+        compile_as("named.so", "cuda.c", &["ELAPSED_V1"], &named);
+        vec![("INSTEP_CUDA", named)]
+    };
+    alone(prepare, || {
+        let why = refusal();
+        assert!(why.contains("named.so is not the driver that cudarc finds"), "{why}");
+    });
+}
+
+#[test]
+fn a_named_driver_serves_by_either_name_inside_it_before_one_of_the_librarys_path() {
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let prepare = |folder: &Path| {
+            let named = folder.join("named.so");
+            compile_as(name, "cuda.c", &["ELAPSED_V2"], &named);
+            let other = folder.join("libcuda.so.1");
+            compile_as("libcuda.so.1", "cuda.c", &["ELAPSED_V1"], &other);
+            vec![("INSTEP_CUDA", named), ("LD_LIBRARY_PATH", folder.to_owned())]
+        };
+        alone(prepare, || assert_eq!(elapsed_ms(), 2.0));
+    }
+}
+
+#[test]
+fn without_a_named_driver_the_librarys_path_is_searched_and_what_a_driver_lacks_is_still_an_error() {
+    let prepare = |folder: &Path| {
+        compile("cuda.c", &["ELAPSED_V1", "NO_POOLS"], folder);
+        vec![("LD_LIBRARY_PATH", folder.to_owned())]
+    };
+    alone(prepare, || {
+        let why = refusal();
+        let text = "libcuda.so, of CUDA 12.2, has no cuMemAllocAsync, which every driver since CUDA 12.0 has";
+        assert_eq!(why, text);
+    });
+}
+
+#[test]
+fn a_program_whose_cudarc_has_found_a_driver_uses_the_same() {
+    with_driver(&["ELAPSED_V1", "ELAPSED_V2"], || {
+        assert_eq!(device_count().unwrap(), 1);
+        assert_eq!(instep::cuda::cudarc::driver::CudaContext::device_count().unwrap(), 1);
+    });
 }

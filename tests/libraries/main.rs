@@ -15,17 +15,24 @@ const ALONE: &str = "INSTEP_TEST_ALONE";
 
 /// Compiles a library from a file of this folder.
 fn compile(source: &str, defines: &[&str], folder: &Path) -> PathBuf {
-    let library = folder.join(source).with_extension("so");
+    let library = folder.join(format!("lib{source}")).with_extension("so");
+    let name = library.file_name().unwrap().to_str().unwrap();
+    compile_as(name, source, defines, &library);
+    library
+}
+
+/// The same to a file, with a name inside it (its soname), by which cudarc finds a driver that has been opened from
+/// any path.
+fn compile_as(name: &str, source: &str, defines: &[&str], library: &Path) {
     // As in `CC="ccache gcc"`.
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut words = compiler.split_whitespace();
     let mut command = Command::new(words.next().expect("CC names a compiler"));
-    command.args(words).args(["-shared", "-fPIC", "-o"]).arg(&library);
+    command.args(words).args(["-shared", "-fPIC", "-o"]).arg(library).arg(format!("-Wl,-soname,{name}"));
     command.args(defines.iter().map(|define| format!("-D{define}")));
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libraries").join(source));
     let done = command.output().unwrap_or_else(|error| panic!("{compiler} does not start: {error}"));
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    library
 }
 
 /// Runs the body of a test in a process of its own, with what `prepare` makes in a folder in its environment.

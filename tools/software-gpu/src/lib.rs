@@ -1,4 +1,4 @@
-//! A CUDA driver without a GPU: programs load it as `libcuda.so.1` and make the calls that they make of the real one.
+//! A CUDA driver without a GPU: programs load it as `libcuda.so` and make the calls that they make of the real one.
 //!
 //! It is harder than the real one. Work runs as late, and in as odd an order, as streams and events allow; `seed` picks
 //! the order. Every byte that a kernel or copy touches is held against the order that the calls have made, and a fault

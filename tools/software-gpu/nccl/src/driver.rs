@@ -50,7 +50,7 @@ fn open() -> Option<Driver> {
         }
         let path = CStr::from_ptr(own.dli_fname);
         let folder = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes())).parent()?;
-        let path = CString::new(folder.join("libcuda.so.1").as_os_str().as_bytes()).ok()?;
+        let path = CString::new(folder.join("libcuda.so").as_os_str().as_bytes()).ok()?;
         let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
         if library.is_null() {
             return None;

@@ -1,0 +1,268 @@
+//! NVIDIA's driver library, which is found and looked through before cudarc makes its first call.
+//!
+//! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. So this module
+//! asks for the library and for each function first, and what is missing is an error. It opens a file that `INSTEP_CUDA`
+//! names before that: cudarc then finds it by the name that is written in it, its soname. If cudarc has another library,
+//! the driver is refused. No library is closed, because a driver runs threads.
+//!
+//! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
+//! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,
+//! start it, or ask whether it has ended. They are the first to tell of a fault on the device. The risk that remains is a
+//! driver newer than the enum that answers a new number when an object is made or freed, or repeats a new fault there.
+//! [`call`] converts such an answer to a number at once and matches on nothing.
+#![allow(unsafe_code, non_snake_case)]
+
+use std::ffi::{CStr, OsString, c_char, c_void};
+use std::sync::OnceLock;
+use std::{mem, ptr};
+
+use cudarc::driver::sys::{self, CUevent, CUfunction, CUgraphExec, CUresult, CUstream};
+use libloading::Library;
+
+use super::judge::{Judge, Take};
+use crate::error::{Error, Result};
+
+/// The oldest driver that has every function of the lists.
+const OLDEST: &str = "CUDA 12.0";
+
+macro_rules! symbols {
+    ($($name:ident)*) => {
+        /// The functions that are called through cudarc.
+        #[allow(non_upper_case_globals)]
+        pub(super) mod symbols {
+            $(pub(in crate::cuda) const $name: &str = stringify!($name);)*
+            pub(super) const ALL: &[&str] = &[$($name),*];
+        }
+    };
+}
+
+symbols! {
+    cuDeviceGetCount cuDeviceGet cuDeviceGetAttribute cuDeviceGetName
+    cuDevicePrimaryCtxRetain cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
+    cuModuleLoadData cuModuleGetFunction cuModuleUnload cuOccupancyMaxActiveBlocksPerMultiprocessor
+    cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
+    cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy
+    cuEventCreate cuEventDestroy_v2 cuPointerGetAttribute
+    cuMemAllocAsync cuMemFreeAsync cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost
+    cuMemsetD8Async cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
+}
+
+/// Calls cudarc's function of this name, which must be in [`symbols`].
+macro_rules! call {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        $crate::cuda::library::check(
+            $crate::cuda::library::symbols::$name,
+            cudarc::driver::sys::$name($($argument),*) as i32,
+        )
+    };
+}
+pub(super) use call;
+
+/// Compiles only if cudarc's function takes these types.
+macro_rules! takes_the_same {
+    (() $types:tt) => {};
+    (($cudarc:ident) ($($type:ty),*)) => { const _: unsafe fn($($type),*) -> CUresult = sys::$cudarc; };
+}
+
+/// One row per function: its symbol, an older one that serves as well, its arguments, and cudarc's function if that takes
+/// the same in every release.
+macro_rules! direct {
+    ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
+        /// The functions that answer numbers.
+        pub(super) struct Direct {
+            $($name: unsafe extern "C" fn($($type),*) -> i32,)*
+            /// No function of NVIDIA's driver: only the software GPU of the tests holds work to claims.
+            pub(super) judge: Option<Judge>,
+        }
+
+        impl Direct {
+            fn of(library: &Library) -> Result<Direct, &'static str> {
+                Ok(Direct {
+                    $($name: {
+                        let symbols = [stringify!($name) $(, stringify!($older))?];
+                        let found = symbols.iter().find_map(|symbol| {
+                            // SAFETY: the type is the one that `cuda.h` gives this symbol.
+                            unsafe { library.get(symbol.as_bytes()) }.ok().map(|found| *found)
+                        });
+                        found.ok_or(stringify!($name))?
+                    },)*
+                    judge: judge(library),
+                })
+            }
+
+            $(
+                /// # Safety
+                /// As `cuda.h` documents the function.
+                #[allow(dead_code, clippy::too_many_arguments)]
+                pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
+                    // SAFETY: by the contract.
+                    match unsafe { (self.$name)($($argument),*) } {
+                        0 => Ok(()),
+                        code => Err(self.error(stringify!($name), code)),
+                    }
+                }
+            )*
+        }
+
+        $(takes_the_same!(($($cudarc)?) ($($type),*));)*
+    };
+}
+
+direct! {
+    cuInit(flags: u32) as cuInit;
+    cuGetErrorName(code: i32, name: *mut *const c_char);
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) as cuStreamWaitEvent;
+    cuStreamSynchronize(stream: CUstream) as cuStreamSynchronize;
+    cuEventRecord(event: CUevent, stream: CUstream) as cuEventRecord;
+    cuEventQuery(event: CUevent) as cuEventQuery;
+    // Drivers before CUDA 12.8 have only the older symbol, and cudarc knows one of the two.
+    cuEventElapsedTime_v2 or cuEventElapsedTime (ms: *mut f32, from: CUevent, to: CUevent);
+    cuLaunchKernel(
+        function: CUfunction, blocks: u32, blocks_y: u32, blocks_z: u32, threads: u32, threads_y: u32, threads_z: u32,
+        shared_bytes: u32, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void
+    ) as cuLaunchKernel;
+    cuGraphLaunch(exec: CUgraphExec, stream: CUstream) as cuGraphLaunch;
+}
+
+impl Direct {
+    /// Returns whether the work before an event's latest record has ended. Polled, so the usual answer makes no error.
+    ///
+    /// # Safety
+    /// A live event.
+    pub(super) unsafe fn is_passed(&self, event: CUevent) -> Result<bool> {
+        const NOT_READY: i32 = CUresult::CUDA_ERROR_NOT_READY as i32;
+        // SAFETY: by the contract.
+        match unsafe { (self.cuEventQuery)(event) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.error("cuEventQuery", code)),
+        }
+    }
+
+    fn error(&self, symbol: &'static str, code: i32) -> Error {
+        let mut name = ptr::null();
+        // SAFETY: it takes every number, and writes the address of a string of its own, or null.
+        let known = unsafe { (self.cuGetErrorName)(code, &mut name) };
+        let name = match known == 0 && !name.is_null() {
+            // SAFETY: as above; the string is never freed.
+            true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+            false => "a code that the driver does not name".to_owned(),
+        };
+        Error::Device { call: documented(symbol), code, name }
+    }
+}
+
+/// Returns what NVIDIA's documents call the function of a symbol.
+fn documented(symbol: &'static str) -> &'static str {
+    symbol.trim_end_matches("_v2")
+}
+
+/// Returns a call's answer.
+pub(super) fn check(symbol: &'static str, code: i32) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        code => Err(direct()?.error(symbol, code)),
+    }
+}
+
+/// Returns the functions of the driver, which this call starts if it is the first.
+///
+/// # Errors
+/// `DriverUnavailable`: the library is missing, is not cudarc's, lacks a function, or does not start.
+pub(super) fn direct() -> Result<&'static Direct> {
+    static DRIVER: OnceLock<Result<Direct>> = OnceLock::new();
+    let load = || {
+        let table = find(std::env::var_os("INSTEP_CUDA"))?;
+        // SAFETY: the call has no precondition.
+        unsafe { table.cuInit(0) }.map_err(|error| error.to_string())?;
+        Ok(table)
+    };
+    let driver = DRIVER.get_or_init(|| load().map_err(|why| Error::DriverUnavailable { why }));
+    driver.as_ref().map_err(Clone::clone)
+}
+
+fn find(named: Option<OsString>) -> Result<Direct, String> {
+    let shown = match &named {
+        Some(path) => format!("INSTEP_CUDA={}", path.display()),
+        None => "libcuda.so".to_owned(),
+    };
+    // SAFETY: the user has named it as NVIDIA's driver.
+    let named = named.map(|path| unsafe { Library::new(path) }).transpose();
+    let named = named.map_err(|error| format!("{shown}: {}", reason(&error)))?;
+    let found = cudarcs_library();
+    if let Some(named) = named {
+        if found.map(address_of_start) != Some(address_of_start(&named)) {
+            return Err(format!(
+                "{shown} is not the driver that cudarc finds by the names libcuda.so and libcuda.so.1; \
+                 give the file one of these names in a folder of LD_LIBRARY_PATH"
+            ));
+        }
+        mem::forget(named);
+    }
+    let library =
+        found.ok_or("libcuda.so was not found; it comes with NVIDIA's driver, not with the toolkit")?;
+    let lacks = |symbol| {
+        let (missing, version) = (documented(symbol), version(library));
+        format!("{shown}{version} has no {missing}, which every driver since {OLDEST} has")
+    };
+    // SAFETY: only looked up.
+    let exists = |symbol: &&str| unsafe { library.get::<*const c_void>(symbol.as_bytes()) }.is_ok();
+    if let Some(missing) = symbols::ALL.iter().find(|symbol| !exists(symbol)) {
+        return Err(lacks(missing));
+    }
+    Direct::of(library).map_err(lacks)
+}
+
+/// Returns the library whose functions cudarc calls.
+fn cudarcs_library() -> Option<&'static Library> {
+    // Both exist in cudarc unless another crate of the program has it link the driver; then those below are meant.
+    #[allow(unused_imports)]
+    use cudarc::driver::sys::*;
+    // SAFETY: they open NVIDIA's driver by name; the second panics only where the first finds nothing.
+    unsafe { is_culib_present().then(|| culib()) }
+}
+
+/// Whether the driver is there, in a program that is linked with it.
+#[allow(dead_code)]
+unsafe fn is_culib_present() -> bool {
+    true
+}
+
+/// The program itself, in whose symbols a linked driver's are.
+#[allow(dead_code)]
+unsafe fn culib() -> &'static Library {
+    Box::leak(Box::new(libloading::os::unix::Library::this().into()))
+}
+
+fn address_of_start(library: &Library) -> Option<usize> {
+    // SAFETY: only its address is taken.
+    unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok().map(|start| *start as usize)
+}
+
+/// Returns the loader's own text; the error's says only which of its functions failed.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Returns the version of a driver that lacks something, as a part of a sentence.
+fn version(library: &Library) -> String {
+    let mut version = 0;
+    // SAFETY: the type is the one that `cuda.h` gives this symbol; writes one number.
+    let answer = unsafe {
+        let ask = library.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"cuDriverGetVersion");
+        ask.map(|ask| ask(&mut version))
+    };
+    match answer {
+        Ok(0) => format!(", of CUDA {}.{},", version / 1000, version % 1000 / 10),
+        _ => String::new(),
+    }
+}
+
+/// Looks up what takes claims, if this build has checks of its own.
+fn judge(library: &Library) -> Option<Judge> {
+    if !cfg!(debug_assertions) {
+        return None;
+    }
+    // SAFETY: the type is the one that the software GPU gives this symbol; no other driver has it.
+    unsafe { library.get::<Take>(b"softwareGpuClaim") }.ok().map(|found| Judge(*found))
+}
