@@ -18,7 +18,7 @@ use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 pub trait Device: Executor {
     /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ones
     /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
-    /// it.
+    /// it. Waits of the compute stream do not come here, but to [`wait`](Device::wait).
     ///
     /// `sum` says when the caller's sum is there, for which an op of these [waits](crate::op::Action::AwaitSum).
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);

@@ -97,8 +97,6 @@ impl Forecast {
         let submitted_ns = self.clocks[Stream::Compute.index()];
         let free_ns = self.clocks[op.stream.index()].max(submitted_ns);
         match op.action {
-            // The trainer's own are paid by `wait`.
-            Action::Wait(_) if op.stream == Stream::Compute => {}
             Action::Wait(ticket) => {
                 // A schedule records before it waits, and the first position is always past.
                 let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();

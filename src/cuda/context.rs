@@ -70,13 +70,21 @@ impl Primary {
         Ok(primary)
     }
 
-    /// Makes it current on the calling thread; pairs with [`leave`](Self::leave).
-    pub(super) fn enter(&self) -> Result<()> {
+    /// Makes it current on the calling thread, where another one or none is, and says whether it was: then
+    /// [`leave`](Self::leave) has to follow. A trainer's thread usually has it current already.
+    pub(super) fn enter(&self) -> Result<bool> {
+        let mut current = ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { call!(cuCtxGetCurrent(&mut current))? };
+        if current == self.context {
+            return Ok(false);
+        }
         // SAFETY: a context that is never released.
-        unsafe { call!(cuCtxPushCurrent_v2(self.context)) }
+        unsafe { call!(cuCtxPushCurrent_v2(self.context))? };
+        Ok(true)
     }
 
-    /// Restores the context that was current before.
+    /// Restores the context that was current before [`enter`](Self::enter).
     pub(super) fn leave(&self) {
         let mut popped = ptr::null_mut();
         // SAFETY: writes one handle. It cannot fail after an `enter`.
@@ -101,7 +109,6 @@ pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> 
         }
     }
     let primary = Primary::of(ordinal)?;
-    primary.enter()?;
-    let _entered = Entered(primary);
+    let _entered = primary.enter()?.then_some(Entered(primary));
     call()
 }

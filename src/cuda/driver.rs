@@ -63,8 +63,8 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread.
-    fn enter(&self) -> Result<()>;
+    /// Makes the device current on the calling thread, and says whether it was not: then [`leave`](Driver::leave) follows.
+    fn enter(&self) -> Result<bool>;
 
     /// Restores the device that was current before.
     fn leave(&self);
@@ -157,17 +157,21 @@ pub unsafe trait Driver: Send + Sync {
 }
 
 /// Keeps the device current on the calling thread while it lives.
-pub(crate) struct Entered<'a>(&'a dyn Driver);
+pub(crate) struct Entered<'a> {
+    driver: &'a dyn Driver,
+    was_entered: bool,
+}
 
 impl<'a> Entered<'a> {
     pub(crate) fn new(driver: &'a dyn Driver) -> Result<Entered<'a>> {
-        driver.enter()?;
-        Ok(Entered(driver))
+        Ok(Entered { driver, was_entered: driver.enter()? })
     }
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        if self.was_entered {
+            self.driver.leave();
+        }
     }
 }

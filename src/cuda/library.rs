@@ -38,7 +38,7 @@ macro_rules! symbols {
 
 symbols! {
     cuDeviceGetCount cuDeviceGet cuDeviceGetAttribute cuDeviceGetName
-    cuDevicePrimaryCtxRetain cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
+    cuDevicePrimaryCtxRetain cuCtxGetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
     cuModuleLoadData cuModuleGetFunction cuModuleUnload cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy

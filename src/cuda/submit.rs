@@ -99,13 +99,11 @@ impl CudaDevice {
     fn run(&mut self, op: &Op) -> Result<()> {
         let stream = self.streams.stream(op.stream);
         match op.action {
-            // The trainer's stream waits when the trainer next touches the bucket: `wait`.
             // Without an event nothing waits, and nothing may go on.
             Action::AwaitSum { bucket } => {
                 let thing = format_args!("sum of bucket {bucket}");
                 Err(Error::order(thing, "its event is unknown", "call bucket_ready_after"))
             }
-            Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
             Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
             Action::Record(ticket) => {
                 if !self.is_capturing {

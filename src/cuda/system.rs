@@ -106,7 +106,7 @@ unsafe impl Driver for System {
         self.direct.judge
     }
 
-    fn enter(&self) -> Result<()> {
+    fn enter(&self) -> Result<bool> {
         self.primary.enter()
     }
 

@@ -33,6 +33,7 @@ CUresult cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute; return 0; }
 CUresult cuDeviceGetName(char *name, int bytes, int device) { strncpy(name, "a test", bytes); return 0; }
 CUresult cuDevicePrimaryCtxRetain(void **context, int device) { *context = &handle; return 0; }
+CUresult cuCtxGetCurrent(void **context) { *context = 0; return 0; }
 CUresult cuCtxPushCurrent_v2(void *context) { return 0; }
 CUresult cuCtxPopCurrent_v2(void **context) { *context = &handle; return 0; }
 CUresult cuModuleLoadData(void **module, const void *image) { *module = &handle; return 0; }

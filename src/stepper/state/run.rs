@@ -105,7 +105,8 @@ impl<D: Device> Run<D> {
             }
             match (op.stream, op.action) {
                 (Stream::Compute, Action::Wait(ticket)) => {
-                    self.debt.owed[ticket.stream.index()] = ticket.tick
+                    self.debt.owed[ticket.stream.index()] = ticket.tick;
+                    continue;
                 }
                 (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
                     // The ops in hand may be the ones that the debt waits for.

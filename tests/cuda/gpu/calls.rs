@@ -152,9 +152,11 @@ fn traced(
     stepper: &mut Stepper<CudaDevice>,
     trace: &mut Trace,
     layout: &Layout,
+    enter: impl Fn(),
     hand: &impl Fn(u32, *mut f32) -> Option<EventHandle>,
 ) -> [Vec<String>; PARTS] {
     let mut parts = <[Vec<String>; PARTS]>::default();
+    enter();
     trace.take();
     let mut pass = stepper.begin().unwrap();
     parts[BEGIN] = trace.take();
@@ -163,6 +165,7 @@ fn traced(
     parts[ADDRESSES] = trace.take();
     for (bucket, address) in (0..).zip(addresses) {
         let event = hand(bucket, address);
+        enter();
         trace.take();
         match event {
             // SAFETY: recorded after the sum.
@@ -180,7 +183,7 @@ fn traced(
 /// Returns the table of the calls of a steady pass; `hand` is what the program enqueues for a bucket before its
 /// hand-over, and the event after its own sum, if it sums.
 fn table(
-    mode: Mode,
+    (mode, is_current): (Mode, bool),
     sums: impl Into<Sums>,
     gpu: &Gpu,
     cuda: &Cuda,
@@ -202,7 +205,8 @@ fn table(
     // The GPU has ended each pass before the next, so no call waits for it, and none is made twice.
     let passes: Vec<Counts> = (0..PASSES)
         .map(|_| {
-            let parts = traced(&mut stepper, &mut trace, &layout, &hand);
+            let parts = traced(&mut stepper, &mut trace, &layout, || gpu.set_current(is_current), &hand);
+            gpu.set_current(true);
             gpu.synchronize();
             count(&parts)
         })
@@ -212,7 +216,8 @@ fn table(
     for (pass, counts) in passes.iter().enumerate().skip(FIRST_STEADY) {
         assert_eq!(counts, steady, "{mode:?}: pass {pass} differs from the last");
     }
-    let mut text = format!("{:<22}begin addresses bucket finish pass\n", format!("{mode:?}"));
+    let title = format!("{mode:?}{}", if is_current { "" } else { ", no context" });
+    let mut text = format!("{title:<22}begin addresses bucket finish pass\n");
     let mut sums = [0; 5];
     let mut row = |name: &str, counts: [usize; 5]| {
         let [begin, addresses, bucket, finish, pass] = counts;
@@ -230,7 +235,7 @@ fn table(
     text
 }
 
-fn assert_tables(found: [String; 3], expected: &str) {
+fn assert_tables<const N: usize>(found: [String; N], expected: &str) {
     let found = found.join("\n");
     assert!(found == expected.trim_start(), "the calls are now\n{found}");
 }
@@ -244,6 +249,7 @@ fn of_caller() {
     let summed = [(); BUCKETS].map(|()| Gpu::event());
     let of = |mode| {
         table(mode, Sums::by_caller(0, 4), &gpu, &cuda, |bucket, gradient| {
+            gpu.set_current(true);
             gpu.fill(gradient, 0.5, LENGTH);
             gpu.record(written);
             sums.wait_for(written);
@@ -253,14 +259,15 @@ fn of_caller() {
             Some(event)
         })
     };
-    assert_tables(MODES.map(of), BY_CALLER);
+    let [sequential, eager, normed] = MODES.map(|mode| (mode, true));
+    assert_tables([sequential, eager, normed, (Mode::Eager, false)].map(of), BY_CALLER);
 }
 
 /// A scene of a rank of two, for `nccl.rs`.
 pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
     let of = |mode| {
-        table(mode, comm.clone(), gpu, &cuda, |_, gradient| {
+        table((mode, true), comm.clone(), gpu, &cuda, |_, gradient| {
             gpu.fill(gradient, 0.5, LENGTH);
             None
         })

@@ -67,6 +67,7 @@ driver! {
 
 /// Device 0, current on this thread, with a stream.
 pub(crate) struct Gpu {
+    context: *mut c_void,
     stream: *mut c_void,
 }
 
@@ -82,7 +83,14 @@ impl Gpu {
             assert_eq!((driver.make_current)(context), SUCCESS);
             assert_eq!((driver.create_stream)(&mut stream, 1), SUCCESS);
         }
-        Gpu { stream }
+        Gpu { context, stream }
+    }
+
+    /// Makes the context current on this thread, or none.
+    pub(crate) fn set_current(&self, is_current: bool) {
+        let context = if is_current { self.context } else { std::ptr::null_mut() };
+        // SAFETY: a context that is never released, or none.
+        assert_eq!(unsafe { (driver().make_current)(context) }, SUCCESS);
     }
 
     /// Makes another stream of the same context.
@@ -90,7 +98,7 @@ impl Gpu {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the out-pointer leads to a local. The stream lives as long as the process.
         assert_eq!(unsafe { (driver().create_stream)(&mut stream, 1) }, SUCCESS);
-        Gpu { stream }
+        Gpu { stream, ..*self }
     }
 
     /// Makes an event, which lives as long as the process.

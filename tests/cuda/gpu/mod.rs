@@ -1,7 +1,7 @@
 //! Tests that need a GPU, ignored by default: `cargo test --features cuda --test main -- --ignored cuda::gpu::`.
 //!
-//! benches/gpu/run.sh runs all of them but `calls`, which reads the software GPU's trace; tests that also run on the stand-in are in the files beside this folder. Memory
-//! comes straight from the driver where possible, so a fault of the library cannot hide here. Without a GPU these tests
+//! benches/gpu/run.sh runs all of them but `calls` and `events`, which need the software GPU; tests that also run on the
+//! stand-in are in the files beside this folder. Memory comes straight from the driver where possible, so a fault of the library cannot hide here. Without a GPU these tests
 //! fail.
 
 mod calls;

@@ -30,9 +30,9 @@ unsafe impl Driver for StandIn {
         64 << 10
     }
 
-    fn enter(&self) -> Result<()> {
+    fn enter(&self) -> Result<bool> {
         self.state().entered += 1;
-        Ok(())
+        Ok(true)
     }
 
     fn leave(&self) {
