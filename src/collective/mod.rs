@@ -175,9 +175,9 @@ pub trait Collective: Send + Sync {
 }
 
 /// A communicator that is chosen at run time.
-impl<C: Collective + ?Sized> Collective for Box<C> {
+impl Collective for Box<dyn Collective> {
     fn inner(&self) -> Option<&dyn Collective> {
-        (**self).inner()
+        Some(&**self)
     }
 
     fn rank(&self) -> u32 {
@@ -188,18 +188,6 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
         (**self).world_size()
     }
 
-    fn reaches(&self, place: Place) -> bool {
-        (**self).reaches(place)
-    }
-
-    fn sums(&self, dtype: DType) -> bool {
-        (**self).sums(dtype)
-    }
-
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        (**self).knows(kind)
-    }
-
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         (**self).duplicate()
     }
@@ -208,43 +196,11 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
         (**self).subgroup(ranks)
     }
 
-    fn sums_outside(&self) -> bool {
-        (**self).sums_outside()
-    }
-
-    fn keeps_order(&self) -> bool {
-        (**self).keeps_order()
-    }
-
-    fn prepare(&self, plan: &Plan) -> Result<()> {
-        (**self).prepare(plan)
-    }
-
-    fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
-        (**self).allocate(purpose, place, bytes)
-    }
-
-    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
-        (**self).agree(number, deadline)
-    }
-
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         (**self).enqueue(call)
     }
 
-    fn check(&self) -> Result<()> {
-        (**self).check()
-    }
-
-    fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
-        (**self).hold()
-    }
-
     fn abort(&self, cause: &Error) {
         (**self).abort(cause);
-    }
-
-    fn pool(&self) -> Option<crate::pool::Pool> {
-        (**self).pool()
     }
 }
