@@ -46,7 +46,7 @@ mod tests {
         "Accumulation::Local",
         "Cuda::compute_stream",
         "External::reduced",
-        "Nccl::connect",
+        "Nccl::beside",
         "OffloadPolicy::pin_memory",
         "Precision::F32",
         "StepParam::enqueue_param",

@@ -240,7 +240,7 @@ fn ranks_with_gpus<T: Send>(
     rank: impl Fn(Box<dyn Collective>, (&Cuda, StreamHandle)) -> Result<T> + Sync,
 ) -> Vec<T> {
     if hardware::is_required() {
-        let group = Nccl::connect(&nccl::Options::default()).unwrap();
+        let group = Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap();
         let outcome = rank(Box::new(group.clone()), (&cuda(), StreamHandle::default())).unwrap();
         group.close().unwrap();
         return vec![outcome];

@@ -6,6 +6,7 @@
 
 mod calls;
 mod conversions;
+mod doors;
 mod large;
 mod memory;
 mod nccl;
