@@ -85,9 +85,12 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw.
+    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw. Ranks
+    /// that differ all know it, and one may have gone for that reason.
     pub(super) fn fail(&self, error: Error) -> Error {
-        let error = self.remember(self.look().err().unwrap_or(error));
+        let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
+        let cause = if is_told { None } else { self.look().err() };
+        let error = self.remember(cause.unwrap_or(error));
         self.tell(&error);
         error
     }
