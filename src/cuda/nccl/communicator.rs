@@ -13,8 +13,8 @@ use crate::cuda::context::with_device;
 use crate::cuda::nccl::entry::{Entry, Members, Record};
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
-use crate::cuda::nccl::raw::{Raw, Seat, detached};
-use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, issuing, lock};
+use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
+use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, Source, UniqueId, file, memory};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -233,7 +233,7 @@ impl Collective for Nccl {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
-        let _issuing = lock(issuing(shared.seat.device));
+        let _issuing = issuing(shared.seat.device);
         if let (true, Some(host)) = (shared.ledger, &shared.host) {
             host.compare(&call.key(), call.deadline()).map_err(|error| shared.fail(error))?;
         }

@@ -1,4 +1,4 @@
-//! NCCL as a [`Collective`](crate::Collective): ranks are processes, each with its own GPU.
+//! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
 //! The library is found at run time, so a build needs none. Ranks need 128 bytes to meet, NCCL's id, and NCCL does the
 //! networking. The id comes from the caller, from a file, or over a [`Collective`] of the host. This crate opens no

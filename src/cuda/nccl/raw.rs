@@ -5,9 +5,10 @@
 //! its own. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::mem::size_of;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{ptr, thread};
 
@@ -23,7 +24,6 @@ use crate::cuda::nccl::bindings::{
 };
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::polling::{Wall, poll};
-use crate::cuda::nccl::shared::lock;
 use crate::cuda::owned::{Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -31,6 +31,18 @@ use crate::op::CollectiveKind;
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
+
+/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
+/// communicators.
+static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
+
+/// Waits until no other thread calls NCCL on a device, and lets none do so.
+pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
+    let mut all = ISSUING.lock().unwrap_or_else(PoisonError::into_inner);
+    let own: &'static Mutex<()> = all.entry(device).or_insert_with(|| Box::leak(Box::default()));
+    drop(all);
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// One rank's communicator.
 pub(super) struct Raw {
@@ -117,11 +129,9 @@ impl Raw {
     }
 
     /// Brings as many bytes of every rank to all, in the order of the ranks, and waits for them; `None` after the deadline.
-    /// `issuing` is locked while NCCL is called.
     pub(super) fn gather(
         &self,
         own: &[u8],
-        issuing: &Mutex<()>,
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
@@ -139,7 +149,7 @@ impl Raw {
         // SAFETY: memory of these lengths, which only this stream touches.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
-            let _issuing = lock(issuing);
+            let _issuing = issuing(self.seat.device);
             self.enqueue(&call, &wanted)?;
         }
         event.record(stream)?;

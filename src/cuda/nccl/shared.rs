@@ -3,7 +3,6 @@
 //! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once and
 //! never during a call. The first failure is that of all communicators. A drop does not block.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -54,13 +53,13 @@ impl Shared {
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`; the group has ended then.
     pub(super) fn exchange(&self, own: &Record, deadline: Duration) -> Result<Vec<Record>> {
-        let Seat { rank, ranks, device } = self.seat;
+        let Seat { rank, ranks, .. } = self.seat;
         let own_bytes = own.encode();
         if ranks == 1 {
             return Record::read_all(&own_bytes);
         }
         let wanted = || self.refuse().and_then(|()| self.look());
-        let gather = |raw: &Raw| raw.gather(&own_bytes, issuing(device), deadline, wanted);
+        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, wanted);
         let late = || Error::Deadline {
             rank,
             call: own.entry.to_string(),
@@ -161,14 +160,6 @@ impl Drop for Further {
             drop(ending);
         });
     }
-}
-
-/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
-/// communicators.
-static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
-
-pub(super) fn issuing(device: u32) -> &'static Mutex<()> {
-    lock(&ISSUING).entry(device).or_insert_with(|| Box::leak(Box::default()))
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
