@@ -22,6 +22,8 @@ place() {
 place "$target/debug/libsoftware_gpu.so" libcuda.so
 ln -sf libcuda.so "$folder/libcuda.so.1" # the name that other programs open
 place "$target/debug/libsoftware_nccl.so" libnccl.so.2
+# The name that cudarc looks for.
+ln -sfn libnccl.so.2 "$folder/libnccl.so"
 
 # The tests that the bundle runs on a GPU, but the kernels' own, which take minutes, and those that no CPU can serve:
 # 2^32 conversions, and 33 GiB. Of them, cuda::gpu::calls:: and cuda::gpu::events:: run here alone: one counts the lines of

@@ -113,6 +113,7 @@
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
 //! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
+//! | `INSTEP_ID_FILE` | the file by which [`cuda::Nccl::from_environment`] joins several ranks |
 //!
 //! # GPUs
 //!

@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use instep::Error;
 use instep::cuda::{Nccl, nccl};
+use instep::{Collective, Error, Solo, in_process};
 
 /// The wheel that `scripts/cuda-toolchain.sh --nccl` installs.
 const PINNED: u32 = 23203;
@@ -38,21 +38,26 @@ fn the_library_reports_its_version_and_makes_ids_or_its_absence_is_a_typed_error
 
 #[test]
 fn wrong_options_are_refused_before_the_library_is_loaded() {
-    let field = |options: nccl::Options| match Nccl::connect(&options) {
+    let field = |options: nccl::Options| match Nccl::from_file(&options, "id") {
         Err(Error::Config { field, .. }) => field,
         other => panic!("{options:?}: {other:?}"),
     };
-    let options = nccl::Options::default();
+    let options = nccl::Options { job: "a test".to_owned(), ..Default::default() };
     assert_eq!(field(nccl::Options { world_size: 0, ..options.clone() }), "WORLD_SIZE");
     assert_eq!(field(nccl::Options { rank: 1, ..options.clone() }), "RANK");
-    assert_eq!(field(nccl::Options { world_size: 2, master_port: 0, ..options.clone() }), "MASTER_PORT");
-    assert_eq!(field(nccl::Options { deadline: Duration::ZERO, ..options }), "INSTEP_DEADLINE_MS");
+    assert_eq!(field(nccl::Options { job: String::new(), ..options.clone() }), "job");
+    assert_eq!(field(nccl::Options { ledger: true, ..options.clone() }), "INSTEP_LEDGER");
+    assert_eq!(field(nccl::Options { deadline: Duration::ZERO, ..options.clone() }), "INSTEP_DEADLINE_MS");
+    assert!(!std::path::Path::new("id").exists());
+    let zero = nccl::Options { deadline: Duration::ZERO, ..options };
+    let beside = Nccl::beside(Solo::default(), &zero);
+    assert!(matches!(beside, Err(Error::Config { field: "INSTEP_DEADLINE_MS", .. })));
 }
 
 /// On a machine with a GPU and NCCL this makes a group of one.
 #[test]
 fn a_machine_that_lacks_a_library_fails_before_another_rank_waits_for_it() {
-    match Nccl::connect(&nccl::Options::default()) {
+    match Nccl::beside(Solo::default(), &nccl::Options::default()) {
         Ok(alone) => alone.close().unwrap(),
         Err(Error::NcclUnavailable { why }) => assert!(!required(), "{why}"),
         Err(Error::DriverUnavailable { why }) => {
@@ -60,12 +65,29 @@ fn a_machine_that_lacks_a_library_fails_before_another_rank_waits_for_it() {
         }
         Err(other) => panic!("{other}"),
     }
-    // Rank 1 fails without looking for rank 0, so the deadline does not matter.
-    let hour = Duration::from_secs(3600);
-    let second = nccl::Options { rank: 1, world_size: 2, device: 4096, deadline: hour, ..Default::default() };
-    match Nccl::connect(&second) {
+    // Rank 1 fails without looking for rank 0's file, so the deadline does not matter.
+    let deadline = Duration::from_secs(3600);
+    let job = "a test".to_owned();
+    let second = nccl::Options { rank: 1, world_size: 2, device: 4096, job, deadline, ..Default::default() };
+    match Nccl::from_file(&second, "id") {
         Err(Error::NcclUnavailable { .. } | Error::DriverUnavailable { .. }) => {}
         Err(Error::Unsupported(refusal)) => assert_eq!(refusal.thing, "cuda:4096"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_join_beside_a_host_ends_it_for_the_others() {
+    let options = nccl::Options { device: 4096, ..Default::default() };
+    let outcome = in_process(2, |comm| match comm.rank() {
+        0 => Nccl::beside(comm, &options).map(drop),
+        _ => loop {
+            comm.check()?;
+            std::thread::yield_now();
+        },
+    });
+    match outcome {
+        Err(Error::NcclUnavailable { .. } | Error::DriverUnavailable { .. } | Error::Unsupported(_)) => {}
         other => panic!("{other:?}"),
     }
 }

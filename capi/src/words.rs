@@ -45,7 +45,7 @@ mod tests {
     const UNREACHED: [&str; 20] = [
         "Accumulation::Local",
         "Cuda::compute_stream",
-        "Nccl::connect",
+        "Nccl::beside",
         "OffloadPolicy::pin_memory",
         "Precision::F32",
         "StepParam::enqueue_param",

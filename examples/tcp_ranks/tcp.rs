@@ -2,15 +2,15 @@
 //! back.
 //!
 //! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A call says how long a
-//! frame may be, and no more of it is kept. A connection that ends is a failure only where something
-//! more is waited for, because a rank may leave after its last call.
+//! frame may be, and no more of it is kept. A rank says that it leaves, so a connection that ends
+//! without a word is a lost rank, which all learn.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -22,7 +22,8 @@ use super::meeting::{gather, join};
 const CALL: u8 = 0; // to rank 0: a key, and the values that are to be summed
 const RESULT: u8 = 1; // from rank 0: the bytes that every rank ends with
 const DIFFERENT: u8 = 2; // from rank 0: the rank whose call differs, rank 0's key and that rank's
-const FAILURE: u8 = 3; // the sender has ended the group, and why
+const FAILURE: u8 = 3; // the group has ended: the rank that ended it, and why
+const LEAVING: u8 = 4; // the sender makes no more calls
 
 type Frame = (u8, Vec<u8>);
 
@@ -49,9 +50,12 @@ struct Inbox {
 }
 
 struct Shared {
+    rank: u32,
     /// On rank 0 all others, by rank; on the others rank 0 alone.
     peers: Vec<(u32, Mutex<TcpStream>)>,
     failure: Mutex<Option<Error>>,
+    /// The thread that says why the group has ended.
+    last_words: Mutex<Option<JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
 
@@ -99,7 +103,8 @@ impl Tcp {
             streams.iter().map(TcpStream::try_clone).collect::<io::Result<Vec<_>>>().map_err(lost)?;
         let first = if rank == 0 { 1 } else { 0 };
         let peers = (first..).zip(streams.into_iter().map(Mutex::new)).collect();
-        let shared = Arc::new(Shared { peers, failure: Mutex::new(None), is_closed: AtomicBool::new(false) });
+        let (failure, last_words) = Default::default();
+        let shared = Arc::new(Shared { rank, peers, failure, last_words, is_closed: AtomicBool::new(false) });
         let inboxes = (first..).zip(readers).map(|(peer, reader)| shared.listen(peer, reader)).collect();
         Ok(Tcp { rank, world_size, shared, inboxes })
     }
@@ -185,24 +190,44 @@ impl Shared {
         let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);
         thread::spawn(move || {
-            while let Ok((tag, len)) = read_header(&stream) {
-                let most = if tag == FAILURE { Ok(MOST_WORDS) } else { lengths.recv() };
-                let Some(contents) = most.ok().and_then(|most| read_contents(&stream, len, most).ok()) else {
-                    break;
-                };
-                let rest = len - contents.len() as u64;
-                if tag == FAILURE {
-                    let why = String::from_utf8_lossy(&contents).into_owned();
-                    shared.fail(Error::PeerLost { rank: peer, why });
-                } else if sender.send((tag, contents)).is_err() {
-                    break;
-                }
-                if shared.skip(&stream, rest).is_err() {
-                    break;
-                }
+            let is_over = shared.take_in(&stream, &sender, &lengths);
+            if !is_over && !shared.is_closed.load(Ordering::Relaxed) {
+                shared.fail(Error::PeerLost { rank: peer, why: "its connection has ended".to_owned() });
             }
         });
         Mutex::new(Inbox { wanted, frames })
+    }
+
+    /// Takes in frames until the connection ends; returns whether the peer has said that it would.
+    fn take_in(
+        self: &Arc<Shared>,
+        stream: &TcpStream,
+        sender: &Sender<Frame>,
+        lengths: &Receiver<u64>,
+    ) -> bool {
+        while let Ok((tag, len)) = read_header(stream) {
+            let most = match tag {
+                LEAVING => return true,
+                FAILURE => Ok(MOST_WORDS),
+                _ => lengths.recv(),
+            };
+            let Some(contents) = most.ok().and_then(|most| read_contents(stream, len, most).ok()) else {
+                break;
+            };
+            let rest = len - contents.len() as u64;
+            if tag != FAILURE {
+                if sender.send((tag, contents)).is_err() {
+                    break;
+                }
+            } else if let Some((rank, why)) = contents.split_first_chunk() {
+                let why = String::from_utf8_lossy(why).into_owned();
+                self.fail(Error::PeerLost { rank: u32::from_le_bytes(*rank), why });
+            }
+            if self.skip(stream, rest).is_err() {
+                break;
+            }
+        }
+        false
     }
 
     /// Drops what a frame has too much of, so that a rank that has sent it is not held up. Fails if the group has closed.
@@ -233,10 +258,16 @@ impl Shared {
         *failure = Some(error.clone());
         // Ranks whose calls differ have been told by rank 0.
         if !matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. }) {
-            let (shared, why) = (Arc::clone(self), error.to_string());
-            thread::spawn(move || {
-                shared.send_to_all(FAILURE, &[why.as_bytes()], Instant::now() + LAST_WORDS)
+            let (rank, why) = match &error {
+                Error::PeerLost { rank, why } => (*rank, why.clone()),
+                other => (self.rank, other.to_string()),
+            };
+            let shared = Arc::clone(self);
+            let said = thread::spawn(move || {
+                let until = Instant::now() + LAST_WORDS;
+                shared.send_to_all(FAILURE, &[&rank.to_le_bytes(), why.as_bytes()], until);
             });
+            *lock(&self.last_words) = Some(said);
         }
         error
     }
@@ -273,6 +304,10 @@ impl Collective for Tcp {
         Ok(())
     }
 
+    fn check(&self) -> Result<()> {
+        self.shared.refuse()
+    }
+
     fn abort(&self, cause: &Error) {
         self.shared.fail(cause.clone());
     }
@@ -281,6 +316,13 @@ impl Collective for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         self.shared.is_closed.store(true, Ordering::Relaxed);
+        match lock(&self.shared.last_words).take() {
+            Some(said) => drop(said.join()),
+            None if self.shared.refuse().is_ok() && !thread::panicking() => {
+                self.shared.send_to_all(LEAVING, &[], Instant::now() + LAST_WORDS);
+            }
+            None => {}
+        }
         self.shared.peers.iter().for_each(|(_, stream)| drop(lock(stream).shutdown(Shutdown::Both)));
     }
 }

@@ -69,6 +69,13 @@ impl<C: Collective + 'static> From<C> for Sums {
     }
 }
 
+/// One that is chosen at run time.
+impl From<Box<dyn Collective>> for Sums {
+    fn from(comm: Box<dyn Collective>) -> Sums {
+        Sums { comm: comm.into(), are_by_caller: false }
+    }
+}
+
 impl std::fmt::Debug for Sums {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sums")

@@ -109,6 +109,6 @@ pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> 
         }
     }
     let primary = Primary::of(ordinal)?;
-    let _entered = primary.enter()?.then_some(Entered(primary));
+    let _entered = primary.enter()?.then(|| Entered(primary));
     call()
 }

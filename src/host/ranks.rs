@@ -329,6 +329,10 @@ impl Collective for InProcess {
         Ok(())
     }
 
+    fn check(&self) -> Result<()> {
+        self.group.rendezvous.check(&self.seat)
+    }
+
     fn abort(&self, cause: &Error) {
         self.group.rendezvous.fail(self.seat.member, cause);
     }

@@ -133,6 +133,11 @@ impl Rendezvous {
         }
     }
 
+    /// Returns the error that has ended the group, also of a rank that has left it.
+    pub(crate) fn check(&self, seat: &Seat) -> Result<()> {
+        self.lock().refuse(seat)
+    }
+
     /// Ends the group because of `rank`, unless it has ended already.
     pub(crate) fn fail(&self, rank: u32, error: &Error) {
         self.lock().fail(rank, error.clone());

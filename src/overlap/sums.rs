@@ -98,11 +98,11 @@ impl SumHooked {
     /// The same for gradients on a GPU: the hook enqueues its work on the stream of the sum, by the trainer's thread.
     ///
     /// ```no_run
-    /// use instep::cuda::{Cuda, Nccl, nccl};
+    /// use instep::cuda::{Cuda, Nccl};
     /// use instep::overlap::{EnqueuedSum, SumHooked};
     ///
     /// # fn clamp(_: instep::DevicePtr, _: u64, _: instep::StreamHandle) {}
-    /// let comm = Nccl::connect(&nccl::Options::from_environment()?)?;
+    /// let comm = Nccl::from_environment()?;
     /// let comm = SumHooked::on_gpu(comm, |sum: &EnqueuedSum<'_>| {
     ///     for (_, _, range) in sum.gradients() {
     ///         clamp(sum.ptr(range.start), (range.end - range.start) as u64, sum.stream()); // a kernel of yours

@@ -36,7 +36,7 @@ impl StepperBuilder<'_> {
     /// let weight = layout.id("weight")?;
     /// let options = Options::from_environment()?; // torchrun's: who this rank is, and which GPU is its own
     /// let cuda = Cuda::open(options.device)?.compute_stream(stream);
-    /// let comm = Nccl::connect(&options)?;
+    /// let comm = Nccl::from_environment()?;
     /// // SAFETY: the stream is kept until the stepper is closed.
     /// let mut stepper = unsafe { Stepper::builder(&layout, AdamW::default()).cuda(comm, &cuda)? };
     /// for _ in 0..100 {

@@ -12,7 +12,7 @@ use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
 use instep::{
     Collective, DType, Device, Error, HostDevice, Layout, Master, Moments, ParamId, Place, Precision, Result,
-    Solo, Stepper, Strategy, StreamHandle, bf16, in_process,
+    Solo, Stepper, Strategy, StreamHandle, Sums, bf16, in_process,
 };
 
 use super::shard_cases::{CASES, Case, PLAIN, builder};
@@ -158,7 +158,7 @@ fn on_host(comm: impl Collective + 'static, case: &Case, strategy: Strategy) -> 
 }
 
 fn on_gpu(
-    comm: impl Collective + 'static,
+    sums: impl Into<Sums>,
     (cuda, stream): (&Cuda, StreamHandle),
     case: &Case,
     strategy: Strategy,
@@ -174,7 +174,7 @@ fn on_gpu(
         Ok(bytes)
     };
     // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
-    train(unsafe { builder(case, strategy).cuda(comm, cuda)? }, case, &stored)
+    train(unsafe { builder(case, strategy).cuda(sums, cuda)? }, case, &stored)
 }
 
 /// The host's ranks, with memory that only the stand-in takes for a GPU's.
@@ -240,7 +240,7 @@ fn ranks_with_gpus<T: Send>(
     rank: impl Fn(Box<dyn Collective>, (&Cuda, StreamHandle)) -> Result<T> + Sync,
 ) -> Vec<T> {
     if hardware::is_required() {
-        let group = Nccl::connect(&nccl::Options::default()).unwrap();
+        let group = Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap();
         let outcome = rank(Box::new(group.clone()), (&cuda(), StreamHandle::default())).unwrap();
         group.close().unwrap();
         return vec![outcome];

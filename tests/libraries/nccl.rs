@@ -1,6 +1,6 @@
 //! The calls into NCCL: each goes on in the background until it is done, fails or is late, and a close that would hang.
 //!
-//! The communicator is one rank's, made by an id, so no connection is opened.
+//! The communicator is one rank's, made by an id or adopted.
 
 use std::ptr;
 use std::time::Duration;
@@ -31,6 +31,13 @@ fn sum(comm: &Nccl, deadline: Duration) -> Result<()> {
     // SAFETY: no bytes.
     let mut call = unsafe { Call::new(key, 1, none, none, deadline, Some(StreamHandle(0x10))) };
     comm.enqueue(&mut call)
+}
+
+/// A framework's communicator; this NCCL looks at none.
+fn adopt() -> Nccl {
+    let communicator = ptr::without_provenance_mut(0x10);
+    // SAFETY: nobody follows the address.
+    unsafe { Nccl::adopt(communicator, AMPLE) }.unwrap()
 }
 
 const AMPLE: Duration = Duration::from_secs(60);
@@ -84,5 +91,25 @@ fn a_close_is_refused_while_a_captured_pass_holds_the_communicator_and_changes_n
         comm.close().unwrap();
         assert!(matches!(comm.close(), Err(Error::Order(why)) if why.wrong == "closed already"));
         assert!(sum(&comm, AMPLE).is_err());
+    });
+}
+
+#[test]
+fn an_adopted_communicator_sums_and_is_left_to_its_framework() {
+    with_nccl(&[], || {
+        // A sum fails once the communicator has been finalized.
+        for ends in [|comm: Nccl| comm.close().unwrap(), |comm: Nccl| drop(comm)] {
+            let comm = adopt();
+            assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+            sum(&comm, AMPLE).unwrap();
+            ends(comm);
+        }
+        let comm = adopt();
+        comm.abort(&Error::order("test", "the trainer gave up", ""));
+        assert!(sum(&comm, AMPLE).is_err());
+        sum(&adopt(), AMPLE).unwrap();
+        // SAFETY: it is refused.
+        let refused = unsafe { Nccl::adopt(ptr::null_mut(), AMPLE) };
+        assert!(matches!(refused, Err(Error::Config { field: "communicator", .. })));
     });
 }

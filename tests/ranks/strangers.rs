@@ -12,12 +12,7 @@ use std::time::{Duration, Instant};
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::{Collective, DType, Error};
 
-#[path = "../../examples/tcp_ranks/meeting.rs"]
-mod meeting;
-#[path = "../../examples/tcp_ranks/tcp.rs"]
-mod tcp;
-
-use tcp::Tcp;
+use crate::support::tcp::Tcp;
 
 const HOST: &str = "127.0.0.1";
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -10,10 +10,17 @@ pub(crate) mod guarded;
 pub(crate) mod hardware;
 pub(crate) mod hypers;
 pub(crate) mod lent;
+#[allow(dead_code)]
+#[path = "../../examples/tcp_ranks/meeting.rs"]
+pub(crate) mod meeting;
 pub(crate) mod optimizers;
 pub(crate) mod reference;
 pub(crate) mod stand_in;
 pub(crate) mod stored;
+/// The example's collective, also for processes with a GPU each.
+#[allow(dead_code)]
+#[path = "../../examples/tcp_ranks/tcp.rs"]
+pub(crate) mod tcp;
 pub(crate) mod tolerance;
 pub(crate) mod training;
 pub(crate) mod waits;

@@ -196,6 +196,18 @@ pub struct Functions {
         unsafe extern "C" fn(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t,
         ::libloading::Error,
     >,
+    pub ncclCommCount: Result<
+        unsafe extern "C" fn(comm: ncclComm_t, count: *mut ::core::ffi::c_int) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclCommCuDevice: Result<
+        unsafe extern "C" fn(comm: ncclComm_t, device: *mut ::core::ffi::c_int) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclCommUserRank: Result<
+        unsafe extern "C" fn(comm: ncclComm_t, rank: *mut ::core::ffi::c_int) -> ncclResult_t,
+        ::libloading::Error,
+    >,
     pub ncclCommRegister: Result<
         unsafe extern "C" fn(
             comm: ncclComm_t,
@@ -281,6 +293,9 @@ impl Functions {
         let ncclGetErrorString = __library.get(b"ncclGetErrorString\0").map(|sym| *sym);
         let ncclGetLastError = __library.get(b"ncclGetLastError\0").map(|sym| *sym);
         let ncclCommGetAsyncError = __library.get(b"ncclCommGetAsyncError\0").map(|sym| *sym);
+        let ncclCommCount = __library.get(b"ncclCommCount\0").map(|sym| *sym);
+        let ncclCommCuDevice = __library.get(b"ncclCommCuDevice\0").map(|sym| *sym);
+        let ncclCommUserRank = __library.get(b"ncclCommUserRank\0").map(|sym| *sym);
         let ncclCommRegister = __library.get(b"ncclCommRegister\0").map(|sym| *sym);
         let ncclCommDeregister = __library.get(b"ncclCommDeregister\0").map(|sym| *sym);
         let ncclBroadcast = __library.get(b"ncclBroadcast\0").map(|sym| *sym);
@@ -300,6 +315,9 @@ impl Functions {
             ncclGetErrorString,
             ncclGetLastError,
             ncclCommGetAsyncError,
+            ncclCommCount,
+            ncclCommCuDevice,
+            ncclCommUserRank,
             ncclCommRegister,
             ncclCommDeregister,
             ncclBroadcast,
@@ -353,6 +371,15 @@ impl Functions {
         asyncError: *mut ncclResult_t,
     ) -> ncclResult_t {
         (self.ncclCommGetAsyncError.as_ref().expect("Expected function, got error."))(comm, asyncError)
+    }
+    pub unsafe fn ncclCommCount(&self, comm: ncclComm_t, count: *mut ::core::ffi::c_int) -> ncclResult_t {
+        (self.ncclCommCount.as_ref().expect("Expected function, got error."))(comm, count)
+    }
+    pub unsafe fn ncclCommCuDevice(&self, comm: ncclComm_t, device: *mut ::core::ffi::c_int) -> ncclResult_t {
+        (self.ncclCommCuDevice.as_ref().expect("Expected function, got error."))(comm, device)
+    }
+    pub unsafe fn ncclCommUserRank(&self, comm: ncclComm_t, rank: *mut ::core::ffi::c_int) -> ncclResult_t {
+        (self.ncclCommUserRank.as_ref().expect("Expected function, got error."))(comm, rank)
     }
     pub unsafe fn ncclCommRegister(
         &self,

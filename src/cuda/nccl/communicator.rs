@@ -1,22 +1,21 @@
-//! One rank's end of a group of GPUs: NCCL for the sums, the group's connections for failures.
+//! One rank's end of a group of GPUs: NCCL for the sums, a host collective beside it for failures, if there is one.
 //!
 //! The first failure of any communicator is kept, told to the other ranks, and returned by every later call of all. Work
 //! goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, place_in};
 use crate::cuda::context::with_device;
-use crate::cuda::nccl::group::Group;
+use crate::cuda::nccl::entry::{Entry, Members, Record};
+use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
-use crate::cuda::nccl::message::{Entry, Members};
-use crate::cuda::nccl::raw::{Raw, detached};
+use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
-use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
+use crate::cuda::nccl::{Options, Source, UniqueId, file, memory};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -28,24 +27,28 @@ use crate::handle::Place;
 /// sizes, machines and versions. Sums of 16 bits may be rounded after each rank; the host rounds them once.
 ///
 /// Building a stepper compares layout and options with the other ranks, and a pass after a parameter was
-/// [written](crate::Stepper::write) compares which ones were. Learning rates, frozen parameters and abandoned passes are
-/// compared only with [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that
-/// differ drift apart or hang until the stepper's deadline. Replays of captured passes are never compared.
+/// [written](crate::Stepper::write) compares which ones were: an all-gather of 144 bytes, for which the thread waits.
+/// Learning rates, frozen parameters and abandoned passes are compared only [beside](Self::beside) a host with
+/// [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that differ drift apart or hang until
+/// the stepper's deadline. Replays of captured passes are never compared.
+///
+/// A rank that fails or dies is named to the others beside a host alone. Without one, they wait for the stepper's
+/// deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator;
 /// their first passes, in which NCCL connects, begin in the same order on every rank. If the program has a communicator
 /// of its own on the same device, it must issue that one's collectives in the same order relative to the stepper's on
-/// every rank, and from the stepper's thread. [`External`](crate::cuda::External) needs only the program's
+/// every rank, and from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
 /// communicator.
 ///
 /// A stepper that shares tensors out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers, and
 /// with [groups](crate::StepperBuilder::shard_size) one for each of its two. They fail, are aborted and are closed with this one.
-/// All ranks that have connected make a further communicator at the same point, also one of a group's members: its id comes
-/// from rank 0.
+/// All ranks of the first communicator make a further one at the same point, also one of a group's members: its id travels
+/// over the first one.
 ///
-/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends before that thread does, or if a
-/// panic drops the handle, peers that still wait get `PeerLost`.
+/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends
+/// before that thread does, or if a panic drops the handle, it counts as a failure of this rank.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
@@ -53,51 +56,59 @@ pub struct Nccl {
     further: Option<Arc<Further>>,
 }
 
-/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
-/// communicators.
-static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
+/// What no library makes.
+const NO_ID: UniqueId = [0; 128];
 
 /// How often a close looks at communicators that end already.
 const POLL: Duration = Duration::from_millis(1);
 
 impl Nccl {
-    pub(super) fn open(options: &Options, id: Option<UniqueId>) -> Result<Nccl> {
-        options.refuse()?;
-        if id.is_some() && options.ledger {
-            let wrong = "ranks that meet by the caller's id have no connection to compare over";
-            return Err(Error::config("ledger", true, wrong, "use Nccl::connect or no ledger"));
-        }
-        // A machine that lacks something fails before other ranks wait for it.
-        let library = Library::get()?;
-        with_device(options.device, || Ok(()))?;
-        let (group, id) = match id {
-            Some(id) => (None, id),
-            None => bootstrap::meet(options, unique_id).map(|(group, id)| (Some(group), id))?,
+    pub(super) fn open(options: &Options, source: &Source<'_>) -> Result<Nccl> {
+        options.refuse_ledger()?;
+        let (library, seat) = prepare(options)?;
+        let raw = match source {
+            Source::Id(id) => Raw::connect(library, seat, id, options.deadline, || Ok(())),
+            Source::File(path) => file::meet(options, path, unique_id, |id, left, wanted| {
+                Raw::connect(library, seat, id, left, wanted)
+            }),
         };
-        let wanted = || group.as_ref().map_or(Ok(()), Group::check);
-        let raw = Raw::connect(library, options, &id, wanted).inspect_err(|error| {
-            if let Some(group) = &group {
-                group.tell(error);
+        Ok(Nccl::around(raw?, options, None))
+    }
+
+    pub(super) fn open_beside(host: Arc<dyn Collective>, options: &Options) -> Result<Nccl> {
+        let host = Host(host);
+        let connect = || {
+            let (library, seat) = prepare(options)?;
+            let own = if seat.rank == 0 { unique_id()? } else { [0; 128] };
+            let id = host.share_id(own, options.deadline)?;
+            Raw::connect(library, seat, &id, options.deadline, || host.0.check())
+        };
+        match connect() {
+            Ok(raw) => Ok(Nccl::around(raw, options, Some(host))),
+            Err(error) => {
+                host.0.abort(&error);
+                Err(error)
             }
-        })?;
+        }
+    }
+
+    pub(super) fn around(raw: Raw, options: &Options, host: Option<Host>) -> Nccl {
         let shared = Shared {
-            rank: options.rank,
-            device: options.device,
-            world_size: options.world_size,
+            seat: raw.seat(),
             deadline: options.deadline,
             ledger: options.ledger,
             warnings: warnings(std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()),
-            group,
+            host,
             first: Arc::new(Mutex::new(Some(raw))),
             further: Mutex::default(),
             ending: Arc::new(()),
             captured: Arc::new(()),
             failure: Mutex::new(None),
         };
-        Ok(Nccl { shared: Arc::new(shared), further: None })
+        Nccl { shared: Arc::new(shared), further: None }
     }
 
-    /// Makes another communicator of these of its ranks, by an id that travels over the group's connections: the oldest NCCL
+    /// Makes another communicator of these of its ranks, by an id that travels over the group's first one: the oldest NCCL
     /// that serves cannot split one.
     fn another(&self, ranks: &[u32]) -> Result<Nccl> {
         let rank = place_in(ranks, self.rank(), self.world_size())?;
@@ -107,19 +118,20 @@ impl Nccl {
         let shared = &self.shared;
         shared.refuse()?;
         let members = Members { first: ranks[0], count: ranks.len() as u32 };
-        let id = match &shared.group {
-            Some(group) => group.share_id(members, unique_id, shared.deadline),
-            None if shared.world_size == 1 => unique_id(),
-            None => {
-                let wrong = "ranks that met by the caller's id have no connection to bring another one over";
-                let remedy = "use Nccl::connect, or Strategy::Replicated";
-                return Err(Error::unsupported("second communicator", wrong, remedy));
-            }
-        };
-        let library = Library::get()?;
-        let made =
-            id.and_then(|id| Raw::connect(library, &shared.seat(rank, members.count), &id, || shared.look()));
-        let raw = made.map_err(|error| shared.fail(error))?;
+        // Zeros if it cannot be made, so that no rank waits for this one's part of the exchange.
+        let made = if rank == 0 { unique_id() } else { Ok(NO_ID) };
+        let id = *made.as_ref().unwrap_or(&NO_ID);
+        let records =
+            shared.exchange(&Record { entry: Entry::Communicator(members), id }, shared.deadline)?;
+        made.map_err(|error| shared.fail(error))?;
+        let id = records[members.first as usize].id;
+        if id == NO_ID {
+            let why = "it could not make an id; its own error says why".to_owned();
+            return Err(shared.fail(Error::PeerLost { rank: members.first, why }));
+        }
+        let seat = Seat { rank, ranks: members.count, device: shared.seat.device };
+        let raw = Raw::connect(Library::get()?, seat, &id, shared.deadline, || shared.look());
+        let raw = raw.map_err(|error| shared.fail(error))?;
         let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
         Ok(Nccl { shared: Arc::clone(shared), further })
     }
@@ -142,7 +154,7 @@ impl Nccl {
     ///
     /// # Errors
     /// `Order` while such a captured pass is alive, and nothing has changed; the error that ended the group before, if
-    /// any; `PeerLost` or `Collective` if a rank does not take part.
+    /// any; `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
         let captured = Arc::strong_count(&self.shared.captured) - 1;
@@ -167,27 +179,25 @@ impl Nccl {
                 Err(_) => raw.abort_detached(),
             }
         }
-        if let Some(group) = &self.shared.group {
-            match &outcome {
-                Ok(()) => group.leave(),
-                Err(error) => group.tell(error),
-            }
-        }
-        outcome
+        let outcome = outcome.and_then(|()| match &self.shared.host {
+            Some(host) => host.part(self.shared.deadline),
+            None => Ok(()),
+        });
+        outcome.inspect_err(|error| self.shared.tell(error))
     }
 }
 
 impl Collective for Nccl {
     fn rank(&self) -> u32 {
-        self.further.as_ref().map_or(self.shared.rank, |further| further.rank)
+        self.further.as_ref().map_or(self.shared.seat.rank, |further| further.rank)
     }
 
     fn world_size(&self) -> u32 {
-        self.further.as_ref().map_or(self.shared.world_size, |further| further.ranks.len() as u32)
+        self.further.as_ref().map_or(self.shared.seat.ranks, |further| further.ranks.len() as u32)
     }
 
     fn reaches(&self, place: Place) -> bool {
-        place == Place::Cuda(self.shared.device)
+        place == Place::Cuda(self.shared.seat.device)
     }
 
     fn sums(&self, _: DType) -> bool {
@@ -217,22 +227,16 @@ impl Collective for Nccl {
 
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
         self.shared.refuse()?;
-        let Some(group) = &self.shared.group else {
-            return Ok(());
-        };
-        group.compare(&Entry::Stepper(number), deadline).map_err(|error| self.shared.fail(error))
+        self.shared.exchange(&Record { entry: Entry::Stepper(number), id: NO_ID }, deadline).map(drop)
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
-        if shared.ledger
-            && let Some(group) = &shared.group
-        {
-            group.compare(&Entry::Call(call.key()), call.deadline()).map_err(|error| shared.fail(error))?;
+        let _issuing = issuing(shared.seat.device);
+        if let (true, Some(host)) = (shared.ledger, &shared.host) {
+            host.compare(&call.key(), call.deadline()).map_err(|error| shared.fail(error))?;
         }
-        let issuing = *lock(&ISSUING).entry(shared.device).or_insert_with(|| Box::leak(Box::default()));
-        let _issuing = lock(issuing);
         let wanted = || shared.refuse().and_then(|()| shared.look());
         shared.with_raw(self.slot(), |raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
     }
@@ -262,7 +266,7 @@ impl Collective for Nccl {
         // An earlier failure has been told already.
         if self.shared.refuse().is_ok() {
             let cause = self.shared.remember(cause.clone());
-            self.shared.group.iter().for_each(|group| group.tell(&cause));
+            self.shared.tell(cause.cause());
         }
         // A thread inside NCCL returns when it next looks at the failure, and holds the lock until then. An abort may wait
         // for work that waits for another communicator's, so none waits for another abort.
@@ -280,9 +284,18 @@ impl Collective for Nccl {
 
 impl fmt::Debug for Nccl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { rank, world_size, device, .. } = &*self.shared;
-        write!(f, "rank {rank} of {world_size} by NCCL on cuda:{device}")
+        let Seat { rank, ranks, device } = self.shared.seat;
+        write!(f, "rank {rank} of {ranks} by NCCL on cuda:{device}")
     }
+}
+
+/// A machine that lacks something fails here, before other ranks wait for it.
+fn prepare(options: &Options) -> Result<(&'static Library, Seat)> {
+    options.refuse()?;
+    let library = Library::get()?;
+    with_device(options.device, || Ok(()))?;
+    let Options { rank, world_size, device, .. } = *options;
+    Ok((library, Seat { rank, ranks: world_size, device }))
 }
 
 fn warnings(max_connections: Option<String>) -> Vec<String> {

@@ -30,10 +30,10 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
     let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
     let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
     let allocated = shared.with_raw(&shared.first, |raw| {
-        let Some(memory) = raw.library().allocate(shared.rank, shared.device, bytes)? else {
+        let Some(memory) = raw.library().allocate(shared.seat.rank, shared.seat.device, bytes)? else {
             return Ok(None);
         };
-        let registration = with_device(shared.device, || Ok(raw.register(memory.address(), bytes)))?;
+        let registration = with_device(shared.seat.device, || Ok(raw.register(memory.address(), bytes)))?;
         Ok(Some((memory, registration)))
     })?;
     Ok(allocated.map(|(memory, registration)| {

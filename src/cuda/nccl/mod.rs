@@ -1,96 +1,165 @@
-//! NCCL as a [`Collective`](crate::Collective): ranks are processes, each with its own GPU.
+//! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
-//! NCCL moves the sums. The bootstrap opens TCP connections, and the group keeps them: over them ranks compare what
-//! they do and learn that a rank has failed or gone. The library is found at run time, so a build needs none. No rank
-//! hangs where another could tell it why.
+//! The library is found at run time, so a build needs none. Ranks need 128 bytes to meet, NCCL's id, and NCCL does the
+//! networking. The id comes from the caller, from a file, or over a [`Collective`] of the host. This crate opens no
+//! port.
+#![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
 mod bindings;
-#[cfg(any(feature = "cuda", test))]
-mod bootstrap;
 #[cfg(feature = "cuda")]
 mod communicator;
 #[cfg(any(feature = "cuda", test))]
-mod group;
+mod entry;
 #[cfg(any(feature = "cuda", test))]
-mod handshake;
+mod file;
+#[cfg(any(feature = "cuda", test))]
+mod host;
 #[cfg(feature = "cuda")]
 mod library;
-#[cfg(any(feature = "cuda", test))]
-mod link;
 #[cfg(feature = "cuda")]
 mod memory;
-#[cfg(any(feature = "cuda", test))]
-mod message;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 mod polling;
 #[cfg(feature = "cuda")]
 mod raw;
-mod secret;
 #[cfg(feature = "cuda")]
 mod shared;
 #[cfg(not(feature = "cuda"))]
 mod stub;
-#[cfg(test)]
-mod tests;
 
 #[cfg(feature = "cuda")]
 pub use communicator::Nccl;
 #[cfg(feature = "cuda")]
 pub use library::{unique_id, version};
 pub use options::Options;
-pub use secret::Secret;
 #[cfg(not(feature = "cuda"))]
 pub use stub::{Nccl, unique_id, version};
 
-use crate::error::Result;
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::collective::Collective;
+use crate::error::{Error, Result};
 
 /// The number by which ranks find each other through NCCL; [`unique_id`] makes one.
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
     /// Joins the group that the environment describes, as torchrun sets it ([`Options::from_environment`]), on this
-    /// rank's GPU. Every process of the group calls it.
+    /// rank's GPU. Every process of the group calls it. `INSTEP_ID_FILE` names the file of
+    /// [`from_file`](Self::from_file), which one process alone does not need.
     ///
     /// ```no_run
     /// use instep::Collective;
     /// use instep::cuda::Nccl;
     ///
-    /// let comm = Nccl::from_environment()?; // torchrun --nproc-per-node 8 --no-python ./my_program
+    /// // INSTEP_ID_FILE=~/shared/id torchrun --nproc-per-node 8 --no-python ./my_program
+    /// let comm = Nccl::from_environment()?;
     /// println!("rank {} of {}", comm.rank(), comm.world_size());
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. A process that makes several groups on one port makes them in the same order
+    /// As for [`from_file`](Self::from_file).
+    ///
+    /// # Errors
+    /// `Config` names a variable; else as for [`from_file`](Self::from_file).
+    pub fn from_environment() -> Result<Nccl> {
+        let options = Options::from_environment()?;
+        if options.world_size == 1 {
+            options.refuse_ledger()?;
+            return Nccl::with_id(&options, unique_id()?);
+        }
+        let path = std::env::var_os("INSTEP_ID_FILE").ok_or_else(|| {
+            let remedy = "name a file in a folder that all ranks see, and only you can write";
+            Error::config("INSTEP_ID_FILE", "unset", "ranks cannot meet without it", remedy)
+        })?;
+        Nccl::from_file(&options, path)
+    }
+
+    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes the
+    /// file, with the [job](Options::job) in it, whole or not at all; once all ranks have joined it removes it.
+    ///
+    /// Whoever can write in the folder can take a rank's place. The file is readable for its owner alone. NCCL's own
+    /// connections are not authenticated.
+    ///
+    /// # Ordering
+    /// Returns once all ranks have joined. A process that makes several groups by one file makes them in the same order
     /// on every rank.
     ///
     /// # Errors
-    /// `Config` names a variable, or says that another process has this rank. `NcclUnavailable`, `DriverUnavailable`
-    /// and `Unsupported` say what this machine lacks. `Deadline` names the ranks that did not join, `Mismatch` another
-    /// world size, `PeerLost` a rank that failed meanwhile; `Collective` if NCCL cannot connect. An error leaves
-    /// nothing open.
-    pub fn from_environment() -> Result<Nccl> {
-        Nccl::connect(&Options::from_environment()?)
+    /// `Config` for an empty job, or for a ledger. `NcclUnavailable`, `DriverUnavailable` and `Unsupported` say what
+    /// this machine lacks. `File` if rank 0 cannot write; `Deadline` if another rank does not find rank 0's file;
+    /// `Collective` if NCCL cannot connect, or if a rank does not come within the deadline.
+    pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
+        options.refuse_job()?;
+        Nccl::open(options, &Source::File(path.as_ref()))
     }
 
-    /// Joins the group that the options describe.
+    /// Joins the ranks that hold the same id, which [`unique_id`] has made on one of them and the caller has brought to
+    /// all. The job is not used.
     ///
     /// # Errors
-    /// As for [`from_environment`](Self::from_environment).
-    pub fn connect(options: &Options) -> Result<Nccl> {
-        Nccl::open(options, None)
-    }
-
-    /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port, job and
-    /// secret are not used. Without their own connections, ranks cannot compare what they do
-    /// ([`agree`](crate::Collective::agree) accepts everything) or tell each other why they end, so a rank that
-    /// disagrees or dies may be a hang.
-    ///
-    /// # Errors
-    /// As for [`from_environment`](Self::from_environment); `Config` if the options ask for the ledger.
+    /// As for [`from_file`](Self::from_file), without files.
     pub fn with_id(options: &Options, id: UniqueId) -> Result<Nccl> {
-        Nccl::open(options, Some(id))
+        Nccl::open(options, &Source::Id(id))
     }
+
+    /// Joins the ranks of `host`, which are numbered as there: MPI, a collective of your own such as
+    /// `examples/tcp_ranks`, or a framework's store. It carries NCCL's id, and the news of a failure: if a rank fails or
+    /// is lost, the others learn the cause as soon as the host's [`check`](Collective::check) gives it, and no rank
+    /// waits for its deadline. With [`Options::ledger`], ranks also compare every call over it.
+    ///
+    /// The options' device, deadline and ledger are used.
+    ///
+    /// # Ordering
+    /// Returns once all ranks have joined. The host is this group's alone from then on.
+    ///
+    /// # Errors
+    /// As for [`with_id`](Self::with_id) and the host's [`enqueue`](Collective::enqueue). A rank that fails here ends the
+    /// host, so the others fail too.
+    pub fn beside(host: impl Collective + 'static, options: &Options) -> Result<Nccl> {
+        let (rank, world_size) = (host.rank(), host.world_size());
+        Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
+    }
+
+    /// Uses a communicator of a framework's, an `ncclComm_t`. Rank, number of ranks and GPU are the communicator's.
+    ///
+    /// It stays the framework's: [`close`](Self::close) and [`abort`](Collective::abort) end what this crate has made
+    /// beside it, and leave it alone. So calls of a lost rank's group end on the stream only once the framework aborts
+    /// it. Memory of gradients is not registered with it.
+    ///
+    /// # Errors
+    /// `NcclUnavailable`; `Config` for a null communicator; `Collective` if NCCL does not know it.
+    ///
+    /// # Safety
+    /// The communicator was made by the library that [`version`] tells of (a library that the process has loaded comes
+    /// first), on this process's GPU. It lives until every handle of this group, and every stepper that has one, has
+    /// been closed or dropped. Nothing else calls NCCL with it at the same time, and every rank adopts its own and makes
+    /// the same calls in the same order, those of the framework included.
+    pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
+        #[cfg(feature = "cuda")]
+        {
+            // SAFETY: the caller's promise.
+            let raw = unsafe { raw::Raw::adopt(library::Library::get()?, communicator)? };
+            Ok(Nccl::around(raw, &Options { deadline, ..Options::default() }, None))
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = (communicator, deadline);
+            Err(stub::unavailable())
+        }
+    }
+}
+
+/// Where a rank gets its group's id.
+// A build without NCCL reads neither.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+enum Source<'a> {
+    Id(UniqueId),
+    File(&'a Path),
 }

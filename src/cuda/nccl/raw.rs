@@ -5,20 +5,26 @@
 //! its own. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::mem::size_of;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{ptr, thread};
 
-use crate::collective::Call;
+use crate::collective::{Call, CallKey};
+use crate::cuda::Cuda;
+use crate::cuda::arena::Arena;
 use crate::cuda::context::with_device;
+use crate::cuda::driver::Entered;
+use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
     ncclUniqueId,
 };
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::polling::{Wall, poll};
-use crate::cuda::nccl::{Options, UniqueId};
+use crate::cuda::owned::{Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
@@ -26,12 +32,33 @@ use crate::op::CollectiveKind;
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
 
+/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
+/// communicators.
+static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
+
+/// Waits until no other thread calls NCCL on a device, and lets none do so.
+pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
+    let mut all = ISSUING.lock().unwrap_or_else(PoisonError::into_inner);
+    let own: &'static Mutex<()> = all.entry(device).or_insert_with(|| Box::leak(Box::default()));
+    drop(all);
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One rank's communicator.
 pub(super) struct Raw {
     library: &'static Library,
     comm: ncclComm_t,
-    rank: u32,
-    device: u32,
+    seat: Seat,
+    /// A framework ends it.
+    is_borrowed: bool,
+}
+
+/// Who this rank is in a communicator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seat {
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) device: u32,
 }
 
 // SAFETY: NCCL lets any thread use a communicator, one at a time, with the device current.
@@ -41,20 +68,21 @@ impl Raw {
     /// Connects to all ranks that hold the id. An error of `wanted` ends the wait.
     pub(super) fn connect(
         library: &'static Library,
-        options: &Options,
+        seat: Seat,
         id: &UniqueId,
+        deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Raw> {
-        let mut raw = Raw { library, comm: ptr::null_mut(), rank: options.rank, device: options.device };
+        let mut raw = Raw { library, comm: ptr::null_mut(), seat, is_borrowed: false };
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
-        let (ranks, rank) = (options.world_size as i32, options.rank as i32);
+        let (ranks, rank) = (seat.ranks as i32, seat.rank as i32);
         let mut config = config();
-        let outcome = with_device(options.device, || {
+        let outcome = with_device(seat.device, || {
             // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
             let code = unsafe {
                 library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
             };
-            raw.settle("ncclCommInitRankConfig", code, options.deadline, wanted)
+            raw.settle("ncclCommInitRankConfig", code, deadline, wanted)
         });
         match outcome {
             Ok(()) => Ok(raw),
@@ -65,7 +93,80 @@ impl Raw {
         }
     }
 
-    /// Enqueues one collective and returns once all of it is on the stream.
+    /// Takes a communicator that a framework has made and ends.
+    ///
+    /// # Safety
+    /// It is null, or a communicator of this library, and lives until this value has been dropped.
+    pub(super) unsafe fn adopt(library: &'static Library, comm: *mut c_void) -> Result<Raw> {
+        if comm.is_null() {
+            return Err(Error::config(
+                "communicator",
+                "null",
+                "no communicator",
+                "make it before it is adopted",
+            ));
+        }
+        let comm: ncclComm_t = comm.cast();
+        let functions = &library.functions;
+        let (mut rank, mut ranks, mut device) = (0, 0, 0);
+        // SAFETY: by the contract; each call writes one number.
+        let told = unsafe {
+            [
+                ("ncclCommUserRank", functions.ncclCommUserRank(comm, &mut rank)),
+                ("ncclCommCount", functions.ncclCommCount(comm, &mut ranks)),
+                ("ncclCommCuDevice", functions.ncclCommCuDevice(comm, &mut device)),
+            ]
+        };
+        if let Some((name, code)) = told.into_iter().find(|(_, code)| *code != ncclResult_t::ncclSuccess) {
+            return Err(library.error(0, name, code));
+        }
+        let seat = Seat { rank: rank as u32, ranks: ranks as u32, device: device as u32 };
+        Ok(Raw { library, comm, seat, is_borrowed: true })
+    }
+
+    pub(super) fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// Brings as many bytes of every rank to all, in the order of the ranks, and waits for them; `None` after the deadline.
+    pub(super) fn gather(
+        &self,
+        own: &[u8],
+        deadline: Duration,
+        wanted: impl Fn() -> Result<()>,
+    ) -> Result<Option<Vec<u8>>> {
+        let driver = Cuda::open(self.seat.device)?.driver;
+        let _entered = Entered::new(&*driver)?;
+        // Dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
+        let (stream, event) = (OwnedStream::new(&driver, 0)?, Event::new(&driver, false)?);
+        let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
+        let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
+        let (from, to) = (from?, to?);
+        // SAFETY: allocated for them.
+        unsafe { driver.upload(from.address, own, stream)? };
+        let kind = CollectiveKind::AllGather;
+        let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
+        // SAFETY: memory of these lengths, which only this stream touches.
+        let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
+        {
+            let _issuing = issuing(self.seat.device);
+            self.enqueue(&call, &wanted)?;
+        }
+        event.record(stream)?;
+        let look = || match event.is_passed() {
+            Ok(false) => None,
+            other => Some(other),
+        };
+        let passed = poll(Wall::start(), deadline, || wanted().and_then(|()| self.check()), look)?;
+        let Some(passed) = passed else { return Ok(None) };
+        passed?;
+        let mut all = vec![0; bytes as usize];
+        // SAFETY: the gather has filled them.
+        unsafe { driver.download(&mut all, to.address, stream)? };
+        Ok(Some(all))
+    }
+
+    /// Enqueues one collective, with the device current, and returns once all of it is on the stream.
     ///
     /// # Errors
     /// `Unsupported` for buffers in host memory; else as for [`Collective::enqueue`](crate::Collective::enqueue).
@@ -87,46 +188,46 @@ impl Raw {
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
         let functions = &self.library.functions;
-        with_device(self.device, || {
-            // SAFETY: the device is current; the call's buffers and stream are there by the promise of its maker.
-            let (name, code) = unsafe {
-                match call.kind {
-                    CollectiveKind::AllReduce
-                    | CollectiveKind::Sum64
-                    | CollectiveKind::Max32
-                    | CollectiveKind::Min32 => (
-                        "ncclAllReduce",
-                        functions.ncclAllReduce(src, dst, count, dtype, operation, self.comm, stream),
-                    ),
-                    CollectiveKind::Broadcast => (
-                        "ncclBroadcast",
-                        functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream),
-                    ),
-                    CollectiveKind::ReduceScatter => (
-                        "ncclReduceScatter",
-                        functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
-                    ),
-                    CollectiveKind::AllGather => {
-                        ("ncclAllGather", functions.ncclAllGather(src, dst, count, dtype, self.comm, stream))
-                    }
+        // SAFETY: the call's buffers and stream are there by the promise of its maker.
+        let (name, code) = unsafe {
+            match call.kind {
+                CollectiveKind::AllReduce
+                | CollectiveKind::Sum64
+                | CollectiveKind::Max32
+                | CollectiveKind::Min32 => (
+                    "ncclAllReduce",
+                    functions.ncclAllReduce(src, dst, count, dtype, operation, self.comm, stream),
+                ),
+                CollectiveKind::Broadcast => {
+                    ("ncclBroadcast", functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream))
                 }
-            };
-            self.settle(name, code, call.deadline(), wanted)
-        })
+                CollectiveKind::ReduceScatter => (
+                    "ncclReduceScatter",
+                    functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
+                ),
+                CollectiveKind::AllGather => {
+                    ("ncclAllGather", functions.ncclAllGather(src, dst, count, dtype, self.comm, stream))
+                }
+            }
+        };
+        self.settle(name, code, call.deadline(), wanted)
     }
 
     /// Returns an error that occurred since the last call, if any.
     pub(super) fn check(&self) -> Result<()> {
         match self.state() {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-            code => Err(self.library.error(self.rank, "ncclCommGetAsyncError", code)),
+            code => Err(self.library.error(self.seat.rank, "ncclCommGetAsyncError", code)),
         }
     }
 
     /// Waits until all collectives have ended on all ranks of this machine, then frees the communicator.
     pub(super) fn finish(self, deadline: Duration, wanted: impl Fn() -> Result<()>) -> Result<()> {
+        if self.is_borrowed {
+            return Ok(());
+        }
         let functions = &self.library.functions;
-        let outcome = with_device(self.device, || {
+        let outcome = with_device(self.seat.device, || {
             // SAFETY: a live communicator, on its device.
             let code = unsafe { functions.ncclCommFinalize(self.comm) };
             self.settle("ncclCommFinalize", code, deadline, wanted)
@@ -135,22 +236,22 @@ impl Raw {
             self.abort_detached();
             return Err(error);
         }
-        with_device(self.device, || {
+        with_device(self.seat.device, || {
             // SAFETY: as above; nothing uses the handle after this, so NCCL may finish freeing it in the background.
             match unsafe { functions.ncclCommDestroy(self.comm) } {
                 ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-                code => Err(self.library.error(self.rank, "ncclCommDestroy", code)),
+                code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
             }
         })
     }
 
     /// Ends all calls in progress, on the device too. May block.
     pub(super) fn abort(self) {
-        if self.comm.is_null() {
+        if self.comm.is_null() || self.is_borrowed {
             return;
         }
         // A failure here has no one to report to.
-        let _ = with_device(self.device, || {
+        let _ = with_device(self.seat.device, || {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
             Ok(())
@@ -165,7 +266,9 @@ impl Raw {
     /// Registers memory, so that NCCL can reach it faster; `None` if NCCL declines.
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
-        if functions.ncclCommRegister.is_err() || functions.ncclCommDeregister.is_err() {
+        let is_known = functions.ncclCommRegister.is_ok() && functions.ncclCommDeregister.is_ok();
+        // The registration could not be removed once a framework has ended the communicator.
+        if self.is_borrowed || !is_known {
             return None;
         }
         let mut handle = ptr::null_mut();
@@ -210,10 +313,10 @@ impl Raw {
         };
         match code {
             Some(ncclResult_t::ncclSuccess) => Ok(()),
-            Some(code) => Err(self.library.error(self.rank, call, code)),
+            Some(code) => Err(self.library.error(self.seat.rank, call, code)),
             None => {
                 let message = format!("still in progress after {} ms", deadline.as_millis());
-                Err(Error::Collective { rank: self.rank, call, code: in_progress.0 as i32, message })
+                Err(Error::Collective { rank: self.seat.rank, call, code: in_progress.0 as i32, message })
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The state that one rank's handles, allocations and ending threads share: communicators, connections, first failure.
+//! The state that one rank's handles, allocations and ending threads share: communicators, host, first failure.
 //!
 //! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once and
 //! never during a call. The first failure is that of all communicators. A drop does not block.
@@ -6,9 +6,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::cuda::nccl::Options;
-use crate::cuda::nccl::group::Group;
-use crate::cuda::nccl::raw::{Raw, detached};
+use crate::cuda::nccl::entry::Record;
+use crate::cuda::nccl::host::Host;
+use crate::cuda::nccl::raw::{Raw, Seat, detached};
 use crate::error::{Error, Result};
 
 /// The place of one communicator: `None` once it is being ended.
@@ -16,14 +16,12 @@ pub(super) type Slot = Mutex<Option<Raw>>;
 
 /// See the module: every handle holds one reference.
 pub(super) struct Shared {
-    pub(super) rank: u32,
-    pub(super) device: u32,
-    pub(super) world_size: u32,
+    pub(super) seat: Seat,
     pub(super) deadline: Duration,
     pub(super) ledger: bool,
     pub(super) warnings: Vec<String>,
-    /// `None` with the caller's own id.
-    pub(super) group: Option<Group>,
+    /// Without one, ranks learn of each other's failures only from NCCL and from their deadlines.
+    pub(super) host: Option<Host>,
     pub(super) first: Arc<Slot>,
     /// Those of steppers that share tensors out, in the order in which all ranks have made them.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
@@ -50,10 +48,26 @@ impl Shared {
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Returns who this rank is in a further communicator, to connect once more.
-    pub(super) fn seat(&self, rank: u32, world_size: u32) -> Options {
-        let Shared { device, deadline, .. } = *self;
-        Options { rank, world_size, device, deadline, ..Options::default() }
+    /// Brings what every rank is about to make to all, over the first communicator, in the order of the ranks.
+    ///
+    /// # Errors
+    /// `Mismatch`, `PeerLost` or `Deadline`; the group has ended then.
+    pub(super) fn exchange(&self, own: &Record, deadline: Duration) -> Result<Vec<Record>> {
+        let Seat { rank, ranks, .. } = self.seat;
+        let own_bytes = own.encode();
+        if ranks == 1 {
+            return Record::read_all(&own_bytes);
+        }
+        let wanted = || self.refuse().and_then(|()| self.look());
+        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, wanted);
+        let late = || Error::Deadline {
+            rank,
+            call: own.entry.to_string(),
+            waited_ms: deadline.as_millis() as u64,
+            missing: Vec::new(),
+        };
+        let told = self.with_raw(&self.first, gather).and_then(|told| told.ok_or_else(late));
+        told.and_then(|bytes| Record::read_all(&bytes)).map_err(|error| self.fail(error))
     }
 
     pub(super) fn refuse(&self) -> Result<()> {
@@ -62,7 +76,7 @@ impl Shared {
 
     /// Returns an error if a rank has failed or gone.
     pub(super) fn look(&self) -> Result<()> {
-        self.group.as_ref().map_or(Ok(()), Group::check)
+        self.host.as_ref().map_or(Ok(()), |host| host.0.check())
     }
 
     /// Keeps the first error, and returns it.
@@ -70,13 +84,19 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw.
+    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw. Ranks
+    /// that differ all know it, and one may have gone for that reason.
     pub(super) fn fail(&self, error: Error) -> Error {
-        let error = self.remember(self.look().err().unwrap_or(error));
-        if let Some(group) = &self.group {
-            group.tell(&error);
-        }
+        let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
+        let cause = if is_told { None } else { self.look().err() };
+        let error = self.remember(cause.unwrap_or(error));
+        self.tell(&error);
         error
+    }
+
+    /// Tells the other ranks why the group ends.
+    pub(super) fn tell(&self, cause: &Error) {
+        self.host.iter().for_each(|host| host.0.abort(cause));
     }
 }
 
@@ -84,24 +104,23 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A further communicator keeps this alive, so all of them have been ended.
         let raw = lock(&self.first).take();
-        let failure = self.failure.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let panics = std::thread::panicking();
-        let group = self.group.take();
-        if let (true, Some(group)) = (panics, &group) {
-            group.tell(&Error::Rank { rank: self.rank, message: "its thread panicked".to_owned() });
+        let is_well = self.refuse().is_ok() && !std::thread::panicking();
+        if std::thread::panicking() {
+            self.tell(&Error::Rank { rank: self.seat.rank, message: "its thread panicked".to_owned() });
         }
         let (Some(raw), deadline) = (raw, self.deadline) else {
             return;
         };
-        if panics || failure.is_some() {
+        if !is_well {
             raw.abort_detached();
             return;
         }
+        let host = self.host.take();
         detached(move || {
-            let look = || group.as_ref().map_or(Ok(()), Group::check);
-            let outcome = raw.finish(deadline, look);
-            if let (Ok(()), Some(group)) = (outcome, &group) {
-                group.leave();
+            let look = || host.as_ref().map_or(Ok(()), |host| host.0.check());
+            if let (Ok(()), Some(host)) = (raw.finish(deadline, look), &host) {
+                // A rank that has not come has told why.
+                let _ = host.part(deadline);
             }
         });
     }

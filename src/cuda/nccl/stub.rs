@@ -3,9 +3,10 @@
 //! No value of [`Nccl`] exists, so no method of it runs.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use crate::collective::{Call, Collective};
-use crate::cuda::nccl::{Options, UniqueId};
+use crate::cuda::nccl::{Options, Source, UniqueId};
 use crate::error::{Error, Result};
 
 /// One rank's end of a group of GPUs. This build has none; rebuild with `--features cuda`.
@@ -13,8 +14,14 @@ use crate::error::{Error, Result};
 pub struct Nccl(Infallible);
 
 impl Nccl {
-    pub(super) fn open(options: &Options, _: Option<UniqueId>) -> Result<Nccl> {
-        options.refuse().and(Err(unavailable()))
+    pub(super) fn open(options: &Options, _: &Source<'_>) -> Result<Nccl> {
+        options.refuse_ledger().and_then(|()| options.refuse()).and(Err(unavailable()))
+    }
+
+    pub(super) fn open_beside(host: Arc<dyn Collective>, options: &Options) -> Result<Nccl> {
+        let error = options.refuse().err().unwrap_or_else(unavailable);
+        host.abort(&error);
+        Err(error)
     }
 
     /// Returns settings that are likely to make it slow.
@@ -47,7 +54,7 @@ pub fn unique_id() -> Result<UniqueId> {
     Err(unavailable())
 }
 
-fn unavailable() -> Error {
+pub(super) fn unavailable() -> Error {
     Error::NcclUnavailable { why: "this build cannot load it; rebuild with `--features cuda`".to_owned() }
 }
 

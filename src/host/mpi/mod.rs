@@ -372,6 +372,14 @@ impl Collective for Mpi {
         })
     }
 
+    fn check(&self) -> Result<()> {
+        self.refuse()?;
+        match self.wire.failure()? {
+            Some((rank, why)) => Err(self.fail(Error::PeerLost { rank, why }, true)),
+            None => Ok(()),
+        }
+    }
+
     fn abort(&self, cause: &Error) {
         self.fail(cause.cause().clone(), false);
     }

@@ -11,6 +11,7 @@ use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::layout::ForeignBucket;
 use instep::{AdamW, Borrowed, Clip, EventHandle, Layout, Mode, Stepper, Sums, Unused};
 
+use super::doors::Door;
 use super::memory::Gpu;
 use super::nccl::ranks_play_with;
 use crate::support::{MODES, layout};
@@ -28,45 +29,53 @@ const FIRST_STEADY: usize = 8;
 /// its three buckets. A launch is in the row of its kernel.
 const BY_CALLER: &str = "
 Sequential            begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      1      2    6
-cuCtxPushCurrent_v2       1         0      1      2    6
+cuCtxGetCurrent           1         0      1      2    6
 cuEventQuery              1         0      0      0    1
-cuEventRecord             2         0      2      4   12
-cuStreamWaitEvent         0         0      2      2    8
+cuEventRecord             2         0      0      4    6
+cuStreamWaitEvent         0         0      1      1    4
 instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
-all                       6         0      6     14   38
+all                       5         0      2     11   22
 
 Eager                 begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      1      2    6
-cuCtxPushCurrent_v2       1         0      1      2    6
+cuCtxGetCurrent           1         0      1      2    6
 cuEventQuery              1         0      0      0    1
-cuEventRecord             2         0      3      1   12
-cuStreamWaitEvent         0         0      3      1   10
+cuEventRecord             2         0      1      1    6
+cuStreamWaitEvent         0         0      1      1    4
 instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      1      0    3
-all                       6         0      9      7   40
+all                       5         0      4      5   22
 
 Normed                begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         2      1      1    7
-cuCtxPushCurrent_v2       1         2      1      1    7
+cuCtxGetCurrent           1         1      1      1    6
 cuEventQuery              1         0      0      0    1
-cuEventRecord             2         0      2      4   12
-cuStreamWaitEvent         0         1      3      0   10
+cuEventRecord             2         0      0      4    6
+cuStreamWaitEvent         0         1      1      0    4
 instep_begin              1         0      0      0    1
 instep_decide             0         0      0      1    1
 instep_norm               0         0      1      0    3
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
-all                       6         5      8     11   46
+all                       5         2      3     10   26
+
+Eager, no context     begin addresses bucket finish pass
+cuCtxGetCurrent           1         0      1      2    6
+cuCtxPopCurrent_v2        1         0      1      2    6
+cuCtxPushCurrent_v2       1         0      1      2    6
+cuEventQuery              1         0      0      0    1
+cuEventRecord             2         0      1      1    6
+cuStreamWaitEvent         0         0      1      1    4
+instep_begin              1         0      0      0    1
+instep_publish            0         0      0      1    1
+instep_step_adam          0         0      1      0    3
+all                       7         0      6      9   34
 ";
 const NCCL: &str = "
 Sequential            begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      2      2    9
-cuCtxPushCurrent_v2       1         0      2      2    9
-cuDeviceGetCount          0         0      1      0    3
+cuCtxPopCurrent_v2        1         0      1      2    6
+cuCtxPushCurrent_v2       1         0      1      2    6
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      2      4   12
 cuStreamWaitEvent         0         0      1      2    5
@@ -74,12 +83,11 @@ instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
 ncclAllReduce             0         0      1      0    3
-all                       6         0      9     14   47
+all                       6         0      6     14   38
 
 Eager                 begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      2      2    9
-cuCtxPushCurrent_v2       1         0      2      2    9
-cuDeviceGetCount          0         0      1      0    3
+cuCtxPopCurrent_v2        1         0      1      2    6
+cuCtxPushCurrent_v2       1         0      1      2    6
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      3      1   12
 cuStreamWaitEvent         0         0      2      1    7
@@ -87,12 +95,11 @@ instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      1      0    3
 ncclAllReduce             0         0      1      0    3
-all                       6         0     12      7   49
+all                       6         0      9      7   40
 
 Normed                begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         2      2      1   10
-cuCtxPushCurrent_v2       1         2      2      1   10
-cuDeviceGetCount          0         0      1      0    3
+cuCtxPopCurrent_v2        1         2      1      1    7
+cuCtxPushCurrent_v2       1         2      1      1    7
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      2      4   12
 cuStreamWaitEvent         0         1      2      0    7
@@ -102,7 +109,7 @@ instep_norm               0         0      1      0    3
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
 ncclAllReduce             0         0      1      0    3
-all                       6         5     11     11   55
+all                       6         5      8     11   46
 ";
 
 /// This process's trace, read as it grows.
@@ -293,5 +300,5 @@ fn a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs() {
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
 fn a_steady_pass_makes_the_calls_of_the_table_beside_nccls_sums() {
     let folder = tempfile::tempdir().unwrap();
-    ranks_play_with(2, "calls", &[(TRACE, &folder.path().join("%p"))]);
+    ranks_play_with(2, "calls", Door::File, &[(TRACE, &folder.path().join("%p"))]);
 }

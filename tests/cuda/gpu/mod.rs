@@ -6,6 +6,7 @@
 
 mod calls;
 mod conversions;
+mod doors;
 mod events;
 mod large;
 mod memory;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use instep::collective::{Call, CallKey, CollectiveKind, Purpose};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
-use instep::{Collective, Error, Place, Strategy, bf16, f16};
+use instep::{Collective, Error, Place, Solo, Strategy, bf16, f16};
 
+use super::doors::{Door, Threshold, join};
 use super::memory::Gpu;
 use super::{calls, shards};
 use crate::cuda::training::learn_as_a_rank_of_two;
@@ -19,6 +20,11 @@ use crate::cuda::training::learn_as_a_rank_of_two;
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 /// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
 const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
+
+/// A group of one.
+pub(super) fn alone() -> Nccl {
+    Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap()
+}
 
 /// Enqueues a call of `count` elements on the GPU's stream, in a group of `comm`'s ranks.
 fn enqueue(
@@ -58,7 +64,7 @@ fn values(rank: u32, count: usize) -> Vec<f32> {
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
     let gpu = Gpu::open();
-    let comm = Nccl::connect(&nccl::Options::default()).unwrap();
+    let comm = alone();
     assert!(comm.reaches(Place::Cuda(0)) && !comm.reaches(Place::Host) && !comm.reaches(Place::Cuda(1)));
     comm.agree(1, DEADLINE).unwrap();
     for count in COUNTS {
@@ -84,14 +90,14 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
     assert!(matches!(handle.clone().close(), Err(Error::Order(_))));
     drop(memory);
     // Dropped, not closed.
-    drop(Nccl::connect(&nccl::Options::default()).unwrap());
+    drop(alone());
 }
 
 #[test]
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn an_aborted_group_answers_with_the_cause_ever_after() {
     let gpu = Gpu::open();
-    let comm = Nccl::connect(&nccl::Options::default()).unwrap();
+    let comm = alone();
     let memory = comm.allocate(Purpose::Gradients, Place::Cuda(0), 4096).unwrap().unwrap();
     let address = memory.address().cast::<f32>();
     let cause = Error::order("test", "the trainer gave up", "");
@@ -107,11 +113,14 @@ fn an_aborted_group_answers_with_the_cause_ever_after() {
 
 #[test]
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
-fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
-    let id = nccl::unique_id().unwrap();
+fn only_a_group_beside_a_host_keeps_a_ledger() {
+    let gpu = Gpu::open();
     let ledger = nccl::Options { ledger: true, ..Default::default() };
-    assert!(matches!(Nccl::with_id(&ledger, id), Err(Error::Config { field: "ledger", .. })));
-    let comm = Nccl::with_id(&nccl::Options::default(), id).unwrap();
+    let refused = Nccl::with_id(&ledger, nccl::unique_id().unwrap());
+    assert!(matches!(refused, Err(Error::Config { field: "INSTEP_LEDGER", .. })));
+    let comm = Nccl::beside(Solo::default(), &ledger).unwrap();
+    let memory = gpu.upload(&[1.0; 64]);
+    enqueue(&comm, &gpu, CollectiveKind::AllReduce, (memory, memory), 64, 0).unwrap();
     comm.agree(1, DEADLINE).unwrap();
     comm.close().unwrap();
 }
@@ -120,7 +129,7 @@ fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn a_gpu_that_is_not_there_is_named() {
     let options = nccl::Options { device: 4096, ..Default::default() };
-    match Nccl::connect(&options) {
+    match Nccl::with_id(&options, [1; 128]) {
         Err(Error::Unsupported(refusal)) => {
             assert_eq!(refusal.thing, "cuda:4096");
             assert!(refusal.remedy.starts_with("use cuda:0"), "{refusal}");
@@ -226,6 +235,26 @@ fn dying(comm: Nccl, gpu: &Gpu) {
     assert_eq!(comm.check(), Err(lost));
 }
 
+/// Rank 1 dies, and no host tells of it: rank 0 waits for its deadline.
+fn dying_unheard(comm: Nccl, gpu: &Gpu) {
+    comm.agree(3, DEADLINE).unwrap();
+    if comm.rank() == 1 {
+        std::process::exit(0);
+    }
+    let lost = comm.agree(3, Duration::from_millis(300)).unwrap_err();
+    match &lost {
+        Error::Deadline { rank: 0, call, missing, .. } => {
+            assert!(call.contains("agreement") && missing.is_empty(), "{call}");
+        }
+        // NCCL itself has noticed.
+        other => assert!(matches!(other, Error::Collective { .. }), "{other}"),
+    }
+    assert_eq!(comm.check(), Err(lost.clone()));
+    comm.abort(&lost);
+    assert!(gpu.ends(DEADLINE, || {}), "the abort did not end the exchange");
+    assert_eq!(comm.close(), Err(lost));
+}
+
 /// Rank 1 aborts; rank 0 waits for a sum and receives the cause.
 fn giving_up(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
@@ -265,11 +294,12 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 23] = [
+const SCENES: [Scene; 24] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
     ("dying", dying),
+    ("dying_unheard", dying_unheard),
     ("giving_up", giving_up),
     ("dropping", dropping),
     ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
@@ -299,7 +329,7 @@ fn rank_of_several() {
     let found = SCENES.iter().find(|(name, _)| scene.as_deref() == Ok(name));
     let (_, play) = found.expect("a scene, which the tests below name");
     let gpu = Gpu::open();
-    play(Nccl::from_environment().unwrap(), &gpu);
+    play(join(), &gpu);
 }
 
 /// A child process that is killed with the test.
@@ -312,18 +342,17 @@ impl Drop for Rank {
     }
 }
 
-pub(super) fn ranks_play(ranks: u32, scene: &str) {
-    ranks_play_with(ranks, scene, &[]);
+pub(super) fn ranks_play(ranks: u32, scene: &str, door: Door) {
+    ranks_play_with(ranks, scene, door, &[]);
 }
 
-pub(super) fn ranks_play_with(ranks: u32, scene: &str, environment: &[(&str, &Path)]) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+pub(super) fn ranks_play_with(ranks: u32, scene: &str, door: Door, environment: &[(&str, &Path)]) {
+    let threshold = Threshold::new(door);
     let start = |rank: u32| {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", "cuda::gpu::nccl::rank_of_several", "--ignored", "--nocapture"]);
-        child.envs([("RANK", rank.to_string()), ("MASTER_PORT", port.to_string())]);
-        child.envs([("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")]);
-        child.env("WORLD_SIZE", ranks.to_string());
+        threshold.describe(&mut child);
+        child.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
         child.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]);
         child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
         let has_ledger = ["out_of_order", "shards_with_ledger", "unsharding_others"].contains(&scene);
@@ -346,24 +375,26 @@ pub(super) fn ranks_play_with(ranks: u32, scene: &str, environment: &[(&str, &Pa
 }
 
 macro_rules! two_ranks {
-    ($($sentence:ident: $scene:literal;)*) => {
+    ($($sentence:ident: $scene:literal, $door:ident;)*) => {
         $(
             #[test]
             #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
             fn $sentence() {
-                ranks_play(2, $scene);
+                ranks_play(2, $scene, Door::$door);
             }
         )*
     };
 }
 
 two_ranks! {
-    two_ranks_sum_and_broadcast_exactly: "sums";
-    two_ranks_sum_sixteen_bits_exactly: "sums_of_sixteen_bits";
-    two_ranks_that_disagree_both_get_a_mismatch: "differing";
-    with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order";
-    a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying";
-    a_rank_whose_peer_gives_up_learns_why: "giving_up";
-    one_rank_may_drop_what_the_other_closes: "dropping";
-    two_ranks_learn_digits_with_the_bits_of_two_ranks_on_the_host: "training";
+    two_ranks_sum_and_broadcast_exactly: "sums", File;
+    two_ranks_sum_sixteen_bits_exactly: "sums_of_sixteen_bits", Adopt;
+    two_ranks_that_disagree_both_get_a_mismatch: "differing", Id;
+    with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order", Beside;
+    a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying", Beside;
+    a_rank_whose_peer_dies_unheard_gets_its_stream_back_at_its_deadline: "dying_unheard", File;
+    a_rank_whose_peer_gives_up_learns_why: "giving_up", Beside;
+    one_rank_may_drop_what_the_other_closes: "dropping", File;
+    one_rank_may_drop_what_the_other_closes_beside_a_host: "dropping", Beside;
+    two_ranks_learn_digits_with_the_bits_of_two_ranks_on_the_host: "training", Beside;
 }

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use instep::collective::{Call, CallKey, CollectiveKind};
-use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
+use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::dtype::DType;
 use instep::layout::DEFAULT_GROUP;
 use instep::{
     AdamW, Clip, Collective, Device, DevicePtr, Error, Layout, Mode, Result, Stepper, Strategy, in_process,
 };
 
+use super::doors::Door;
 use super::memory::Gpu;
-use super::nccl::{DEADLINE, ranks_play};
+use super::nccl::{DEADLINE, alone, ranks_play};
 use crate::cuda::shards::train_as_a_rank;
 use crate::support::{Outcome, hardware, layout, paint, paint_params};
 
@@ -334,47 +335,46 @@ fn copy(cuda: &Cuda, gpu: &Gpu, to: DevicePtr, from: *mut f32, count: usize) {
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn a_group_of_one_makes_every_call_of_shards_on_communicators_that_come_and_go() {
     let gpu = Gpu::open();
-    calls(Nccl::connect(&nccl::Options::default()).unwrap(), &gpu);
-    replayed(Nccl::connect(&nccl::Options::default()).unwrap(), &gpu);
-    // A group that was made by the caller's id has no way to send another one, unless nobody is to get it.
-    let alone = Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap();
+    calls(alone(), &gpu);
+    replayed(alone(), &gpu);
+    let alone = alone();
     let gathers: Arc<dyn Collective> = alone.duplicate().unwrap();
     alone.abort(&Error::order("test", "the trainer gave up", ""));
     assert!(matches!(gathers.check(), Err(Error::Order(_))));
 }
 
 macro_rules! ranks {
-    ($($sentence:ident: $ranks:literal, $scene:literal;)*) => {
+    ($($sentence:ident: $ranks:literal, $scene:literal, $door:ident;)*) => {
         $(
             #[test]
             #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
             fn $sentence() {
-                ranks_play($ranks, $scene);
+                ranks_play($ranks, $scene, Door::$door);
             }
         )*
     };
 }
 
 ranks! {
-    two_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 2, "calls_of_shards";
-    three_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 3, "calls_of_shards";
-    a_rank_that_gives_one_communicator_up_ends_the_calls_of_both: 2, "shards_giving_up";
-    a_rank_that_dies_ends_the_calls_of_both_communicators: 2, "shards_dying";
-    two_ranks_of_different_strategies_both_get_a_mismatch: 2, "shards_differing";
-    two_ranks_that_unshard_other_buckets_both_get_a_mismatch: 2, "unsharding_others";
-    a_trainers_stream_reads_buckets_that_are_given_up_behind_it: 2, "read_by_a_stream";
-    two_ranks_learn_digits_with_shards_of_states_and_the_bits_of_the_host: 2, "training_zero";
-    two_ranks_learn_digits_with_shards_of_parameters_and_the_bits_of_the_host: 2, "training_fsdp";
-    two_ranks_replay_captured_passes_with_calls_of_both_communicators: 2, "shards_replayed";
-    two_ranks_step_shards_with_the_bits_of_the_host_first_part: 2, "shards_0";
-    two_ranks_step_shards_with_the_bits_of_the_host_second_part: 2, "shards_with_ledger";
-    two_ranks_step_shards_with_the_bits_of_the_host_third_part: 2, "shards_2";
-    three_ranks_step_shards_with_the_bits_of_the_host_first_part: 3, "shards_0";
-    three_ranks_step_shards_with_the_bits_of_the_host_second_part: 3, "shards_1";
-    three_ranks_step_shards_with_the_bits_of_the_host_third_part: 3, "shards_2";
-    four_ranks_in_groups_replay_captured_passes_with_calls_of_both_kinds: 4, "shards_replayed";
-    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_first_part: 4, "shards_0";
-    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_second_part: 4, "shards_with_ledger";
-    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_third_part: 4, "shards_2";
-    a_rank_that_dies_ends_the_calls_of_another_group: 4, "groups_dying";
+    two_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 2, "calls_of_shards", Id;
+    three_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 3, "calls_of_shards", File;
+    a_rank_that_gives_one_communicator_up_ends_the_calls_of_both: 2, "shards_giving_up", Beside;
+    a_rank_that_dies_ends_the_calls_of_both_communicators: 2, "shards_dying", Beside;
+    two_ranks_of_different_strategies_both_get_a_mismatch: 2, "shards_differing", File;
+    two_ranks_that_unshard_other_buckets_both_get_a_mismatch: 2, "unsharding_others", Beside;
+    a_trainers_stream_reads_buckets_that_are_given_up_behind_it: 2, "read_by_a_stream", File;
+    two_ranks_learn_digits_with_shards_of_states_and_the_bits_of_the_host: 2, "training_zero", Adopt;
+    two_ranks_learn_digits_with_shards_of_parameters_and_the_bits_of_the_host: 2, "training_fsdp", Id;
+    two_ranks_replay_captured_passes_with_calls_of_both_communicators: 2, "shards_replayed", File;
+    two_ranks_step_shards_with_the_bits_of_the_host_first_part: 2, "shards_0", File;
+    two_ranks_step_shards_with_the_bits_of_the_host_second_part: 2, "shards_with_ledger", Beside;
+    two_ranks_step_shards_with_the_bits_of_the_host_third_part: 2, "shards_2", Adopt;
+    three_ranks_step_shards_with_the_bits_of_the_host_first_part: 3, "shards_0", Id;
+    three_ranks_step_shards_with_the_bits_of_the_host_second_part: 3, "shards_1", Adopt;
+    three_ranks_step_shards_with_the_bits_of_the_host_third_part: 3, "shards_2", File;
+    four_ranks_in_groups_replay_captured_passes_with_calls_of_both_kinds: 4, "shards_replayed", Adopt;
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_first_part: 4, "shards_0", Id;
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_second_part: 4, "shards_with_ledger", Beside;
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_third_part: 4, "shards_2", File;
+    a_rank_that_dies_ends_the_calls_of_another_group: 4, "groups_dying", Beside;
 }

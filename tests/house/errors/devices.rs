@@ -73,12 +73,13 @@ fn gpu(page: &mut Page) {
 }
 
 fn nccl_options(page: &mut Page) {
-    let options = nccl::Options::default;
-    page.refused(nccl::Nccl::connect(&nccl::Options { world_size: 0, ..options() }));
-    page.refused(nccl::Nccl::connect(&nccl::Options { rank: 1, ..options() }));
-    page.refused(nccl::Nccl::connect(&nccl::Options { world_size: 2, master_port: 0, ..options() }));
-    page.refused(nccl::Nccl::connect(&nccl::Options { deadline: Duration::ZERO, ..options() }));
-    page.refused(nccl::Secret::new("short"));
+    let options = || nccl::Options { job: "a run".to_owned(), ..nccl::Options::default() };
+    let mut row = |options: nccl::Options| page.refused(nccl::Nccl::from_file(&options, "id"));
+    row(nccl::Options { world_size: 0, ..options() });
+    row(nccl::Options { rank: 1, ..options() });
+    row(nccl::Options { deadline: Duration::ZERO, ..options() });
+    row(nccl::Options { ledger: true, ..options() });
+    row(nccl::Options { job: String::new(), ..options() });
 }
 
 fn made_by_hand(page: &mut Page) {

@@ -56,6 +56,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/memory.rs",
     "src/cuda/nccl/bindings.rs",
     "src/cuda/nccl/library.rs",
+    "src/cuda/nccl/mod.rs",
     "src/cuda/nccl/raw.rs",
     "src/cuda/norm_block.rs",
     "src/cuda/owned.rs",

@@ -70,8 +70,11 @@ const SOFTWARE_GPU: &str = "tools/software-gpu/src/exported.txt";
 
 /// What is called; everything else of the library stays out.
 const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLastError|\
-    CommInitRankConfig|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
+    CommInitRankConfig|CommUserRank|CommCount|CommCuDevice|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
     AllReduce|Broadcast|AllGather|ReduceScatter|MemAlloc|MemFree|CommRegister|CommDeregister)";
+
+/// What the software GPU has beside these, for other programs.
+const SOFTWARE_NCCL_FUNCTIONS: &str = "ncclCommInitRank";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -163,6 +166,7 @@ fn software_gpu(root: &Path) -> Result<String, String> {
 fn software_nccl(root: &Path) -> Result<String, String> {
     let builder = toolchain(root, "nccl/include/nccl.h")?
         .allowlist_function(NCCL_FUNCTIONS)
+        .allowlist_function(SOFTWARE_NCCL_FUNCTIONS)
         .allowlist_var("NCCL_(API_MAGIC|VERSION_CODE)")
         .blocklist_type("cudaStream_t|CUstream_st")
         .raw_line("/// A stream, as the driver and the runtime pass it.")

@@ -110,10 +110,10 @@ unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensor
         _ => return Err(Error::layout(format_args!("optimizer {number}"), "unknown", "")),
     };
     let cuda = Cuda::open(ordinal)?.compute_stream(StreamHandle(stream));
+    // What the ranks' sums are divided by.
+    let builder = builder.unused(Unused::StepZero).loss_scale(f64::from(world_size));
     // SAFETY: the caller's promise, by the contract.
-    let stepper = unsafe {
-        builder.unused(Unused::StepZero).cuda_borrowing(Sums::by_caller(0, world_size), borrowed, &cuda)?
-    };
+    let stepper = unsafe { builder.cuda_borrowing(Solo::default(), borrowed, &cuda)? };
     Ok(Peer { stepper, ids })
 }
 

@@ -84,37 +84,33 @@ exported! {
         Code::ncclSuccess
     }
 
+    fn ncclCommInitRank(handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int) {
+        join(handle, ranks, id, rank, true)
+    }
+
     fn ncclCommInitRankConfig(
         handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t,
     ) {
         let settled = config.is_null() || (*config).magic == NCCL_API_MAGIC && (*config).size == size_of::<ncclConfig_t>();
-        if !settled || !(0..ranks).contains(&rank) {
+        if !settled {
             return Code::ncclInvalidArgument;
         }
-        let mut device = 0;
-        match driver() {
-            None => return Code::ncclSystemError,
-            Some(driver) if (driver.current_device)(&mut device) != 0 => return Code::ncclUnhandledCudaError,
-            Some(_) => {}
-        }
-        let digits = id.internal.iter().take_while(|digit| **digit != 0).map(|digit| char::from(*digit as u8));
-        let name = format!("/software-nccl-{}", digits.filter(char::is_ascii_hexdigit).collect::<String>());
-        let Some(shared) = Shared::open(&name, rank as usize, ranks as usize) else { return Code::ncclSystemError };
-        let blocking = config.is_null() || (*config).blocking != 0;
-        let made = Communicator::new(rank as usize, ranks as usize, device as u64, blocking, shared);
-        if ranks > 1 {
-            start_helper();
-        }
-        let made = Arc::new(made);
-        let number = {
-            let mut table = table();
-            table.0 += 1;
-            let number = 0x20_0000_0000 + 0x40 * table.0;
-            table.1.insert(number, Arc::clone(&made));
-            number
-        };
-        handle.write(ptr::with_exposed_provenance_mut(number));
-        made.begun()
+        join(handle, ranks, id, rank, config.is_null() || (*config).blocking != 0)
+    }
+
+    fn ncclCommUserRank(handle: ncclComm_t, rank: *mut c_int) {
+        rank.write(found(handle, "ncclCommUserRank").rank as c_int);
+        Code::ncclSuccess
+    }
+
+    fn ncclCommCount(handle: ncclComm_t, ranks: *mut c_int) {
+        ranks.write(found(handle, "ncclCommCount").ranks as c_int);
+        Code::ncclSuccess
+    }
+
+    fn ncclCommCuDevice(handle: ncclComm_t, device: *mut c_int) {
+        device.write(found(handle, "ncclCommCuDevice").device as c_int);
+        Code::ncclSuccess
     }
 
     fn ncclCommFinalize(handle: ncclComm_t) {
@@ -204,6 +200,40 @@ exported! {
         found(handle, "ncclCommDeregister");
         if registration == handle.cast() { Code::ncclSuccess } else { Code::ncclInvalidArgument }
     }
+}
+
+/// Makes a communicator of the current device, which joins the ranks of an id.
+///
+/// # Safety
+/// As `nccl.h` documents `ncclCommInitRank`.
+unsafe fn join(handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int, blocking: bool) -> Code {
+    if !(0..ranks).contains(&rank) {
+        return Code::ncclInvalidArgument;
+    }
+    let (mut device, Some(driver)) = (0, driver()) else { return Code::ncclSystemError };
+    // SAFETY: writes one number.
+    if unsafe { (driver.current_device)(&mut device) } != 0 {
+        return Code::ncclUnhandledCudaError;
+    }
+    let digits = id.internal.iter().take_while(|digit| **digit != 0).map(|digit| char::from(*digit as u8));
+    let name = format!("/software-nccl-{}", digits.filter(char::is_ascii_hexdigit).collect::<String>());
+    let Some(shared) = Shared::open(&name, rank as usize, ranks as usize) else {
+        return Code::ncclSystemError;
+    };
+    let made = Arc::new(Communicator::new(rank as usize, ranks as usize, device as u64, blocking, shared));
+    if ranks > 1 {
+        start_helper();
+    }
+    let number = {
+        let mut table = table();
+        table.0 += 1;
+        let number = 0x20_0000_0000 + 0x40 * table.0;
+        table.1.insert(number, Arc::clone(&made));
+        number
+    };
+    // SAFETY: the caller's place for the handle.
+    unsafe { handle.write(ptr::with_exposed_provenance_mut(number)) };
+    made.begun()
 }
 
 /// Begins a collective: its work gets to the stream at the last look of the call.

@@ -149,6 +149,14 @@ unsafe extern "C" {
     ) -> ncclResult_t;
 }
 unsafe extern "C" {
+    pub fn ncclCommInitRank(
+        comm: *mut ncclComm_t,
+        nranks: ::core::ffi::c_int,
+        commId: ncclUniqueId,
+        rank: ::core::ffi::c_int,
+    ) -> ncclResult_t;
+}
+unsafe extern "C" {
     pub fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
 }
 unsafe extern "C" {
@@ -165,6 +173,15 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
+}
+unsafe extern "C" {
+    pub fn ncclCommCount(comm: ncclComm_t, count: *mut ::core::ffi::c_int) -> ncclResult_t;
+}
+unsafe extern "C" {
+    pub fn ncclCommCuDevice(comm: ncclComm_t, device: *mut ::core::ffi::c_int) -> ncclResult_t;
+}
+unsafe extern "C" {
+    pub fn ncclCommUserRank(comm: ncclComm_t, rank: *mut ::core::ffi::c_int) -> ncclResult_t;
 }
 unsafe extern "C" {
     pub fn ncclCommRegister(

@@ -11,7 +11,8 @@ macro_rules! same {
 }
 
 same! {
-    ncclGetVersion ncclGetUniqueId ncclGetErrorString ncclGetLastError ncclCommInitRankConfig ncclCommFinalize
-    ncclCommDestroy ncclCommAbort ncclCommGetAsyncError ncclAllReduce ncclBroadcast ncclAllGather ncclReduceScatter
-    ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister
+    ncclGetVersion ncclGetUniqueId ncclGetErrorString ncclGetLastError ncclCommInitRank ncclCommInitRankConfig
+    ncclCommUserRank ncclCommCount ncclCommCuDevice ncclCommFinalize ncclCommDestroy ncclCommAbort
+    ncclCommGetAsyncError ncclAllReduce ncclBroadcast ncclAllGather ncclReduceScatter ncclMemAlloc ncclMemFree
+    ncclCommRegister ncclCommDeregister
 }

@@ -1,0 +1,197 @@
+//! What ranks are about to make together, as a record that each of them brings to all.
+//!
+//! Every rank judges the same records in the same order, so all come to the same error. Nothing here communicates.
+
+use std::fmt;
+
+use crate::cuda::nccl::UniqueId;
+use crate::error::{Error, Result};
+use crate::op::explain;
+
+/// What a rank is about to make.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Entry {
+    /// A stepper, of this agreement.
+    Stepper(u64),
+    /// Another communicator, of these ranks for the sender.
+    Communicator(Members),
+}
+
+/// The ranks of a further communicator, as one of them sees it. No rank is in two that are made at the same point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Members {
+    /// The rank that is number 0 there, and makes its id.
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// One rank's entry; the first member of a communicator adds its id.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Record {
+    pub(super) entry: Entry,
+    pub(super) id: UniqueId,
+}
+
+impl Record {
+    const BYTES: usize = 144;
+
+    pub(super) fn encode(&self) -> [u8; Record::BYTES] {
+        let (kind, number) = match self.entry {
+            Entry::Stepper(number) => (0u64, number),
+            Entry::Communicator(Members { first, count }) => (1, u64::from(first) << 32 | u64::from(count)),
+        };
+        let mut bytes = [0; Record::BYTES];
+        bytes[..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.id);
+        bytes
+    }
+
+    fn decode(bytes: &[u8; Record::BYTES]) -> Option<Record> {
+        let (kind, rest) = bytes.split_first_chunk()?;
+        let (number, id) = rest.split_first_chunk()?;
+        let number = u64::from_le_bytes(*number);
+        let entry = match u64::from_le_bytes(*kind) {
+            0 => Entry::Stepper(number),
+            1 => Entry::Communicator(Members { first: (number >> 32) as u32, count: number as u32 }),
+            _ => return None,
+        };
+        Some(Record { entry, id: id.try_into().ok()? })
+    }
+
+    /// Reads and judges the records of all ranks, in their order.
+    ///
+    /// # Errors
+    /// `Mismatch` if two ranks are about to make something else, or if a communicator would lack a rank: NCCL would wait for
+    /// it up to the deadline. `PeerLost` if a rank has sent no record.
+    pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
+        let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
+        let why = || "it sent a record that no rank sends; run the same version on all ranks".to_owned();
+        let records = (0..)
+            .zip(records)
+            .map(|(rank, bytes)| Record::decode(bytes).ok_or_else(|| Error::PeerLost { rank, why: why() }));
+        let records = records.collect::<Result<Vec<_>>>()?;
+        let entries: Vec<Entry> = records.iter().map(|record| record.entry).collect();
+        for (rank, theirs) in (0..).zip(&entries) {
+            if !entries[0].goes_with(theirs) {
+                return Err(entries[0].mismatch(theirs, 0, rank));
+            }
+        }
+        refuse_partial(&entries)?;
+        Ok(records)
+    }
+}
+
+/// Refuses communicators of which a member asks for another one, or of which members differ in how many they are.
+fn refuse_partial(entries: &[Entry]) -> Result<()> {
+    let seats = (0..).zip(entries).filter_map(|(rank, entry)| match entry {
+        Entry::Communicator(members) => Some((rank, *members)),
+        Entry::Stepper(_) => None,
+    });
+    let seats: Vec<(u32, Members)> = seats.collect();
+    for (rank, members) in &seats {
+        let same = seats.iter().filter(|(_, theirs)| theirs == members).count();
+        if same == members.count as usize {
+            continue;
+        }
+        let overlaps = |(_, theirs): &&(u32, Members)| theirs.first == members.first && theirs != members;
+        let is_first = |(other, _): &&(u32, Members)| *other == members.first;
+        let is_other = |(other, _): &&(u32, Members)| other != rank;
+        let other = seats.iter().find(overlaps).or_else(|| seats.iter().find(is_first));
+        let other = other.filter(is_other).or_else(|| seats.iter().find(is_other)).unwrap_or(&seats[0]);
+        let [ours, theirs] = [members, &other.1].map(|members| Entry::Communicator(*members));
+        return Err(ours.mismatch(&theirs, *rank, other.0));
+    }
+    Ok(())
+}
+
+impl Entry {
+    /// Returns whether a rank with `theirs` is about to do the same. Ranks may be in several groups.
+    fn goes_with(&self, theirs: &Entry) -> bool {
+        self == theirs || matches!((self, theirs), (Entry::Communicator(_), Entry::Communicator(_)))
+    }
+
+    fn mismatch(&self, theirs: &Entry, rank: u32, other_rank: u32) -> Error {
+        let differs = match (self, theirs) {
+            (Entry::Stepper(ours), Entry::Stepper(theirs)) => {
+                explain(*ours, *theirs, rank, other_rank).unwrap_or_default()
+            }
+            (Entry::Communicator(_), Entry::Communicator(_)) => "members".to_owned(),
+            _ => "kind".to_owned(),
+        };
+        Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Entry::Stepper(number) => write!(f, "a stepper of agreement {number:016x}"),
+            Entry::Communicator(Members { first, count }) => {
+                write!(f, "a further communicator of {count} ranks, in which rank {first} is number 0")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::difference;
+
+    fn read(entries: &[Entry]) -> Result<Vec<Record>> {
+        let record =
+            |(rank, entry): (usize, &Entry)| Record { entry: *entry, id: [rank as u8; 128] }.encode();
+        let bytes: Vec<u8> = entries.iter().enumerate().flat_map(record).collect();
+        let records = Record::read_all(&bytes)?;
+        assert_eq!(records.iter().map(|record| record.entry).collect::<Vec<_>>(), entries);
+        assert!((0..).zip(&records).all(|(rank, record)| record.id == [rank; 128]));
+        Ok(records)
+    }
+
+    fn group(first: u32, count: u32) -> Entry {
+        Entry::Communicator(Members { first, count })
+    }
+
+    #[test]
+    fn ranks_that_make_the_same_have_each_others_records() {
+        read(&[Entry::Stepper(u64::MAX); 3]).unwrap();
+        read(&[group(0, 3); 3]).unwrap();
+        // Neighbours, replicas, and a group of one beside the others.
+        read(&[group(0, 2), group(0, 2), group(2, 2), group(2, 2)]).unwrap();
+        read(&[group(0, 2), group(1, 2), group(0, 2), group(1, 2)]).unwrap();
+        read(&[group(0, 1), group(1, 2), group(1, 2)]).unwrap();
+    }
+
+    #[test]
+    fn ranks_that_differ_learn_who_said_what() {
+        let say = |number| Entry::Stepper(number);
+        let expected = Error::Mismatch {
+            rank: 0,
+            ours: say(0).to_string(),
+            other_rank: 2,
+            theirs: say(1).to_string(),
+            differs: difference(0, 1).unwrap().to_owned(),
+        };
+        assert_eq!(read(&[say(0), say(0), say(1), say(0)]), Err(expected));
+        let Err(Error::Mismatch { differs, .. }) = read(&[say(0), group(0, 2)]) else { panic!() };
+        assert_eq!(differs, "kind");
+    }
+
+    #[test]
+    fn ranks_whose_groups_do_not_fit_are_told_and_not_left_to_wait() {
+        // A number that differs, a member that names another group, one that names a rank elsewhere.
+        for groups in [[(0, 2), (0, 3), (2, 1)], [(0, 2), (1, 1), (2, 1)], [(0, 1), (2, 1), (2, 1)]] {
+            let entries = groups.map(|(first, count)| group(first, count));
+            let Err(Error::Mismatch { differs, ours, .. }) = read(&entries) else { panic!("{groups:?}") };
+            assert!(differs == "members" && ours.contains("is number 0"), "{differs} {ours}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_no_rank_sends_name_their_rank() {
+        let mut bytes = [Record { entry: Entry::Stepper(1), id: [0; 128] }.encode(); 2].concat();
+        bytes[Record::BYTES] = 7;
+        assert!(matches!(Record::read_all(&bytes), Err(Error::PeerLost { rank: 1, .. })));
+    }
+}

@@ -1,0 +1,228 @@
+//! The id of a group in a file: rank 0 writes it, and the others read it in a folder that all see.
+//!
+//! A reader sees the whole file or none. Rank 0 removes it once all ranks have joined. A rank that has read an id which a
+//! run of the same name has left notices that rank 0 replaces it, and joins again.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cuda::nccl::{Options, UniqueId};
+use crate::error::{Error, Result};
+
+/// How often a rank looks at the file.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Ids by which ranks of this process have joined. A later group of theirs has another one.
+static JOINED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
+
+/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and what ends its wait.
+pub(super) fn meet<T>(
+    options: &Options,
+    path: &Path,
+    make_id: impl FnOnce() -> Result<UniqueId>,
+    connect: impl Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<T>,
+) -> Result<T> {
+    if options.rank == 0 {
+        let id = make_id()?;
+        write(path, &text(options, &id)).map_err(Error::file(path.display()))?;
+        let outcome = connect(&id, options.deadline, &|| Ok(()));
+        // It has served, or nobody is to read it any more.
+        let _ = fs::remove_file(path);
+        return outcome;
+    }
+    let until = Instant::now() + options.deadline;
+    let left = || until.saturating_duration_since(Instant::now());
+    loop {
+        let id = read_until(options, path, until)?;
+        let (is_stale, looked) = (Cell::new(false), Cell::new(Instant::now()));
+        let wanted = || {
+            if looked.get().elapsed() >= POLL {
+                looked.set(Instant::now());
+                is_stale.set(read(options, path).is_ok_and(|now| now != id));
+            }
+            let why = || "it has written another id".to_owned();
+            if is_stale.get() { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
+        };
+        let outcome = connect(&id, left(), &wanted);
+        if outcome.is_err() && is_stale.get() && !left().is_zero() {
+            continue;
+        }
+        if outcome.is_ok() {
+            joined(|ids| ids.push((id, options.rank)));
+        }
+        return outcome;
+    }
+}
+
+fn joined<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
+    look(&mut JOINED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Waits for the file of this job.
+fn read_until(options: &Options, path: &Path, until: Instant) -> Result<UniqueId> {
+    loop {
+        let why = match read(options, path) {
+            Ok(id) if joined(|ids| ids.contains(&(id, options.rank))) => {
+                "it is an earlier group's".to_owned()
+            }
+            Ok(id) => return Ok(id),
+            Err(why) => why,
+        };
+        if Instant::now() >= until {
+            let call = format!("reading {}: {why}", path.display());
+            let waited_ms = options.deadline.as_millis() as u64;
+            return Err(Error::Deadline { rank: options.rank, call, waited_ms, missing: vec![0] });
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// The first line of the file, by which ranks know theirs.
+fn title(options: &Options) -> String {
+    format!("instep's NCCL id, version 1, job {:?}, {} ranks\n", options.job, options.world_size)
+}
+
+fn text(options: &Options, id: &UniqueId) -> String {
+    let digits = id.iter().map(|byte| format!("{byte:02x}"));
+    [title(options), digits.collect(), "\n".to_owned()].concat()
+}
+
+/// Reads the id, or says why it is not there.
+fn read(options: &Options, path: &Path) -> Result<UniqueId, String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let digits =
+        text.strip_prefix(&title(options)).ok_or("it is another job's, or of another number of ranks")?;
+    let digits = digits.trim_end().as_bytes().as_chunks::<2>().0;
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = digits.iter().map(byte).collect();
+    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| "it has no id of 128 bytes".to_owned())
+}
+
+/// Writes the file whole or not at all, for this user alone.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut beside = OsString::from(path);
+    beside.push(format!(".{}", std::process::id()));
+    let beside = Path::new(&beside);
+    // One of a process that had this number and was killed.
+    let _ = fs::remove_file(beside);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| drop(fs::remove_file(beside)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(100);
+
+    fn options(rank: u32, job: &str, deadline: Duration) -> Options {
+        Options { rank, world_size: 3, job: job.to_owned(), deadline, ..Options::default() }
+    }
+
+    /// Joins with an id that all ranks have to have, as NCCL does.
+    fn join(rank: u32, path: &Path, made: u8) -> Result<UniqueId> {
+        let options = options(rank, "a test", Duration::from_secs(60));
+        meet(&options, path, || Ok([made; 128]), |id, _, _| Ok(*id))
+    }
+
+    #[test]
+    fn ranks_get_rank_0s_id_and_the_file_goes_once_all_have_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        // A file that another job has left, and one that is cut short.
+        fs::write(&path, text(&options(0, "another test", SHORT), &[9; 128])).unwrap();
+        let barrier = std::sync::Barrier::new(3);
+        let ids: Vec<UniqueId> = thread::scope(|scope| {
+            let one = |rank| {
+                let (path, barrier) = (&path, &barrier);
+                scope.spawn(move || {
+                    let connect = |id: &UniqueId, _, _: &dyn Fn() -> Result<()>| {
+                        barrier.wait();
+                        Ok(*id)
+                    };
+                    let options = options(rank, "a test", Duration::from_secs(60));
+                    meet(&options, path, || Ok([7; 128]), connect).unwrap()
+                })
+            };
+            [2, 1, 0].map(one).map(|thread| thread.join().unwrap()).into()
+        });
+        assert_eq!(ids, [[7; 128]; 3]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_second_group_takes_the_second_id_although_the_first_is_still_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let first = text(&options(0, "a test", SHORT), &[21; 128]);
+        fs::write(&path, &first).unwrap();
+        assert_eq!(join(1, &path, 0).unwrap(), [21; 128]);
+        thread::scope(|scope| {
+            let again = scope.spawn(|| join(1, &path, 0).unwrap());
+            // Another rank of this process takes the id that the first one had.
+            assert_eq!(join(2, &path, 0).unwrap(), [21; 128]);
+            write(&path, &first.replace("15", "16")).unwrap();
+            assert_eq!(again.join().unwrap(), [22; 128]);
+        });
+    }
+
+    #[test]
+    fn an_id_that_a_run_of_the_same_name_has_left_is_given_up_once_rank_0_has_written_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let own = options(1, "a test", Duration::from_secs(60));
+        fs::write(&path, text(&own, &[31; 128])).unwrap();
+        let connect = |id: &UniqueId, _, wanted: &dyn Fn() -> Result<()>| {
+            if *id == [31; 128] {
+                // Nobody answers there.
+                write(&path, &text(&own, &[32; 128])).unwrap();
+                loop {
+                    wanted()?;
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Ok(*id)
+        };
+        assert_eq!(meet(&own, &path, || Ok([0; 128]), connect).unwrap(), [32; 128]);
+    }
+
+    #[test]
+    fn a_rank_whose_file_never_comes_says_what_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let cases = [
+            (None, "No such file"),
+            (Some(text(&options(0, "another test", SHORT), &[9; 128])), "another job's"),
+            (Some(title(&options(0, "a test", SHORT)) + "0011\n"), "no id"),
+            (Some(title(&options(0, "a test", SHORT)) + &"x".repeat(256)), "no id"),
+        ];
+        for (there, expected) in cases {
+            there.iter().for_each(|text| fs::write(&path, text).unwrap());
+            let options = options(1, "a test", SHORT);
+            match meet(&options, &path, || Ok([0; 128]), |id, _, _| Ok(*id)) {
+                Err(Error::Deadline { rank: 1, call, missing, .. }) => {
+                    assert!(call.contains(expected) && missing == [0], "{call}");
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named_by_rank_0() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("nowhere/id");
+        match join(0, &missing, 1) {
+            Err(Error::File { what, .. }) => assert!(what.contains("nowhere"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
