@@ -3,9 +3,9 @@
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
-# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--torch
-# PYTHON [OPTION]...` runs the bench beside PyTorch, once and small, with a PyTorch for the CPU; `--bundle
-# FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
+# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--ddp` runs
+# examples/cuda_ddp with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
+# with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
 # what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -70,6 +70,14 @@ case ${1:-} in
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" capi/gpu/device.c -o "$folder/device" \
         -L"$folder/capi/lib" -linstep -ldl -lm -pthread
     INSTEP_CUDA=$folder/libcuda.so LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
+    ;;
+--ddp)
+    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
+    export NVCC
+    cargo build -q -p cuda_ddp
+    for ranks in 1 2 3; do
+        WORLD_SIZE=$ranks LD_LIBRARY_PATH=$folder INSTEP_GPU_DEVICES=$ranks INSTEP_GPU_SEED=$ranks "$target/debug/cuda_ddp"
+    done
     ;;
 --torch)
     python=$(realpath -s "$2")

@@ -1,0 +1,64 @@
+//! Data-parallel training with your own streams and your own all-reduce: backward on one stream, NCCL's sums on another,
+//! an event after each sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU.
+#![allow(unsafe_code)]
+
+mod ranks;
+
+use cudarc::driver::{CudaContext, DevicePtr};
+use cudarc::nccl::{Comm, ReduceOp};
+use instep::cuda::Cuda;
+use instep::{AdamW, Borrowed, ForeignBucket, Layout, Stepper, Sums};
+
+const BUCKETS: usize = 3;
+const LENGTH: usize = 5000;
+const STEPS: usize = 5;
+
+fn main() -> ranks::Outcome {
+    let Some(ranks::Own { rank, world_size, device, id }) = ranks::own()? else { return ranks::start() };
+    let context = CudaContext::new(device)?;
+    // SAFETY: the events below order the streams.
+    unsafe { context.disable_event_tracking() };
+    let (backward, reduce) = (context.new_stream()?, context.new_stream()?);
+    let nccl = Comm::from_rank(reduce.clone(), rank, world_size, id).map_err(ranks::told)?;
+
+    // Yours: parameters, and a flat bucket for the gradient of each. The stepper keeps the optimizer's states.
+    let layout =
+        (0..BUCKETS).fold(Layout::builder(), |layout, k| layout.param(format!("p{k}"), LENGTH)).build()?;
+    let params = (0..BUCKETS).map(|_| backward.clone_htod(&[1.0f32; LENGTH]));
+    let params = params.collect::<Result<Vec<_>, _>>()?;
+    let grads = (0..BUCKETS).map(|_| backward.alloc_zeros::<f32>(LENGTH));
+    let mut grads = grads.collect::<Result<Vec<_>, _>>()?;
+    let mut memory = Borrowed::new();
+    for (bucket, id) in layout.ids().enumerate() {
+        let address = |of: u64| std::ptr::with_exposed_provenance_mut::<f32>(of as usize);
+        memory = memory.param(id, address(params[bucket].device_ptr(&backward).0)).bucket(
+            ForeignBucket::new(LENGTH).gradient(id, 0),
+            address(grads[bucket].device_ptr(&backward).0),
+        );
+    }
+    let cuda = Cuda::open(device as u32)?.compute_stream((&*backward).into());
+    let sums = Sums::by_caller(rank as u32, world_size as u32);
+    // SAFETY: streams and tensors outlive the stepper, and are touched as its rules say.
+    let mut stepper =
+        unsafe { Stepper::builder(&layout, AdamW::default()).cuda_borrowing(sums, memory, &cuda)? };
+
+    for step in 0..STEPS {
+        let mut pass = stepper.begin()?;
+        for (bucket, id) in layout.ids().enumerate() {
+            pass.ptr(id)?; // from here on `backward` comes after the bucket's last step
+            pass.ptr(id.grad())?;
+            backward.memcpy_htod(&ranks::gradient(rank, step, bucket), &mut grads[bucket])?; // your kernels
+            reduce.wait(&backward.record_event(None)?)?;
+            nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
+            let summed = reduce.record_event(None)?;
+            // SAFETY: recorded after the sum, which comes after backward's last use of the bucket.
+            unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // wait, launch, record
+        }
+        pass.finish()?; // from here on `backward` comes after all steps
+    }
+    stepper.close()?;
+    let trained: Vec<Vec<f32>> = params.iter().map(|of| backward.clone_dtoh(of)).collect::<Result<_, _>>()?;
+    assert!(trained == ranks::on_the_cpu(&layout, world_size)?, "other bits than the CPU's");
+    println!("rank {rank} of {world_size}: {STEPS} steps, with the bits of the CPU");
+    Ok(())
+}
