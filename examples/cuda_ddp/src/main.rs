@@ -1,5 +1,6 @@
-//! Data-parallel training with your own streams and your own all-reduce: backward on one stream, NCCL's sums on another,
-//! an event after each sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU.
+//! Data-parallel training with your own streams and your own all-reduce: backward on one stream, NCCL's sums on another.
+//!
+//! Each bucket is handed over with the event after its sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU.
 #![allow(unsafe_code)]
 
 mod ranks;

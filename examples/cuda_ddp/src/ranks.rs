@@ -1,4 +1,6 @@
 //! What stands around the program: how its ranks start and find each other, their data, and the same steps on the CPU.
+//!
+//! NCCL's id is made by the process that starts the ranks, which outlives them.
 
 use std::env;
 use std::process::Command;

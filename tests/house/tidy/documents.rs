@@ -36,6 +36,21 @@ fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
 }
 
 #[test]
+fn the_cuda_program_of_the_readme_is_the_examples() {
+    let [readme, example] =
+        ["README.md", "examples/cuda_ddp/src/main.rs"].map(|path| read(&Path::new(ROOT).join(path)));
+    let (_, shown) = readme.split_once("```rust,ignore\n").unwrap();
+    let shown = shown.split("```").next().unwrap().trim_end();
+    let indented =
+        shown.lines().map(|line| if line.is_empty() { String::new() } else { format!("    {line}") });
+    let indented = indented.collect::<Vec<_>>().join("\n");
+    assert!(
+        shown.lines().count() > 15 && example.contains(&indented),
+        "README shows another program:\n{indented}"
+    );
+}
+
+#[test]
 fn every_guarantee_names_tests_that_exist() {
     let guarantees = read(&Path::new(ROOT).join("docs/guarantees.md"));
     let rows = guarantees.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| Guarantee "));
