@@ -14,9 +14,13 @@ use crate::handle::Place;
 /// A group whose gradients are already summed over its ranks: those of single-process training, or of an engine that makes
 /// its own all-reduce and hands a bucket over once its sum is there, in any order of buckets; [`External`](crate::External)
 /// does that too, with a rank, and refuses forgotten gradients. With several ranks, a gradient must be handed over:
-/// [`Stepper::finish`](crate::Stepper::finish) does not claim that its sum is there. It counts ranks as it sums: a parameter that this rank
-/// uses counts as used by all, so if ranks may use different parameters, build with
-/// [`Unused::StepZero`](crate::Unused) or [`Unused::Refuse`](crate::Unused).
+/// [`Stepper::finish`](crate::Stepper::finish) does not claim that its sum is there.
+///
+/// It cannot ask other ranks what they used. A parameter that this rank uses counts as used by all, and one whose gradient it
+/// did not ask for counts as used by none. If ranks may use different parameters, ask for every gradient that your sum
+/// writes, also where this rank has none of its own: [`Stepper::bucket_mut`](crate::Stepper::bucket_mut) asks for a whole
+/// bucket. Otherwise ranks drift apart, with [`Unused::StepZero`](crate::Unused) too, which overwrites that sum with zeros.
+/// [`Unused::Refuse`](crate::Unused) makes a gradient that was not asked for an error.
 #[derive(Clone, Copy, Debug)]
 pub struct Solo {
     world_size: u32,

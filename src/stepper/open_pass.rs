@@ -58,7 +58,7 @@ impl<D: Device> Stepper<D> {
         schedule.require_open()?;
         schedule.refuse_frozen(index)?;
         schedule.refuse_handed_over(index)?;
-        self.refuse_unwritten(index)?;
+        self.refuse_unwritten_hand_over(index)?;
         self.note_hand_over(index);
         let run = self.run.get_mut();
         run.schedule.hand_over(index)?;
@@ -102,7 +102,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
+    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses. All
+    /// their gradients must have been written, whatever [`Unused`](crate::Unused) says: a trainer that leaves one out hands
+    /// the others over by [`grad_ready`](Self::grad_ready).
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -122,7 +124,7 @@ impl<D: Device> Stepper<D> {
             let schedule = &self.run.get_mut().schedule;
             if schedule.takes_part(param) {
                 schedule.refuse_handed_over(param)?;
-                self.refuse_unwritten(param)?;
+                self.refuse_unwritten_hand_over(param)?;
             }
         }
         for segment in plan.segments_of(described).iter().filter(|_| !is_released) {
