@@ -58,7 +58,7 @@
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | give groups, or single parameters, types of their own | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
-//! | step a parameter by several optimizers, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
+//! | step a parameter by several optimizers, list them, add one later | [`StepperBuilder::then`], [`StepperBuilder::then_for`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
 //! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
 //! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
 //! | keep a parameter local to each rank | [`LayoutBuilder::local`] |

@@ -42,7 +42,10 @@ static void train(instep_stepper* stepper, int first, int end) {
 
 int main(int count, char** arguments) {
     char path[4096];
-    if (count != 2) return 2;
+    if (count != 2) {
+        fprintf(stderr, "usage: %s FOLDER\n", arguments[0]);
+        return 2;
+    }
     snprintf(path, sizeof path, "%s/line.safetensors", arguments[1]);
     instep_layout* layout;
     must(instep_layout_create(&layout));

@@ -208,16 +208,18 @@ impl Shape {
         let is_needed = |memory: &Memory| self.kinds.iter().any(|kind| kind.memory == *memory);
         let Some(extra) = tensors.memories().find(|memory| !is_needed(memory)) else { return Ok(()) };
         let is_alike = |kind: &&Kind| std::mem::discriminant(&kind.memory) == std::mem::discriminant(&extra);
-        let wrong = match self.kinds.iter().filter(is_alike).count() {
-            0 => "given, but this step has none".to_owned(),
-            count => format!("more than the {count} of this step"),
+        let (wrong, remedy) = match self.kinds.iter().filter(is_alike).count() {
+            0 => {
+                ("given, but this step has none".to_owned(), "leave them out, or build a step that has them")
+            }
+            count => (format!("more than the {count} of this step"), "leave the others out"),
         };
         let thing = match extra {
             Memory::State(_) => "states".to_owned(),
             Memory::Scales(_) => "scales".to_owned(),
             extra => name_of(extra, &[]),
         };
-        Err(Error::layout(thing, wrong, "leave the others out"))
+        Err(Error::layout(thing, wrong, remedy))
     }
 
     /// Refuses runs for the whole bucket that overlap.

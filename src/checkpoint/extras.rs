@@ -10,7 +10,7 @@ pub struct Extras {
     /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,
     /// `state.` or `ema.`.
     pub scalars: BTreeMap<String, Scalar>,
-    /// Free text by key, but for `instep.checkpoint`.
+    /// The texts: free text by key, but for `instep.checkpoint`.
     pub metadata: BTreeMap<String, String>,
 }
 

@@ -202,7 +202,7 @@ fn refuse_foreign(version: Option<&str>, own: bool, has_checksums: bool) -> Resu
         ),
         None if own => refuse(
             "not a checkpoint of this library, or without its metadata".into(),
-            "use `import` for other files",
+            "use `import_params` for parameters alone, `import` for a state of torch.optim",
         ),
         None => Ok(()),
     }

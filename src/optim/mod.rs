@@ -83,7 +83,12 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
         let fields = self.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
         let known: Vec<String> =
             fields.iter().map(|field| format!("{} = {}", field.name, field.default)).collect();
-        let wrong = format_args!("{of} has no such hyperparameter");
+        let wrong = match fields.iter().find(|field| field.name == name).map(|field| field.default) {
+            Some(Value::Number(_)) => format!("{of} takes one number here"),
+            Some(Value::Pair(_)) => format!("{of} takes a pair of numbers here"),
+            Some(Value::Flag(_)) => format!("{of} takes true or false here"),
+            None => format!("{of} has no such hyperparameter"),
+        };
         let remedy = format_args!("use values as in {}", known.join(", "));
         Err(Error::unsupported(format_args!("`{name}` = {value}"), wrong, remedy))
     }

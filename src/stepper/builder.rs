@@ -129,9 +129,11 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer instead of their group's, once each. The `k`-th call of this, of
-    /// [`then_for`](Self::then_for) and of [`attach`](Self::attach) makes the `k`-th of
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
+    /// Gives single parameters an optimizer instead of their group's, once each.
+    /// [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns its number, which
+    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper) take. In
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers), those of groups come first. Then comes one for each call of
+    /// this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::Params(params), optimizer),

@@ -46,7 +46,7 @@ impl<D: Device> Stepper<D> {
         match memory {
             Memory::Params => self.refuse_resharded(id, memory),
             // Before its first write it may be anything: the last pass's sum, or zeros.
-            Memory::Grads => self.refuse_unwritten(self.layout.index(id)?),
+            Memory::Grads => self.refuse_unwritten(self.layout.index(id)?, "write it before you read it"),
             _ => self.refuse_open_pass(),
         }
     }
@@ -142,8 +142,18 @@ impl<D: Device> Stepper<D> {
         }
     }
 
+    /// Refuses to hand over a gradient that was not written in this pass.
+    pub(super) fn refuse_unwritten_hand_over(&self, param: usize) -> Result<()> {
+        let remedy = match self.unused {
+            // Here ranks count for themselves, and `set_unused` is refused.
+            Unused::Skip => "write it first, or leave it out and hand the others over by grad_ready",
+            _ => "ask for it (get_mut, ptr) and write it, or call set_unused if no rank used it",
+        };
+        self.refuse_unwritten(param, remedy)
+    }
+
     /// Refuses a gradient that was not written in this pass.
-    pub(super) fn refuse_unwritten(&self, param: usize) -> Result<()> {
+    fn refuse_unwritten(&self, param: usize, remedy: &str) -> Result<()> {
         if self.written.borrow()[param] {
             return Ok(());
         }
@@ -152,7 +162,7 @@ impl<D: Device> Stepper<D> {
             true => "its gradient was not written in this micro-batch",
             false => "its gradient was not written in this pass",
         };
-        Err(Error::order(format_args!("`{name}`"), wrong, "write it before you read it or hand it over"))
+        Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
 
     /// Refuses to close a pass in which a gradient was forgotten: where somebody else sums what is there, where the
@@ -195,7 +205,8 @@ impl<D: Device> Stepper<D> {
             && let Some(param) = (0..written.len()).filter(takes_part).find(is_missing)
         {
             let wrong = "its gradient was not written in this pass";
-            let remedy = "write it, freeze the parameter, or build with another Unused";
+            let remedy =
+                "ask for it (get_mut, ptr) and write it, freeze it, or call set_unused if no rank used it";
             return Err(Error::order(named(param), wrong, remedy));
         }
         let mut parts = (0..written.len()).filter(takes_part);

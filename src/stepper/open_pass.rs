@@ -105,7 +105,7 @@ impl<D: Device> Stepper<D> {
         schedule.refuse_frozen(index)?;
         schedule.refuse_handed_over(index)?;
         self.refuse_without_event(self.plan.segment_of(index).bucket)?;
-        self.refuse_unwritten(index)?;
+        self.refuse_unwritten_hand_over(index)?;
         self.note_hand_over(index);
         let run = self.run.get_mut();
         run.schedule.hand_over(index)?;
@@ -149,9 +149,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen, each with all its uses. With sums
-    /// [by the caller](crate::Sums::by_caller) it says that the bucket's sum is there, which on a GPU only an event can say:
-    /// `bucket_ready_after`.
+    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses. All
+    /// their gradients must have been written, whatever [`Unused`](crate::Unused) says: a trainer that leaves one out hands
+    /// the others over by [`grad_ready`](Self::grad_ready).
+    /// With sums [by the caller](crate::Sums::by_caller) it says that the bucket's sum is there, which on a GPU only an event can
+    /// say: `bucket_ready_after`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -200,7 +202,7 @@ impl<D: Device> Stepper<D> {
                 let schedule = &self.run.get_mut().schedule;
                 if schedule.takes_part(param) {
                     schedule.refuse_handed_over(param)?;
-                    self.refuse_unwritten(param)?;
+                    self.refuse_unwritten_hand_over(param)?;
                 }
             }
             segments.iter().for_each(|segment| self.note_hand_over(segment.param as usize));

@@ -55,7 +55,8 @@ impl<'a> Grads<'a> {
         Grads { stepper }
     }
 
-    /// Returns one gradient, to be written whole.
+    /// Returns one gradient of f32, to be written whole. [`Stepper::view_mut`] of `id.grad()` returns one of another type,
+    /// and [`write`](Self::write) converts.
     ///
     /// # Shapes
     /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -196,9 +197,11 @@ impl Stepper {
             Some(DType::F32) => ("they are held in f32".to_owned(), "ask for f32 slices".to_owned()),
             Some(held) => (
                 format!("they are held in {held}"),
-                format!("ask for {held} slices, or copy them out as f32"),
+                format!("use view or view_mut of {held}, or read and write, which convert"),
             ),
-            None => ("they are held in 8-bit codes".to_owned(), "copy them out as f32".to_owned()),
+            None => {
+                ("they are held in 8-bit codes".to_owned(), "use read and write, which convert".to_owned())
+            }
         };
         Err(Error::unsupported(thing, wrong, remedy))
     }

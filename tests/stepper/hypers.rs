@@ -163,6 +163,11 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     let mut adam = Stepper::host(&layout, Adam::default(), Solo::default()).unwrap();
     let refused = adam.set_hyper(DEFAULT_GROUP, &[("amsgrad", true)]).unwrap_err().to_string();
     assert!(refused.contains("max_exp_avg_sq"), "{refused}");
+    let refused = adam.set_hyper(DEFAULT_GROUP, &[("betas", 0.8)]).unwrap_err().to_string();
+    assert!(
+        refused.contains("`betas` = 0.8: Adam takes a pair of numbers here; use values as in"),
+        "{refused}"
+    );
     // Another group's buffers make room; from then on it is as if momentum had been on.
     let open = |first: f64| {
         let builder = Stepper::builder(&layout, momentum(first)).group("other", momentum(0.5));

@@ -56,6 +56,21 @@ fn a_forgotten_gradient_is_named_and_the_pass_is_abandoned() {
 }
 
 #[test]
+fn a_hand_over_of_an_unwritten_gradient_is_refused_with_a_cure_that_its_treatment_allows() {
+    let layout = layout(&LENGTHS);
+    for (unused, cure) in [
+        (Unused::Skip, "by grad_ready"),
+        (Unused::StepZero, "call set_unused"),
+        (Unused::Refuse, "call set_unused"),
+    ] {
+        let mut stepper = of_adam(&layout, Mode::Eager, unused);
+        let mut pass = stepper.begin().unwrap();
+        let refused = pass.grad_ready(layout.id("p2").unwrap()).unwrap_err().to_string();
+        assert!(refused.starts_with("`p2`: its gradient") && refused.contains(cure), "{unused:?}: {refused}");
+    }
+}
+
+#[test]
 fn what_no_step_and_no_average_takes_may_be_left_out_and_what_is_averaged_may_not() {
     for (action, is_refused) in [(SegmentAction::Leave, false), (SegmentAction::Average, true)] {
         let layout = Layout::builder().param("p0", 5).param("p1", 5).action(action).build().unwrap();

@@ -29,7 +29,7 @@ impl Optimizers {
                 Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
             }
             Some(_) => {
-                let remedy = "name one by its OptimizerId";
+                let remedy = "name one by its OptimizerId, from Stepper::optimizers";
                 Err(Error::config("group", group, "has several optimizers", remedy))
             }
         }
@@ -99,8 +99,8 @@ impl Optimizers {
             return Ok(());
         }
         let missing: Vec<&str> = new.iter().filter(|name| !own.contains(name)).copied().collect();
-        let wrong = "these states are made when the stepper is built, or keep their places";
-        let remedy = "build the stepper with these hyperparameters";
+        let wrong = "the stepper was not built with them, or not in these places";
+        let remedy = "build it with these hyperparameters";
         let states = if missing.is_empty() { new.join(", ") } else { missing.join(", ") };
         Err(Error::config("states", states, wrong, remedy))
     }
