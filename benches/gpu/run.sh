@@ -60,7 +60,7 @@ run_overlap() {
 run_handover() { bench --only handover --json "$RESULTS/handover.json"; }
 
 run_kernels() { tests host_run::; }
-run_steppers() { tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed; }
+run_steppers() { tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed cuda::gpu::cudarc::; }
 run_conversions() { tests cuda::gpu::conversions::; }
 run_precisions() {
     step --optimizer adamw --precision bf16,bf16-stochastic,master,remainder16,f32-moments8bit,remainder16-moments8bit \

@@ -3,8 +3,13 @@
 //! The launches are the stepper's. Parameters and gradients may lie apart; every other tensor is one run.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+
 use super::BucketStep;
 use super::builder::BucketStepBuilder;
+#[cfg(feature = "cuda")]
+use super::element::StepElement;
 use super::engine::Engine;
 use super::norm::{GradNorm, NormOnGpu};
 use super::scaling::Scaling;
@@ -64,6 +69,59 @@ impl BucketStepBuilder {
     }
 }
 
+/// Slices of cudarc's, of the GPU and the context of the step.
+///
+/// cudarc orders the uses of a slice by two events of its own, unless its context has one stream only or does not track
+/// them. This adds driver calls to a step: for each slice that is written two waits before it and one record after it,
+/// and for each that is only read one of both. Addresses ([`Lent::at_len`]) add none, and leave the order to you.
+#[cfg(feature = "cuda")]
+impl<'a> Lent<'a> {
+    /// Lends a slice of cudarc's that a step may write. `stream` is the one that the step is enqueued on.
+    ///
+    /// ```no_run
+    /// use instep::bucket_step::{Lent, StepTensors};
+    /// use instep::cuda::{Cuda, cudarc::driver::CudaContext};
+    /// use instep::{BucketStep, Layout, Scaling, Sgd};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layout = Layout::builder().param("bucket", 1 << 20).build()?;
+    /// let mut step = BucketStep::builder(&layout, Sgd::default()).cuda(&Cuda::open(0)?)?;
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let (mut params, grads) = (stream.alloc_zeros::<f32>(1 << 20)?, stream.alloc_zeros::<f32>(1 << 20)?);
+    /// let (params, written) = Lent::cuda_slice_mut(&mut params, &stream);
+    /// let (grads, read) = Lent::cuda_slice(&grads, &stream);
+    /// // SAFETY: the stream of the slices, which are alive until it has passed the step.
+    /// unsafe { step.enqueue(&StepTensors::new(params, grads), Scaling::NONE, (&stream).into())? };
+    /// drop((written, read));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Ordering
+    /// The stream waits for earlier uses of the slice. Keep the second value until the step is enqueued: when it is
+    /// dropped, it records the event that later uses wait for.
+    pub fn cuda_slice_mut<T: StepElement>(
+        slice: &'a mut impl DevicePtrMut<T>,
+        stream: &'a CudaStream,
+    ) -> (Lent<'a>, SyncOnDrop<'a>) {
+        let elements = slice.len();
+        let (address, guard) = slice.device_ptr_mut(stream);
+        (Lent::on_gpu::<T>(address, elements, true), guard)
+    }
+
+    /// Lends a slice of cudarc's that is only read: gradients.
+    ///
+    /// # Ordering
+    /// Ordering as for [`cuda_slice_mut`](Self::cuda_slice_mut).
+    pub fn cuda_slice<T: StepElement>(
+        slice: &'a impl DevicePtr<T>,
+        stream: &'a CudaStream,
+    ) -> (Lent<'a>, SyncOnDrop<'a>) {
+        let (address, guard) = slice.device_ptr(stream);
+        (Lent::on_gpu::<T>(address, slice.len(), false), guard)
+    }
+}
+
 impl Engine for OnGpu {
     fn write_settings(&mut self, settings: &Settings) {
         self.engine.set(settings);
@@ -88,7 +146,7 @@ impl BucketStep<OnGpu> {
     /// GPU has copied the first ones.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices, which are the host's, and for tensors other
+    /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of the host's, and for tensors other
     /// than parameters and gradients that lie apart; `Device` if a launch fails, and `Poisoned` ever after.
     ///
     /// # Safety

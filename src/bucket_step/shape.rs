@@ -155,6 +155,8 @@ impl Shape {
         let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
         if self.is_on_gpu {
             refuse_unreached(kind, tensor)?;
+        } else if tensor.is_on_gpu {
+            return Err(Error::unsupported(&kind.name, "a slice of a GPU's memory", "step it on that GPU"));
         }
         if let Some(lent) = tensor.element.filter(|lent| *lent != kind.stored) {
             let wrong = format!("elements of {lent}, where the precision has {}", kind.stored);
@@ -252,7 +254,7 @@ impl Shape {
 
 /// Refuses what a GPU cannot reach.
 fn refuse_unreached(kind: &Kind, tensor: &Lent<'_>) -> Result<()> {
-    if tensor.element.is_some() {
+    if tensor.element.is_some() && !tensor.is_on_gpu {
         let remedy = "give device addresses";
         return Err(Error::unsupported(&kind.name, "a slice of the host's memory", remedy));
     }

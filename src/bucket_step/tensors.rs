@@ -29,6 +29,8 @@ pub struct Lent<'a> {
     /// The type of a slice's elements; `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
+    /// Whether the slice is a GPU's; an address's owner vouches for it.
+    pub(super) is_on_gpu: bool,
     _tensors: PhantomData<&'a mut c_void>,
 }
 
@@ -225,11 +227,18 @@ impl<'a> Lent<'a> {
     }
 
     fn new<T: StepElement>(location: Location, is_writable: bool) -> Lent<'a> {
-        Lent { location, element: Some(T::STORED), is_writable, _tensors: PhantomData }
+        Lent { location, element: Some(T::STORED), is_writable, is_on_gpu: false, _tensors: PhantomData }
+    }
+
+    /// Lends a slice of a GPU's memory.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_gpu<T: StepElement>(address: u64, elements: usize, is_writable: bool) -> Lent<'a> {
+        let run = Run { address: address as usize, elements: Some(elements) };
+        Lent { is_on_gpu: true, ..Lent::new::<T>(Location::Whole(run), is_writable) }
     }
 
     fn raw(location: Location) -> Lent<'a> {
-        Lent { location, element: None, is_writable: true, _tensors: PhantomData }
+        Lent { location, element: None, is_writable: true, is_on_gpu: false, _tensors: PhantomData }
     }
 }
 

@@ -48,6 +48,10 @@ impl Primary {
     /// Errors as for [`device_count`]; `Unsupported` if there is no such device, `Device` if the driver refuses the
     /// context.
     pub(super) fn of(ordinal: u32) -> Result<Primary> {
+        let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(primary) = retained.get(&ordinal) {
+            return Ok(*primary);
+        }
         let count = device_count()?;
         if ordinal >= count {
             let (wrong, remedy) = match count {
@@ -55,10 +59,6 @@ impl Primary {
                 _ => ("no such GPU", format!("use cuda:0 to cuda:{}", count - 1)),
             };
             return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, remedy));
-        }
-        let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(primary) = retained.get(&ordinal) {
-            return Ok(*primary);
         }
         let mut primary = Primary { device: 0, context: ptr::null_mut() };
         // SAFETY: the ordinal is below the count; each call writes one handle.
@@ -75,7 +75,7 @@ impl Primary {
     pub(super) fn enter(&self) -> Result<bool> {
         let mut current = ptr::null_mut();
         // SAFETY: writes one handle.
-        unsafe { call!(cuCtxGetCurrent(&mut current))? };
+        unsafe { direct()?.cuCtxGetCurrent(&mut current)? };
         if current == self.context {
             return Ok(false);
         }

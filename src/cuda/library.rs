@@ -16,7 +16,7 @@ use std::ffi::{CStr, OsString, c_char, c_void};
 use std::sync::OnceLock;
 use std::{mem, ptr};
 
-use cudarc::driver::sys::{self, CUevent, CUfunction, CUgraphExec, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUgraphExec, CUresult, CUstream};
 use libloading::Library;
 
 use super::judge::{Judge, Take};
@@ -38,7 +38,7 @@ macro_rules! symbols {
 
 symbols! {
     cuDeviceGetCount cuDeviceGet cuDeviceGetAttribute cuDeviceGetName
-    cuDevicePrimaryCtxRetain cuCtxGetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
+    cuDevicePrimaryCtxRetain cuCtxPushCurrent_v2 cuCtxPopCurrent_v2
     cuModuleLoadData cuModuleGetFunction cuModuleUnload cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy
@@ -111,6 +111,7 @@ macro_rules! direct {
 direct! {
     cuInit(flags: u32) as cuInit;
     cuGetErrorName(code: i32, name: *mut *const c_char);
+    cuCtxGetCurrent(context: *mut CUcontext) as cuCtxGetCurrent;
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) as cuStreamWaitEvent;
     cuStreamSynchronize(stream: CUstream) as cuStreamSynchronize;
     cuEventRecord(event: CUevent, stream: CUstream) as cuEventRecord;

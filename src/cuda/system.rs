@@ -27,6 +27,12 @@ impl From<&CudaStream> for StreamHandle {
     }
 }
 
+impl From<&Arc<CudaStream>> for StreamHandle {
+    fn from(stream: &Arc<CudaStream>) -> StreamHandle {
+        StreamHandle::from(&**stream)
+    }
+}
+
 impl From<&CudaEvent> for EventHandle {
     fn from(event: &CudaEvent) -> EventHandle {
         EventHandle(event.cu_event().expose_provenance())

@@ -1,4 +1,6 @@
-//! Gives the driver's library the name inside that cudarc looks for, so that programs may open the file from any path.
+//! Gives the driver's library the name inside (its soname) that cudarc looks for.
+//!
+//! A program may then open the file from any path before cudarc asks for that name.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -74,8 +74,7 @@ all                       7         0      6      9   34
 ";
 const NCCL: &str = "
 Sequential            begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      1      2    6
-cuCtxPushCurrent_v2       1         0      1      2    6
+cuCtxGetCurrent           1         0      1      2    6
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      2      4   12
 cuStreamWaitEvent         0         0      1      2    5
@@ -83,11 +82,10 @@ instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
 ncclAllReduce             0         0      1      0    3
-all                       6         0      6     14   38
+all                       5         0      5     12   32
 
 Eager                 begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         0      1      2    6
-cuCtxPushCurrent_v2       1         0      1      2    6
+cuCtxGetCurrent           1         0      1      2    6
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      3      1   12
 cuStreamWaitEvent         0         0      2      1    7
@@ -95,11 +93,10 @@ instep_begin              1         0      0      0    1
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      1      0    3
 ncclAllReduce             0         0      1      0    3
-all                       6         0      9      7   40
+all                       5         0      8      5   34
 
 Normed                begin addresses bucket finish pass
-cuCtxPopCurrent_v2        1         2      1      1    7
-cuCtxPushCurrent_v2       1         2      1      1    7
+cuCtxGetCurrent           1         1      1      1    6
 cuEventQuery              1         0      0      0    1
 cuEventRecord             2         0      2      4   12
 cuStreamWaitEvent         0         1      2      0    7
@@ -109,7 +106,7 @@ instep_norm               0         0      1      0    3
 instep_publish            0         0      0      1    1
 instep_step_adam          0         0      0      3    3
 ncclAllReduce             0         0      1      0    3
-all                       6         5      8     11   46
+all                       5         2      7     10   38
 ";
 
 /// This process's trace, read as it grows.
@@ -141,15 +138,19 @@ const ADDRESSES: usize = 1;
 const FIRST_BUCKET: usize = 2;
 const FINISH: usize = PARTS - 1;
 
+/// Returns the call of a line, or a launch's kernel.
+fn name_of(line: &str) -> &str {
+    let mut words = line.split(' ');
+    let call = words.next().unwrap();
+    words.find_map(|word| word.strip_prefix("function=")).unwrap_or(call)
+}
+
 fn count(parts: &[Vec<String>; PARTS]) -> Counts {
     let mut counts = Counts::new();
     for (part, line) in
         parts.iter().enumerate().flat_map(|(k, lines)| lines.iter().map(move |line| (k, line)))
     {
-        let mut words = line.split(' ');
-        let call = words.next().unwrap().to_owned();
-        let kernel = words.find_map(|word| word.strip_prefix("function="));
-        counts.entry(kernel.map_or(call, |kernel| kernel.to_owned())).or_default()[part] += 1;
+        counts.entry(name_of(line).to_owned()).or_default()[part] += 1;
     }
     counts
 }
@@ -283,17 +284,78 @@ pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     comm.close().unwrap();
 }
 
+/// The calls of a bucket step on slices of cudarc's of two streams, and of one on the same with their tracking off.
+#[cfg(feature = "cuda")]
+const SLICES: &str = "
+                     tracked  not
+cuCtxGetCurrent            9    1
+cuEventQuery               1    1
+cuEventRecord              5    2
+cuStreamWaitEvent          6    1
+instep_begin               1    1
+instep_step_sgd            1    1
+";
+
+#[cfg(feature = "cuda")]
+fn of_slices() {
+    use instep::cuda::cudarc::driver::CudaContext;
+
+    use super::cudarc::{Slices, on_gpu};
+    let of = |is_tracked: bool| {
+        let mut step = on_gpu();
+        let context = CudaContext::new(0).unwrap();
+        if !is_tracked {
+            // SAFETY: one stream orders all that is done with the slices.
+            unsafe { context.disable_event_tracking() };
+        }
+        let [memory, steps] = [(); 2].map(|()| context.new_stream().unwrap());
+        let mut slices = Slices::on(if is_tracked { &memory } else { &steps });
+        let mut trace = Trace::open();
+        let mut counts = BTreeMap::<String, usize>::new();
+        for _ in 0..PASSES {
+            trace.take();
+            slices.step(&mut step, &steps);
+            let lines = trace.take();
+            steps.synchronize().unwrap();
+            counts.clear();
+            lines.iter().for_each(|line| *counts.entry(name_of(line).to_owned()).or_default() += 1);
+        }
+        counts
+    };
+    let (tracked, not) = (of(true), of(false));
+    let names: BTreeSet<&String> = tracked.keys().chain(not.keys()).collect();
+    let row = |name: &&String| {
+        let [tracked, not] = [&tracked, &not].map(|counts| counts.get(*name).copied().unwrap_or(0));
+        format!("{name:<22}{tracked:>6}{not:>5}\n")
+    };
+    let found: String = names.iter().map(row).collect();
+    let found = format!("{:<21}tracked  not\n{found}", "");
+    assert!(found == SLICES.trim_start_matches('\n'), "the calls are now\n{found}");
+}
+
+/// Runs a test's scene in a process of its own, whose calls go to a file.
+fn alone(test: &str, scene: impl FnOnce()) {
+    if std::env::var_os(TRACE).is_some() {
+        return scene();
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let test = format!("cuda::gpu::calls::{test}");
+    child.args(["--exact", &test, "--ignored", "--nocapture"]).env(TRACE, folder.path().join("%p"));
+    assert!(child.status().unwrap().success());
+}
+
 #[test]
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
 fn a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs() {
-    if std::env::var_os(TRACE).is_some() {
-        return of_caller();
-    }
-    let test = "cuda::gpu::calls::a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs";
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    let folder = tempfile::tempdir().unwrap();
-    child.args(["--exact", test, "--ignored", "--nocapture"]).env(TRACE, folder.path().join("%p"));
-    assert!(child.status().unwrap().success());
+    alone("a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs", of_caller);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_bucket_step_on_slices_of_cudarcs_makes_the_calls_of_the_table() {
+    alone("a_bucket_step_on_slices_of_cudarcs_makes_the_calls_of_the_table", of_slices);
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 mod calls;
 mod conversions;
+#[cfg(feature = "cuda")]
+mod cudarc;
 mod doors;
 mod events;
 mod large;
