@@ -121,6 +121,7 @@ fn only_a_group_beside_a_host_keeps_a_ledger() {
     let comm = Nccl::beside(Solo::new(1), &ledger).unwrap();
     let memory = gpu.upload(&[1.0; 64]);
     enqueue(&comm, &gpu, CollectiveKind::AllReduce, (memory, memory), 64, 0).unwrap();
+    assert_eq!(gpu.read(memory, 1), [1.0]);
     comm.agree(1, DEADLINE).unwrap();
     comm.close().unwrap();
 }
