@@ -139,7 +139,8 @@ pub trait Collective: Send + Sync {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
     /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
-    /// Asked while the host waits; must not block.
+    /// Asked while the host waits; must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) takes the news of a
+    /// failure from here.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).

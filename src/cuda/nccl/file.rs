@@ -9,7 +9,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,17 @@ const POLL: Duration = Duration::from_millis(10);
 /// Ids by which ranks of this process have joined. A later group of theirs has another one.
 static JOINED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
+/// The first id that this process has written. It is in every file of this process, and in no other's.
+static FIRST: OnceLock<UniqueId> = OnceLock::new();
+
+/// What a file says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Found {
+    /// The first id that its writer has written.
+    run: UniqueId,
+    id: UniqueId,
+}
+
 /// Joins the ranks that read the file. `connect` takes the id, the time that is left, and what ends its wait.
 pub(super) fn meet<T>(
     options: &Options,
@@ -31,7 +42,8 @@ pub(super) fn meet<T>(
 ) -> Result<T> {
     if options.rank == 0 {
         let id = make_id()?;
-        write(path, &text(options, &id)).map_err(Error::file(path.display()))?;
+        let run = *FIRST.get_or_init(|| id);
+        write(path, &text(options, &Found { run, id })).map_err(Error::file(path.display()))?;
         let outcome = connect(&id, options.deadline, &|| Ok(()));
         // It has served, or nobody is to read it any more.
         let _ = fs::remove_file(path);
@@ -40,22 +52,23 @@ pub(super) fn meet<T>(
     let until = Instant::now() + options.deadline;
     let left = || until.saturating_duration_since(Instant::now());
     loop {
-        let id = read_until(options, path, until)?;
+        let found = read_until(options, path, until)?;
         let (is_stale, looked) = (Cell::new(false), Cell::new(Instant::now()));
         let wanted = || {
             if looked.get().elapsed() >= POLL {
                 looked.set(Instant::now());
-                is_stale.set(read(options, path).is_ok_and(|now| now != id));
+                // Rank 0 may know that all have joined before this rank does, and begin the next group.
+                is_stale.set(read(options, path).is_ok_and(|now| now.run != found.run));
             }
             let why = || "it has written another id".to_owned();
             if is_stale.get() { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
         };
-        let outcome = connect(&id, left(), &wanted);
+        let outcome = connect(&found.id, left(), &wanted);
         if outcome.is_err() && is_stale.get() && !left().is_zero() {
             continue;
         }
         if outcome.is_ok() {
-            joined(|ids| ids.push((id, options.rank)));
+            joined(|ids| ids.push((found.id, options.rank)));
         }
         return outcome;
     }
@@ -66,13 +79,13 @@ fn joined<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
 }
 
 /// Waits for the file of this job.
-fn read_until(options: &Options, path: &Path, until: Instant) -> Result<UniqueId> {
+fn read_until(options: &Options, path: &Path, until: Instant) -> Result<Found> {
     loop {
         let why = match read(options, path) {
-            Ok(id) if joined(|ids| ids.contains(&(id, options.rank))) => {
+            Ok(found) if joined(|ids| ids.contains(&(found.id, options.rank))) => {
                 "it is an earlier group's".to_owned()
             }
-            Ok(id) => return Ok(id),
+            Ok(found) => return Ok(found),
             Err(why) => why,
         };
         if Instant::now() >= until {
@@ -89,20 +102,25 @@ fn title(options: &Options) -> String {
     format!("instep's NCCL id, version 1, job {:?}, {} ranks\n", options.job, options.world_size)
 }
 
-fn text(options: &Options, id: &UniqueId) -> String {
-    let digits = id.iter().map(|byte| format!("{byte:02x}"));
-    [title(options), digits.collect(), "\n".to_owned()].concat()
+fn text(options: &Options, found: &Found) -> String {
+    let line = |id: &UniqueId| id.iter().map(|byte| format!("{byte:02x}")).chain(["\n".to_owned()]).collect();
+    [title(options), line(&found.run), line(&found.id)].concat()
 }
 
-/// Reads the id, or says why it is not there.
-fn read(options: &Options, path: &Path) -> Result<UniqueId, String> {
+/// Reads the ids, or says why they are not there.
+fn read(options: &Options, path: &Path) -> Result<Found, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let digits =
+    let lines =
         text.strip_prefix(&title(options)).ok_or("it is another job's, or of another number of ranks")?;
-    let digits = digits.trim_end().as_bytes().as_chunks::<2>().0;
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = digits.iter().map(byte).collect();
-    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| "it has no id of 128 bytes".to_owned())
+    let mut ids = lines.lines().map(|line| {
+        let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes: Option<Vec<u8>> = line.as_bytes().as_chunks().0.iter().map(byte).collect();
+        bytes.and_then(|bytes| bytes.try_into().ok())
+    });
+    match (ids.next().flatten(), ids.next().flatten()) {
+        (Some(run), Some(id)) => Ok(Found { run, id }),
+        _ => Err("it has no id of 128 bytes".to_owned()),
+    }
 }
 
 /// Writes the file whole or not at all, for this user alone.
@@ -127,6 +145,11 @@ mod tests {
         Options { rank, world_size: 3, job: job.to_owned(), deadline, ..Options::default() }
     }
 
+    /// What a process writes of which this is the run.
+    fn of(options: &Options, run: u8, id: u8) -> String {
+        text(options, &Found { run: [run; 128], id: [id; 128] })
+    }
+
     /// Joins with an id that all ranks have to have, as NCCL does.
     fn join(rank: u32, path: &Path, made: u8) -> Result<UniqueId> {
         let options = options(rank, "a test", Duration::from_secs(60));
@@ -137,8 +160,8 @@ mod tests {
     fn ranks_get_rank_0s_id_and_the_file_goes_once_all_have_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("id");
-        // A file that another job has left, and one that is cut short.
-        fs::write(&path, text(&options(0, "another test", SHORT), &[9; 128])).unwrap();
+        // A file that another job has left.
+        fs::write(&path, of(&options(0, "another test", SHORT), 9, 9)).unwrap();
         let barrier = std::sync::Barrier::new(3);
         let ids: Vec<UniqueId> = thread::scope(|scope| {
             let one = |rank| {
@@ -162,14 +185,14 @@ mod tests {
     fn a_second_group_takes_the_second_id_although_the_first_is_still_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("id");
-        let first = text(&options(0, "a test", SHORT), &[21; 128]);
-        fs::write(&path, &first).unwrap();
+        let zero = options(0, "a test", SHORT);
+        fs::write(&path, of(&zero, 21, 21)).unwrap();
         assert_eq!(join(1, &path, 0).unwrap(), [21; 128]);
         thread::scope(|scope| {
             let again = scope.spawn(|| join(1, &path, 0).unwrap());
             // Another rank of this process takes the id that the first one had.
             assert_eq!(join(2, &path, 0).unwrap(), [21; 128]);
-            write(&path, &first.replace("15", "16")).unwrap();
+            write(&path, &of(&zero, 21, 22)).unwrap();
             assert_eq!(again.join().unwrap(), [22; 128]);
         });
     }
@@ -179,11 +202,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("id");
         let own = options(1, "a test", Duration::from_secs(60));
-        fs::write(&path, text(&own, &[31; 128])).unwrap();
+        fs::write(&path, of(&own, 31, 31)).unwrap();
         let connect = |id: &UniqueId, _, wanted: &dyn Fn() -> Result<()>| {
             if *id == [31; 128] {
                 // Nobody answers there.
-                write(&path, &text(&own, &[32; 128])).unwrap();
+                write(&path, &of(&own, 32, 32)).unwrap();
                 loop {
                     wanted()?;
                     thread::sleep(Duration::from_millis(1));
@@ -195,14 +218,32 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_still_joins_when_rank_0_begins_the_next_group_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let own = options(1, "a test", Duration::from_secs(60));
+        fs::write(&path, of(&own, 41, 41)).unwrap();
+        let connect = |id: &UniqueId, _, wanted: &dyn Fn() -> Result<()>| {
+            write(&path, &of(&own, 41, 42)).unwrap();
+            for _ in 0..3 {
+                thread::sleep(POLL);
+                wanted()?;
+            }
+            Ok(*id)
+        };
+        assert_eq!(meet(&own, &path, || Ok([0; 128]), connect).unwrap(), [41; 128]);
+        assert_eq!(join(1, &path, 0).unwrap(), [42; 128]);
+    }
+
+    #[test]
     fn a_rank_whose_file_never_comes_says_what_is_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("id");
         let cases = [
             (None, "No such file"),
-            (Some(text(&options(0, "another test", SHORT), &[9; 128])), "another job's"),
-            (Some(title(&options(0, "a test", SHORT)) + "0011\n"), "no id"),
-            (Some(title(&options(0, "a test", SHORT)) + &"x".repeat(256)), "no id"),
+            (Some(of(&options(0, "another test", SHORT), 9, 9)), "another job's"),
+            (Some(title(&options(0, "a test", SHORT)) + "0011\n0011\n"), "no id"),
+            (Some(of(&options(0, "a test", SHORT), 9, 9).replace("09", "0x")), "no id"),
         ];
         for (there, expected) in cases {
             there.iter().for_each(|text| fs::write(&path, text).unwrap());

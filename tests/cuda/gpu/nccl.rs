@@ -121,6 +121,7 @@ fn only_a_group_beside_a_host_keeps_a_ledger() {
     let comm = Nccl::beside(Solo::default(), &ledger).unwrap();
     let memory = gpu.upload(&[1.0; 64]);
     enqueue(&comm, &gpu, CollectiveKind::AllReduce, (memory, memory), 64, 0).unwrap();
+    assert_eq!(gpu.read(memory, 1), [1.0]);
     comm.agree(1, DEADLINE).unwrap();
     comm.close().unwrap();
 }
@@ -292,10 +293,22 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
     std::thread::sleep(Duration::from_secs(5));
 }
 
+/// Ranks meet again and again by one file.
+fn meeting_again(first: Nccl, gpu: &Gpu) {
+    let memory = gpu.upload(&[1.0; 1024]);
+    let groups = [first, join(), join()];
+    for (expected, comm) in [2.0, 4.0, 8.0].into_iter().zip(&groups) {
+        enqueue(comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 0).unwrap();
+        assert_eq!(gpu.read(memory, 1), [expected]);
+    }
+    groups.iter().for_each(|comm| comm.close().unwrap());
+}
+
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 24] = [
+const SCENES: [Scene; 25] = [
     ("sums", sums),
+    ("meeting_again", meeting_again),
     ("differing", differing),
     ("out_of_order", out_of_order),
     ("dying", dying),
@@ -389,6 +402,7 @@ macro_rules! two_ranks {
 two_ranks! {
     two_ranks_sum_and_broadcast_exactly: "sums", File;
     two_ranks_sum_sixteen_bits_exactly: "sums_of_sixteen_bits", Adopt;
+    two_ranks_meet_again_and_again_by_one_file: "meeting_again", File;
     two_ranks_that_disagree_both_get_a_mismatch: "differing", Id;
     with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order", Beside;
     a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying", Beside;
