@@ -520,7 +520,8 @@ typedef struct {
   void (*abort)(void *data, const char *cause);
   // Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
   void (*release)(void *data);
-  // 1: the calls of different buckets may come in any order.
+  // 1: the calls of different buckets may come in any order. With several ranks the sums are then taken for the caller's:
+  // instep_stepper_finish refuses a bucket that was written and not handed over.
   uint32_t keeps_no_order;
   // 1: sums bf16 too.
   uint32_t sums_bf16;
@@ -927,8 +928,10 @@ instep_status instep_stepper_set_unused(instep_stepper *stepper,
                                         const uint32_t *params,
                                         size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. If it is
-// INSTEP_ORDER the pass stays open, to be mended or abandoned.
+// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. Where the sums are
+// the caller's only a hand-over says that one is there: with sums_outside, with several ranks and no collective, and with
+// keeps_no_order. A bucket that was written and not handed over is INSTEP_ORDER then. If it is INSTEP_ORDER the pass stays
+// open, to be mended or abandoned.
 //
 // Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);

@@ -64,7 +64,8 @@ pub struct instep_collective {
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
     /// Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
-    /// 1: the calls of different buckets may come in any order.
+    /// 1: the calls of different buckets may come in any order. With several ranks the sums are then taken for the caller's:
+    /// instep_stepper_finish refuses a bucket that was written and not handed over.
     pub keeps_no_order: u32,
     /// 1: sums bf16 too.
     pub sums_bf16: u32,

@@ -121,8 +121,10 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. If it is
-/// INSTEP_ORDER the pass stays open, to be mended or abandoned.
+/// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. Where the sums are
+/// the caller's only a hand-over says that one is there: with sums_outside, with several ranks and no collective, and with
+/// keeps_no_order. A bucket that was written and not handed over is INSTEP_ORDER then. If it is INSTEP_ORDER the pass stays
+/// open, to be mended or abandoned.
 ///
 /// Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.
 #[unsafe(no_mangle)]
