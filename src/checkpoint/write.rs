@@ -191,10 +191,10 @@ fn refuse_reserved<D: Device>(
         return Err(Error::config("scalars", name, why, "use another name"));
     }
     // Those of another stepper are passed on, as it would write them.
-    if let Err(error) = Own::of(&extras.scalars) {
-        let wrong = format_args!("{why}, and would refuse its value ({error})");
+    if Own::of(&extras.scalars).is_err() {
         let names = [SCALE, GROWTH_TRACKER, PREVIOUS_NORM].into_iter();
         let names: Vec<&str> = names.filter(|name| extras.scalars.contains_key(*name)).collect();
+        let wrong = "checkpoints use this name themselves, and no load takes this value";
         return Err(Error::config("scalars", names.join(", "), wrong, "use another name"));
     }
     match extras.metadata.contains_key(VERSION_KEY) {
