@@ -110,7 +110,8 @@ fn extras_that_a_load_would_refuse_or_take_for_the_steppers_own_are_not_saved() 
     let clipped = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1.0));
     let clipped = clipped.host(Solo::default()).unwrap();
     let (norm, scale, tracker) = ("clip.previous_norm", "scaler.scale", "scaler.growth_tracker");
-    let refused: [(&Stepper, &[(&str, Scalar)]); 8] = [
+    type Given<'a> = (&'a Stepper, &'a [(&'a str, Scalar)]);
+    let refused: [Given<'_>; 8] = [
         (&clipped, &[(norm, Scalar::F64(0.5))]),
         (&plain, &[(norm, Scalar::U64(1))]),
         (&plain, &[(norm, Scalar::F64(-1.0))]),

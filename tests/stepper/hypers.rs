@@ -195,9 +195,13 @@ fn a_state_never_takes_the_place_of_another_one_that_was_switched_off() {
     let layout = Layout::builder().param("w", 1).build().unwrap();
     let w = layout.id("w").unwrap();
     let with = |momentum, centered| RmsProp { momentum, centered, ..RmsProp::default() };
-    let changes: [(RmsProp, [(&str, Value); 2], &str); 2] = [
-        (with(0.9, false), [("momentum", 0.0.into()), ("centered", true.into())], "grad_avg"),
-        (with(0.0, true), [("centered", false.into()), ("momentum", 0.9.into())], "momentum_buffer"),
+    let changes = [
+        (with(0.9, false), [("momentum", Value::from(0.0)), ("centered", Value::from(true))], "grad_avg"),
+        (
+            with(0.0, true),
+            [("centered", Value::from(false)), ("momentum", Value::from(0.9))],
+            "momentum_buffer",
+        ),
     ];
     for (built, [off, on], state) in changes {
         let mut stepper = Stepper::host(&layout, built, Solo::default()).unwrap();
