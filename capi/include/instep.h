@@ -929,7 +929,8 @@ instep_status instep_stepper_set_unused(instep_stepper *stepper,
                                         const uint32_t *params,
                                         size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. If it is
+// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. With sums_by_caller
+// only a hand-over says that a sum is there, so a bucket that was written and not handed over is INSTEP_ORDER. If it is
 // INSTEP_ORDER the pass stays open, to be mended or abandoned.
 //
 // Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.

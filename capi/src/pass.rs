@@ -126,7 +126,8 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. If it is
+/// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. With sums_by_caller
+/// only a hand-over says that a sum is there, so a bucket that was written and not handed over is INSTEP_ORDER. If it is
 /// INSTEP_ORDER the pass stays open, to be mended or abandoned.
 ///
 /// Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.

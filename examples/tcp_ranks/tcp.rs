@@ -63,10 +63,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write_frame(mut stream: &TcpStream, tag: u8, parts: &[&[u8]]) -> io::Result<()> {
+fn write_frame(stream: &TcpStream, tag: u8, parts: &[&[u8]], deadline: Instant) -> io::Result<()> {
     let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
-    stream.write_all(&[&[tag][..], &len.to_le_bytes()].concat())?;
-    parts.iter().try_for_each(|part| stream.write_all(part))
+    let header = [&[tag][..], &len.to_le_bytes()].concat();
+    [&header[..]].iter().chain(parts).try_for_each(|part| write_by(stream, part, deadline))
+}
+
+/// Writes all of it by this time. A timeout alone would begin anew whenever the peer takes some bytes in.
+fn write_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream.set_write_timeout(Some(left))?;
+        bytes = &bytes[stream.write(bytes)?..];
+        if !bytes.is_empty() && Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
 }
 
 fn read_header(mut stream: &TcpStream) -> io::Result<(u8, u64)> {
@@ -272,12 +285,14 @@ impl Shared {
         error
     }
 
-    /// A frame that cannot be sent is missed where it is waited for.
+    /// A frame that cannot be sent is missed where it is waited for. That connection ends, or the peer would take the next
+    /// frame for the rest of this one.
     fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
         for (_, stream) in &self.peers {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let stream = lock(stream);
-            drop(stream.set_write_timeout(Some(left)).and_then(|()| write_frame(&stream, tag, parts)));
+            if write_frame(&stream, tag, parts, deadline).is_err() {
+                drop(stream.shutdown(Shutdown::Both));
+            }
         }
     }
 }

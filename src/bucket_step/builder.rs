@@ -24,6 +24,8 @@ pub struct BucketStepBuilder {
     bucket: Option<ForeignBucket>,
     /// By group.
     optimizers: Vec<Box<dyn Optimizer>>,
+    /// By group, whether its optimizer is not that of all.
+    has_own: Vec<bool>,
     precision: Precision,
     copy: Option<DType>,
     ema_decay: Option<f64>,
@@ -82,6 +84,7 @@ impl BucketStepBuilder {
             layout: layout.clone(),
             bucket: None,
             optimizers: vec![optimizer; layout.groups().len()],
+            has_own: vec![false; layout.groups().len()],
             precision: Precision::F32,
             copy: None,
             ema_decay: None,
@@ -98,12 +101,22 @@ impl BucketStepBuilder {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
 
-    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch.
+    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch. A group has one, and a
+    /// second one is refused.
     pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
-        match group_of(&self.layout, name) {
-            Ok(group) => self.optimizers[group] = optimizer.as_rule().boxed(),
-            Err(error) => self.refused = self.refused.or(Some(error)),
-        }
+        let refused = match group_of(&self.layout, name) {
+            Ok(group) if self.has_own[group] => {
+                let wrong = "has an optimizer already";
+                Error::config("group", name, wrong, "name each group once")
+            }
+            Ok(group) => {
+                self.optimizers[group] = optimizer.as_rule().boxed();
+                self.has_own[group] = true;
+                return self;
+            }
+            Err(error) => error,
+        };
+        self.refused = self.refused.or(Some(refused));
         self
     }
 

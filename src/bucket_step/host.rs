@@ -135,8 +135,8 @@ impl BucketStep {
     /// Steps the bucket as a norm over several buckets has decided: clipped by its coefficient, or not at all.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or this
-    /// decision has stepped the bucket already.
+    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or the
+    /// bucket was stepped since, by this decision or otherwise.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;

@@ -1,6 +1,6 @@
 //! Which buckets a norm has, from its beginning to the last step after its decision.
 //!
-//! A bucket is added once and stepped once, and its norm is decided over one bucket at least. A norm whose sum was taken may
+//! A bucket is added once and stepped once, with a norm or without, and its norm is decided over one bucket at least. A norm whose sum was taken may
 //! have more in it than was added, so it knows less: its buckets may have been added to another one.
 
 use std::collections::HashMap;
@@ -13,26 +13,37 @@ use crate::error::{Error, Result};
 pub(super) struct BucketMark {
     /// No other bucket of the process has it, now or later.
     id: u64,
+    /// Steps so far, of any kind.
+    steps: u64,
     /// Some norm has its gradients since its last step.
     is_measured: bool,
+}
+
+/// What a norm knows of a bucket that was added to it.
+#[derive(Debug)]
+struct Added {
+    /// The bucket's steps before it was added.
+    steps: u64,
+    is_stepped: bool,
 }
 
 /// A norm's part.
 #[derive(Debug, Default)]
 pub(super) struct NormMarks {
-    /// By bucket, whether it was stepped. It keeps its memory, so a norm that is begun anew allocates nothing.
-    buckets: HashMap<u64, bool>,
+    /// By bucket. It keeps its memory, so a norm that is begun anew allocates nothing.
+    buckets: HashMap<u64, Added>,
     is_sum_taken: bool,
 }
 
 impl BucketMark {
     pub(super) fn new() -> BucketMark {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        BucketMark { id: NEXT.fetch_add(1, Ordering::Relaxed), is_measured: false }
+        BucketMark { id: NEXT.fetch_add(1, Ordering::Relaxed), steps: 0, is_measured: false }
     }
 
-    /// The bucket was stepped without a norm.
+    /// The bucket was stepped.
     pub(super) fn step(&mut self) {
+        self.steps += 1;
         self.is_measured = false;
     }
 }
@@ -57,7 +68,7 @@ impl NormMarks {
 
     pub(super) fn add(&mut self, bucket: &mut BucketMark) {
         bucket.is_measured = true;
-        self.buckets.insert(bucket.id, false);
+        self.buckets.insert(bucket.id, Added { steps: bucket.steps, is_stepped: false });
     }
 
     /// Refuses a decision about nothing.
@@ -68,11 +79,16 @@ impl NormMarks {
         Err(Error::order("norm", "no bucket was added", "add the gradients of each bucket first"))
     }
 
-    /// Refuses a step of a bucket that was not added, or that this decision has stepped.
+    /// Refuses a step of a bucket that was not added, or that was stepped since.
     pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
         let (wrong, remedy) = match self.buckets.get(&bucket.id) {
-            Some(false) => return Ok(()),
-            Some(true) => ("stepped by this decision already", "begin the norm anew for its next gradients"),
+            Some(added) if added.is_stepped => {
+                ("stepped by this decision already", "begin the norm anew for its next gradients")
+            }
+            Some(added) if added.steps == bucket.steps => return Ok(()),
+            Some(_) => {
+                ("stepped since it was added to this norm", "begin the norm anew for its next gradients")
+            }
             None if self.is_sum_taken && bucket.is_measured => return Ok(()),
             None => ("not added to this norm", "add its gradients before the decision"),
         };
@@ -80,7 +96,7 @@ impl NormMarks {
     }
 
     pub(super) fn step(&mut self, bucket: &mut BucketMark) {
-        bucket.is_measured = false;
-        self.buckets.insert(bucket.id, true);
+        bucket.step();
+        self.buckets.insert(bucket.id, Added { steps: bucket.steps, is_stepped: true });
     }
 }

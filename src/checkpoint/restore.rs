@@ -80,46 +80,50 @@ pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>
 }
 
 /// The stepper's scalars beside its tensors.
-struct Own {
+pub(super) struct Own {
     scaler: Option<ScalerState>,
     schedule_step: Option<u64>,
     previous_norm: Option<f64>,
 }
 
 impl Own {
-    /// Of these scalars, what the stepper has a place for and would accept.
-    fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
-        let number = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
+    /// What these scalars say, if every one has the type and the range of its name.
+    pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
+        let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
             Some(Scalar::F64(number)) => Ok(Some(*number)),
             Some(_) => Err(in_tensor(name, "not an F64 scalar", REPEAT)),
         };
-        let count = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
+        let count = |name: &str| match scalars.get(name) {
             None => Ok(None),
             Some(Scalar::U64(count)) => Ok(Some(*count)),
             Some(_) => Err(in_tensor(name, "not a U64 scalar", REPEAT)),
         };
-        let mut own = Own {
-            scaler: None,
-            schedule_step: count(SCHEDULE_STEP, scalars)?,
-            previous_norm: number(PREVIOUS_NORM, scalars)?,
-        };
-        if own.schedule_step.is_some_and(|step| step >= 1 << 63) {
+        let (schedule_step, previous_norm) = (count(SCHEDULE_STEP)?, number(PREVIOUS_NORM)?);
+        if schedule_step.is_some_and(|step| step >= 1 << 63) {
             return Err(in_tensor(SCHEDULE_STEP, "2^63 or more", REPEAT));
         }
-        if own.previous_norm.is_some_and(|norm| !(norm >= 0.0 && norm.is_finite())) {
+        if previous_norm.is_some_and(|norm| !(norm >= 0.0 && norm.is_finite())) {
             return Err(in_tensor(PREVIOUS_NORM, "negative or not finite", REPEAT));
         }
-        match (number(SCALE, scalars)?, count(GROWTH_TRACKER, scalars)?) {
-            (None, None) => {}
+        let scaler = match (number(SCALE)?, count(GROWTH_TRACKER)?) {
+            (None, None) => None,
             (Some(scale), Some(tracker)) => {
                 let tracker =
                     u32::try_from(tracker).map_err(|_| in_tensor(GROWTH_TRACKER, "2^32 or more", REPEAT))?;
-                let state = ScalerState { scale, growth_tracker: tracker };
-                own.scaler = stepper.takes_scaler_state(state)?.then_some(state);
+                Some(ScalerState { scale, growth_tracker: tracker })
             }
             (Some(_), None) => return Err(missing(GROWTH_TRACKER)),
             (None, Some(_)) => return Err(missing(SCALE)),
+        };
+        Ok(Own { scaler, schedule_step, previous_norm })
+    }
+
+    /// Of these scalars, what the stepper has a place for and would accept.
+    fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
+        let mut own = Own::of(scalars)?;
+        if let Some(state) = own.scaler {
+            own.scaler = stepper.takes_scaler_state(state)?.then_some(state);
         }
         let clips = stepper.clips_by_previous_norm();
         own.previous_norm = own.previous_norm.filter(|_| clips);

@@ -11,6 +11,7 @@ use super::keys::{
     CHECKSUMS, EMA, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, VERSION, VERSION_KEY,
 };
 use super::plan::{Part, carried_key, counted};
+use super::restore::Own;
 use super::safetensors::{Dtype, Entry, header, write_values};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -69,7 +70,7 @@ pub(super) fn checksum_bytes(checksums: &[u32]) -> Vec<u8> {
 impl Outline {
     pub(super) fn new<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Outline> {
         let own = own_scalars(stepper)?;
-        refuse_reserved(extras, &own)?;
+        refuse_reserved(stepper, extras, &own)?;
         let (mut entries, scalars): (Vec<Entry>, _) = scalars(stepper, &own, extras)?.into_iter().unzip();
         let tensors = tensors(stepper)?;
         let with_data = entries.len() + tensors.iter().filter(|tensor| tensor.elements > 0).count();
@@ -173,15 +174,28 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()> {
+/// Refuses scalars that a load would take for the stepper's own, or that no load would take.
+fn refuse_reserved<D: Device>(
+    stepper: &Stepper<D>,
+    extras: &Extras,
+    own: &BTreeMap<String, Scalar>,
+) -> Result<()> {
     let why = "checkpoints use this name themselves";
     let reserved = |name: &&String| {
         [CHECKSUMS, "__metadata__"].contains(&name.as_str())
             || own.contains_key(*name)
+            || name.as_str() == PREVIOUS_NORM && stepper.clips_by_previous_norm()
             || [PARAM, STATE, EMA].iter().any(|p| name.starts_with(p))
     };
     if let Some(name) = extras.scalars.keys().find(reserved) {
         return Err(Error::config("scalars", name, why, "use another name"));
+    }
+    // Those of another stepper are passed on, as it would write them.
+    if Own::of(&extras.scalars).is_err() {
+        let names = [SCALE, GROWTH_TRACKER, PREVIOUS_NORM].into_iter();
+        let names: Vec<&str> = names.filter(|name| extras.scalars.contains_key(*name)).collect();
+        let wrong = "checkpoints use this name themselves, and no load takes this value";
+        return Err(Error::config("scalars", names.join(", "), wrong, "use another name"));
     }
     match extras.metadata.contains_key(VERSION_KEY) {
         true => Err(Error::config("metadata", VERSION_KEY, why, "use another name")),

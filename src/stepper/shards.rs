@@ -205,7 +205,10 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a whole tensor from all ranks, or from this one if it has all of it.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
-        match self.is_summed_or_kept_in_shards(whole.memory) && self.is_shared_out(whole.segment) {
+        // In a group of one this rank has all of it. No call is made then, because a slice of a gradient may be alive, which
+        // calls write over.
+        let is_cut = self.is_shared_out(whole.segment) && self.plan.shards().0 > 1;
+        match is_cut && self.is_summed_or_kept_in_shards(whole.memory) {
             true => self.gather_bytes(whole.memory, whole.segment, bytes),
             false => self.read_elements(whole, bytes),
         }

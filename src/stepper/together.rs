@@ -18,9 +18,9 @@ use crate::stepper::tensor::TensorId;
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Whether ranks have parts of anything.
+    /// Whether several ranks have parts of anything, or replicas of them. They write one file together.
     pub(crate) fn has_parts(&self) -> bool {
-        self.plan.is_sharded() && self.plan.common_len() > 0
+        self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
 
     /// Whether this rank is one of those that have all parts among them and not of their replicas.

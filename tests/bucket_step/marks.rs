@@ -141,3 +141,27 @@ fn a_bucket_may_be_in_two_norms_at_a_time() {
     step(&mut first, &mut param, &mut all).unwrap();
     assert_eq!(param, [-3.0]);
 }
+
+#[test]
+fn a_bucket_that_was_stepped_otherwise_since_it_was_added_is_not_stepped_again() {
+    let [mut first, _] = buckets();
+    let (mut norm, mut other, mut param) = (begun(), begun(), [0f32]);
+    let words = "bucket of `first`: stepped since it was added to this norm; begin the norm anew";
+    first.add_norm(&Lent::slice(&[3f32]), &mut norm).unwrap();
+    first.add_norm(&Lent::slice(&[3f32]), &mut other).unwrap();
+    norm.decide(None, true).unwrap();
+    other.decide(None, true).unwrap();
+    step(&mut first, &mut param, &mut other).unwrap();
+    refused(step(&mut first, &mut param, &mut norm), words);
+    norm.begin(Scaling::NONE).unwrap();
+    first.add_norm(&Lent::slice(&[3f32]), &mut norm).unwrap();
+    norm.decide(None, true).unwrap();
+    let tensors = StepTensors::new(Lent::slice_mut(&mut param), Lent::slice(&[3f32]));
+    first.step(&tensors, Scaling::NONE).unwrap();
+    refused(step(&mut first, &mut param, &mut norm), words);
+    // Its next gradients are in another norm alone.
+    other.begin(Scaling::NONE).unwrap();
+    first.add_norm(&Lent::slice(&[5f32]), &mut other).unwrap();
+    refused(step(&mut first, &mut param, &mut norm), words);
+    assert_eq!(param, [-6.0]);
+}

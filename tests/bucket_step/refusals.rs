@@ -6,8 +6,8 @@ use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::ForeignBucket;
 use instep::optim::{Custom, ParamStep, StepParam};
 use instep::{
-    Adadelta, Adam, AdamW, BucketStep, DType, Gradients, Layout, Moments, Optimizer, Precision, Scaling,
-    SegmentAction, Sgd,
+    Adadelta, Adam, AdamW, BucketStep, DEFAULT_GROUP, DType, Gradients, Layout, Moments, Optimizer,
+    Precision, Scaling, SegmentAction, Sgd,
 };
 
 fn two() -> Layout {
@@ -115,6 +115,8 @@ fn options_that_no_kernel_has_are_refused() {
     let adamw = || BucketStep::builder(&layout, AdamW::default());
     let (a, b) = (layout.id("a").unwrap(), layout.id("b").unwrap());
     refused(build(adamw().group("none", AdamW::default())), "`none`");
+    let twice = adamw().group(DEFAULT_GROUP, AdamW::default()).group(DEFAULT_GROUP, AdamW::default());
+    refused(build(twice), "group = default: has an optimizer already");
     refused(build(adamw().ema(1.5)), "ema = 1.5");
     refused(build(adamw().gradients(Gradients::Release)), "cannot be released");
     refused(build(adamw().bucket(ForeignBucket::new(4))), "holds no gradient");

@@ -102,6 +102,33 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     assert_eq!(scaled.scaler_state().unwrap(), ScalerState { scale: 2.0, growth_tracker: 3 });
 }
 
+/// What is saved can be loaded, and does not turn into the stepper's own.
+#[test]
+fn extras_that_a_load_would_refuse_or_take_for_the_steppers_own_are_not_saved() {
+    let layout = layout(&LENGTHS);
+    let plain = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    let clipped = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1.0));
+    let clipped = clipped.host(Solo::default()).unwrap();
+    let (norm, scale, tracker) = ("clip.previous_norm", "scaler.scale", "scaler.growth_tracker");
+    type Given<'a> = (&'a Stepper, &'a [(&'a str, Scalar)]);
+    let refused: [Given<'_>; 8] = [
+        (&clipped, &[(norm, Scalar::F64(0.5))]),
+        (&plain, &[(norm, Scalar::U64(1))]),
+        (&plain, &[(norm, Scalar::F64(-1.0))]),
+        (&plain, &[(norm, Scalar::F64(f64::NAN))]),
+        (&plain, &[(scale, Scalar::F64(2.0))]),
+        (&plain, &[(tracker, Scalar::U64(2))]),
+        (&plain, &[(scale, Scalar::U64(2)), (tracker, Scalar::U64(2))]),
+        (&plain, &[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(1 << 40))]),
+    ];
+    for (stepper, scalars) in refused {
+        let scalars = scalars.iter().map(|(name, scalar)| ((*name).to_owned(), *scalar)).collect();
+        let extras = Extras { scalars, ..Extras::default() };
+        let outcome = checkpoint::write_with(stepper, &extras, Vec::new());
+        assert!(matches!(outcome, Err(Error::Config { field: "scalars", .. })), "{extras:?}: {outcome:?}");
+    }
+}
+
 #[test]
 fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one() {
     let layout = layout(&LENGTHS);

@@ -7,10 +7,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use instep::checkpoint;
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::overlap::CustomCalls;
 use instep::{
-    AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Stepper, Strategy, in_process,
+    AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Solo, Stepper, Strategy, in_process,
 };
 
 const LENS: [usize; 5] = [17 * 257, 17, 64 * 312, 1, 0];
@@ -148,5 +149,36 @@ fn a_kind_that_a_communicator_does_not_know_is_known_with_a_way_and_an_error_of_
         for told in told.unwrap() {
             assert!(told.contains("the link is down"), "{told}");
         }
+    }
+}
+
+/// A rank of a group of one has everything. It makes no call, which would write over gradients that somebody may be looking at.
+#[test]
+fn a_group_of_one_gathers_and_saves_beside_a_slice_of_its_gradient_without_a_call() {
+    let layout = Layout::builder().param("w", 4096).build().unwrap();
+    let w = layout.id("w").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for strategy in [Strategy::Zero, Strategy::Fsdp] {
+        let made = Arc::new(AtomicU64::new(0));
+        let kinds = [CollectiveKind::AllGather, CollectiveKind::Broadcast];
+        let comm = kinds.into_iter().fold(CustomCalls::new(Solo::default()), |comm, kind| {
+            let made = Arc::clone(&made);
+            comm.with(kind, move |comm, call| {
+                made.fetch_add(1, Ordering::Relaxed);
+                comm.enqueue(call)
+            })
+        });
+        let mut stepper = Stepper::builder(&layout, AdamW::default()).strategy(strategy).host(comm).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        pass.write(w.grad(), &[0.5; 4096]).unwrap();
+        pass.finish().unwrap();
+        let gradient = stepper.view::<f32>(w.grad()).unwrap();
+        let before = made.load(Ordering::Relaxed);
+        let mut moments = [0.0; 4096];
+        stepper.gather(w.state("exp_avg"), &mut moments).unwrap();
+        checkpoint::save_together(&stepper, folder.path().join("last")).unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), before, "{strategy:?}");
+        assert!(moments.iter().all(|moment| (moment - 0.05).abs() < 1e-6), "{strategy:?}");
+        assert_eq!(gradient, [0.5; 4096]);
     }
 }

@@ -127,6 +127,26 @@ fn a_stranger_that_takes_nothing_in_holds_no_call_past_its_deadline() {
     drop(stranger);
 }
 
+/// It takes in a little at a time, each time before a timeout would end.
+#[test]
+fn a_stranger_that_takes_little_in_is_sent_nothing_after_the_deadline() {
+    let key = key(CollectiveKind::Broadcast, 48 << 20);
+    let (comm, mut stranger) = beside_a_stranger(&call_frame(32, key));
+    let slow = thread::spawn(move || {
+        let (mut bytes, mut taken) = (vec![0; 1 << 16], 0);
+        while let Ok(read @ 1..) = stranger.read(&mut bytes) {
+            taken += read as u64;
+            thread::sleep(Duration::from_millis(10));
+        }
+        taken
+    });
+    outcome(&comm, key, Duration::from_secs(1)).unwrap();
+    // The rest of that frame is not sent, and no other frame in its place.
+    outcome(&comm, key, Duration::from_secs(1)).unwrap_err();
+    drop(comm);
+    assert!(slow.join().unwrap() < key.bytes);
+}
+
 #[test]
 fn a_frame_that_is_longer_than_its_call_is_refused_by_that_call_and_not_kept() {
     let ours = key(CollectiveKind::AllReduce, 64);

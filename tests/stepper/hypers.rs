@@ -194,6 +194,36 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     assert!(moves.set_hyper(DEFAULT_GROUP, &[("momentum", 0.9)]).is_err());
 }
 
+/// What a state held stays in its place when it is switched off, so no other state begins with that.
+#[test]
+fn a_state_never_takes_the_place_of_another_one_that_was_switched_off() {
+    let layout = Layout::builder().param("w", 1).build().unwrap();
+    let w = layout.id("w").unwrap();
+    let with = |momentum, centered| RmsProp { momentum, centered, ..RmsProp::default() };
+    let changes = [
+        (with(0.9, false), [("momentum", Value::from(0.0)), ("centered", Value::from(true))], "grad_avg"),
+        (
+            with(0.0, true),
+            [("centered", Value::from(false)), ("momentum", Value::from(0.9))],
+            "momentum_buffer",
+        ),
+    ];
+    for (built, [off, on], state) in changes {
+        let mut stepper = Stepper::host(&layout, built, Solo::default()).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        pass.write(w.grad(), &[4.0]).unwrap();
+        pass.finish().unwrap();
+        stepper.set_hyper(DEFAULT_GROUP, &[off]).unwrap();
+        let outcome = stepper.set_hyper(DEFAULT_GROUP, &[on]);
+        let Err(error) = outcome else {
+            panic!("{state} begins with {:?}", stepper.view::<f32>(w.state(state)))
+        };
+        assert!(error.to_string().starts_with(&format!("states = {state}: ")), "{error}");
+        // What is switched on again goes on.
+        stepper.set_hyper(DEFAULT_GROUP, &[(off.0, built.get(off.0).unwrap())]).unwrap();
+    }
+}
+
 #[test]
 fn what_the_precision_excludes_is_excluded_later_too() {
     let layout = layout(&LENGTHS);

@@ -69,13 +69,18 @@ impl Optimizers {
             }
         }
         let missing = self.refuse_missing_states(id, &*changed);
-        if missing.is_err() && self.stepped_by(id).next().is_some() {
+        let has_no_place = missing.is_err();
+        if has_no_place && self.stepped_by(id).next().is_some() {
             missing?;
         }
+        let states = changed.state_names();
         let before = std::mem::replace(&mut self.entries[id.0 as usize].optimizer, changed);
         let checked = self.check(id);
+        let entry = &mut self.entries[id.0 as usize];
         if checked.is_err() {
-            self.entries[id.0 as usize].optimizer = before;
+            entry.optimizer = before;
+        } else if has_no_place || states.len() > entry.placed.len() {
+            entry.placed = states;
         }
         checked
     }
@@ -87,18 +92,18 @@ impl Optimizers {
 
     /// Refuses hyperparameters that need a state which nobody keeps, or keep it at another place.
     fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
-        let (own, new) = (self.entries[id.0 as usize].optimizer.state_names(), changed.state_names());
-        if own == new {
+        let (placed, new) = (self.entries[id.0 as usize].placed, changed.state_names());
+        if placed == new {
             return Ok(());
         }
-        let common = own.len().min(new.len());
+        let common = placed.len().min(new.len());
         let kernel = changed.as_rule().kernel();
         let kept = self.lists.iter().filter_map(|list| list.iter().position(|index| *index == id.0));
         let kept = kept.map(|round| self.states_of(round, kernel)).min().unwrap_or(0);
-        if own[..common] == new[..common] && new.len() <= kept {
+        if placed[..common] == new[..common] && new.len() <= kept {
             return Ok(());
         }
-        let missing: Vec<&str> = new.iter().filter(|name| !own.contains(name)).copied().collect();
+        let missing: Vec<&str> = new.iter().filter(|name| !placed.contains(name)).copied().collect();
         let wrong = "the stepper was not built with them, or not in these places";
         let remedy = "build it with these hyperparameters";
         let states = if missing.is_empty() { new.join(", ") } else { missing.join(", ") };

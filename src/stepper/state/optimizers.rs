@@ -58,13 +58,23 @@ pub(crate) struct Optimizers {
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
+    /// The states that have had a place so far, of which the optimizer may keep the first alone. A place never holds another
+    /// state, because what it holds stays.
+    pub(super) placed: &'static [&'static str],
     steps: bool,
+}
+
+impl Entry {
+    fn new(group: Option<Arc<str>>, optimizer: Box<dyn Optimizer>, steps: bool) -> Entry {
+        Entry { group, placed: optimizer.state_names(), optimizer, steps }
+    }
 }
 
 impl Clone for Entry {
     fn clone(&self) -> Self {
-        let Entry { group, optimizer, steps } = self;
-        Entry { group: group.clone(), optimizer: optimizer.as_rule().boxed(), steps: *steps }
+        let Entry { group, optimizer, placed, steps } = self;
+        let optimizer = optimizer.as_rule().boxed();
+        Entry { group: group.clone(), optimizer, placed, steps: *steps }
     }
 }
 
@@ -145,7 +155,7 @@ impl Optimizers {
         for (group, optimizer) in first.into_iter().chain(further) {
             if let Some(optimizer) = optimizer {
                 of_group[group].push(entries.len() as u32);
-                entries.push(Entry { group: Some(Arc::clone(&names[group])), optimizer, steps: true });
+                entries.push(Entry::new(Some(Arc::clone(&names[group])), optimizer, true));
             }
         }
         let mut lists: Vec<Vec<u32>> =
@@ -174,7 +184,7 @@ impl Optimizers {
                 Target::Nothing(params) => attached.extend(params.into_iter().map(|p| (p, index))),
                 Target::Group(_) | Target::Further(_) => unreachable!("sorted out above"),
             }
-            entries.push(Entry { group: None, optimizer, steps });
+            entries.push(Entry::new(None, optimizer, steps));
         }
         // After their first ones, whichever was registered first, as for groups.
         added.into_iter().for_each(|(param, index)| lists[param].push(index));
@@ -243,7 +253,7 @@ impl Optimizers {
         if let Some(group) = &group {
             more.by_group.entry(Arc::clone(group)).or_default().push(id.0);
         }
-        more.entries.push(Entry { group, optimizer, steps: true });
+        more.entries.push(Entry::new(group, optimizer, true));
         more.names = more.collect_names();
         Ok((more, id))
     }
