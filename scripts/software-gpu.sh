@@ -4,7 +4,7 @@
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
 # tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--ddp` runs
-# examples/cuda_ddp with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
+# examples/cuda_ddp and capi/gpu/ddp.c with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
 # with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
 # what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
@@ -75,8 +75,17 @@ case ${1:-} in
     NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
     export NVCC
     cargo build -q -p cuda_ddp
+    cargo build -q -p instep-capi --features cuda
+    capi/install.sh "$folder/capi" "$target/debug"
+    headers=$(dirname "$(dirname "$(scripts/cuda-toolchain.sh --nccl)")")/include
+    ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" -isystem "$headers" \
+        -isystem "$target/cuda-toolchain/nvidia/nccl/include" capi/gpu/ddp.c -o "$folder/ddp" \
+        -L"$folder/capi/lib" -L"$folder" -linstep -lcuda -lnccl -lm
+    export LD_LIBRARY_PATH=$folder:$folder/capi/lib
     for ranks in 1 2 3; do
-        WORLD_SIZE=$ranks LD_LIBRARY_PATH=$folder INSTEP_GPU_DEVICES=$ranks INSTEP_GPU_SEED=$ranks "$target/debug/cuda_ddp"
+        export INSTEP_GPU_DEVICES=$ranks INSTEP_GPU_SEED=$ranks
+        WORLD_SIZE=$ranks "$target/debug/cuda_ddp"
+        "$folder/ddp" $ranks
     done
     ;;
 --torch)

@@ -7,7 +7,8 @@ use crate::{programs, read};
 #[test]
 fn every_snippet_in_c_is_part_of_a_program() {
     let plain = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    let programs: Vec<String> = programs().iter().map(|path| plain(&read(path))).collect();
+    let on_a_gpu = ["gpu/ddp.c"].map(|path| plain(&read(path)));
+    let programs: Vec<String> = programs().iter().map(|path| plain(&read(path))).chain(on_a_gpu).collect();
     let pages = ["../docs/c.md", "../README.md"].map(read).concat();
     let mut checked = 0;
     for block in pages.split("```c").skip(1) {

@@ -19,11 +19,11 @@ impl CudaDevice {
         let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
             let kind = if access.writes { Kind::Write } else { Kind::Read };
-            let always = self.memory.regions.find(access.span);
-            if let (None, Some(at)) = (always, self.memory.unsharded.resolve(access.span)) {
+            let always = self.engine.memory.regions.find(access.span);
+            if let (None, Some(at)) = (always, self.engine.memory.unsharded.resolve(access.span)) {
                 return add(at.addr(), access.span.bytes(), kind);
             }
-            self.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
+            self.engine.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
             for at in self.of_the_callers_scaler(access.span).into_iter().flatten() {
                 add(at.as_ptr().addr(), size_of::<f32>() as u64, kind);
             }
@@ -32,11 +32,15 @@ impl CudaDevice {
             add(address, bytes, if writes { Kind::Write } else { Kind::Read });
         }
         if self.runs_code_of_users(op) {
-            let all = self.memory.regions.sizes().map(|(memory, _)| Span { memory, start: 0, end: u64::MAX });
-            all.for_each(|span| {
-                self.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
+            let all = self.engine.memory.regions.sizes().map(|(memory, _)| Span {
+                memory,
+                start: 0,
+                end: u64::MAX,
             });
-            self.memory.unsharded.runs().for_each(|(at, bytes)| add(at, bytes, Kind::Guarded));
+            all.for_each(|span| {
+                self.engine.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
+            });
+            self.engine.memory.unsharded.runs().for_each(|(at, bytes)| add(at, bytes, Kind::Guarded));
         }
         let name = CString::new(op.to_string()).unwrap_or_default();
         Some(judge.hold(stream, &name, &ranges))
@@ -46,7 +50,7 @@ impl CudaDevice {
     fn frozen(&self) -> Frozen {
         match self.is_capturing {
             true => Frozen::default(),
-            false => frozen_by(self.settings.of_pass(), &self.plan, &self.assignment),
+            false => frozen_by(self.engine.settings.of_pass(), &self.plan, &self.assignment),
         }
     }
 
@@ -70,14 +74,15 @@ impl CudaDevice {
                 self.launches_of(op).iter().map(|l| l.table()).collect()
             }
             Action::Control(Phase::Begin) => {
-                let copy = self.memory.regions.runs(Span::SETTINGS).map(|(at, bytes)| (at, bytes, true));
-                let ring = (self.settings.ring().0 as usize, self.settings.bytes(), false);
+                let copy =
+                    self.engine.memory.regions.runs(Span::SETTINGS).map(|(at, bytes)| (at, bytes, true));
+                let ring = (self.engine.settings.ring().0 as usize, self.engine.settings.bytes(), false);
                 copy.chain([ring]).collect()
             }
             Action::Control(Phase::Publish) => vec![(self.status.ring().addr(), self.status.bytes(), true)],
-            Action::Leave { .. } => vec![(self.memory.left.addr(), size_of::<u32>() as u64, false)],
+            Action::Leave { .. } => vec![(self.engine.memory.left.addr(), size_of::<u32>() as u64, false)],
             Action::Count(span) => {
-                let ones = self.memory.ones(span.dtype(&self.plan));
+                let ones = self.engine.memory.ones(span.dtype(&self.plan));
                 ones.map(|at| (at.addr(), span.bytes(), false)).into_iter().collect()
             }
             _ => Vec::new(),

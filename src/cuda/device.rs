@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered};
+use super::engine::Engine;
 use super::host_memory::HostMemory;
 use super::host_steps::{HostSide, HostSteps};
 use super::kernels::Kernels;
@@ -40,24 +41,20 @@ pub struct CudaDevice {
     pub(super) deadline: Duration,
     optim_priority: i32,
     pub(super) max_blocks: Option<u32>,
-    pub(super) kernels: ManuallyDrop<Kernels>,
+    pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
     /// Per bucket, where its step stops for norms of whole parameters.
     stops: Vec<Vec<NormStop>>,
-    pub(super) memory: ManuallyDrop<DeviceMemory>,
     /// Tiles that follow parameters of the caller's, once one has moved.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
     /// What runs the steps, if the GPU leaves them to the host.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
-    pub(super) settings: ManuallyDrop<SettingsRing>,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(super) timing: ManuallyDrop<Option<Timing>>,
     pub(super) streams: ManuallyDrop<Streams>,
-    /// Passes begun, which selects the slot of the next pass's settings.
-    pub(super) begun: u64,
     pub(super) is_capturing: bool,
     /// Per stream, the latest position recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
@@ -159,19 +156,16 @@ impl CudaDevice {
             deadline,
             optim_priority: parts.optim_priority,
             max_blocks: parts.max_blocks,
-            kernels: ManuallyDrop::new(kernels),
+            engine: ManuallyDrop::new(Engine { driver: Arc::clone(&driver), kernels, settings, memory }),
             norms,
             steps,
             stops,
-            memory: ManuallyDrop::new(memory),
             moving: ManuallyDrop::new(None),
             host: ManuallyDrop::new(host),
             bindings: 0,
-            settings: ManuallyDrop::new(settings),
             status: ManuallyDrop::new(status),
             timing: ManuallyDrop::new(timing),
             streams: ManuallyDrop::new(streams),
-            begun: 0,
             is_capturing: false,
             recorded: [None; STREAMS],
             replayed: None,
@@ -272,18 +266,18 @@ impl Drop for CudaDevice {
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {
+            let Engine { kernels, settings, mut memory, .. } = ManuallyDrop::take(&mut self.engine);
             if is_idle {
-                ManuallyDrop::drop(&mut self.kernels);
                 ManuallyDrop::drop(&mut self.moving);
                 ManuallyDrop::drop(&mut self.host);
-                ManuallyDrop::drop(&mut self.settings);
                 ManuallyDrop::drop(&mut self.status);
+                drop((kernels, settings));
             } else {
-                mem::forget((mem::take(&mut self.memory.lent), self.memory.host.take()));
+                mem::forget((kernels, settings, mem::take(&mut memory.lent), memory.host.take()));
             }
             // The stream that has come after all others.
-            self.memory.unsharded.free_on(self.streams.stream(Stream::Optim));
-            ManuallyDrop::drop(&mut self.memory);
+            memory.unsharded.free_on(self.streams.stream(Stream::Optim));
+            drop(memory);
             ManuallyDrop::drop(&mut self.timing);
             ManuallyDrop::drop(&mut self.streams);
         }

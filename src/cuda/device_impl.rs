@@ -33,10 +33,10 @@ impl CudaDevice {
     /// a bucket may be missing that was to be brought together; its address is then never followed.
     fn at(&self, span: Span) -> *mut u8 {
         let always = || match self.failed {
-            None => self.memory.regions.resolve(span),
-            Some(_) => self.memory.regions.find(span).unwrap_or(std::ptr::null_mut()),
+            None => self.engine.memory.regions.resolve(span),
+            Some(_) => self.engine.memory.regions.find(span).unwrap_or(std::ptr::null_mut()),
         };
-        self.memory.unsharded.resolve(span).unwrap_or_else(always)
+        self.engine.memory.unsharded.resolve(span).unwrap_or_else(always)
     }
 
     /// Blocks until the trainer's stream has finished everything on it.
@@ -97,8 +97,8 @@ impl Executor for CudaDevice {
     }
 
     fn sizes(&self) -> Vec<(Memory, u64)> {
-        let sizes = self.memory.regions.sizes();
-        let of_whole = |memory| self.memory.unsharded.bytes_with(memory, &self.plan);
+        let sizes = self.engine.memory.regions.sizes();
+        let of_whole = |memory| self.engine.memory.unsharded.bytes_with(memory, &self.plan);
         let size = |(memory, bytes)| {
             (memory, if is_shared_out(memory, &self.plan) { of_whole(memory) } else { bytes })
         };
@@ -106,7 +106,7 @@ impl Executor for CudaDevice {
     }
 
     fn write_settings(&mut self, settings: &Settings, _: Claimed) {
-        self.settings.set(settings);
+        self.engine.settings.set(settings);
     }
 
     fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
@@ -114,7 +114,7 @@ impl Executor for CudaDevice {
             // SAFETY: by `Claimed`, after the trainer's stream.
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
-        let at = self.memory.regions.records().wrapping_add(record);
+        let at = self.engine.memory.regions.records().wrapping_add(record);
         let mut record = self.fetch(at.cast_const())?;
         progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
@@ -129,7 +129,7 @@ impl Executor for CudaDevice {
             // SAFETY: as above.
             return self.on_hosts("a read", |host| unsafe { host.read_progress(record) });
         }
-        let at = self.memory.regions.records().wrapping_add(record);
+        let at = self.engine.memory.regions.records().wrapping_add(record);
         Ok(Progress::of(&self.fetch(at.cast_const())?))
     }
 
@@ -138,7 +138,7 @@ impl Executor for CudaDevice {
             // SAFETY: as above.
             return self.on_hosts("a read", |host| unsafe { host.read_control() });
         }
-        self.fetch(self.memory.regions.control().cast_const())
+        self.fetch(self.engine.memory.regions.control().cast_const())
     }
 
     fn latest(&self) -> Option<InstepStatus> {
@@ -171,9 +171,9 @@ impl Executor for CudaDevice {
             let compute = device.streams.stream(Stream::Compute);
             // SAFETY: as in `read`.
             unsafe { device.driver.upload(to, from, compute)? };
-            let Some(part) = device.memory.unsharded.also_in_shard(span) else { return Ok(()) };
+            let Some(part) = device.engine.memory.unsharded.also_in_shard(span) else { return Ok(()) };
             let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
-            let shard = address(device.memory.regions.resolve(part));
+            let shard = address(device.engine.memory.regions.resolve(part));
             // SAFETY: as above; the part of it from which later passes go on.
             unsafe { device.driver.upload(shard, &from[start..end], compute) }
         })
@@ -198,8 +198,8 @@ impl Executor for CudaDevice {
         let agreed = self.agree(if built.is_ok() { agreement } else { !agreement });
         let mut device = built?;
         agreed?;
-        device.begun = self.begun;
-        let at = address(device.memory.regions.control());
+        device.engine.settings.begun = self.engine.settings.begun;
+        let at = address(device.engine.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
             // SAFETY: the other device's control block, for which nothing has been submitted.

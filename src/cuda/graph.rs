@@ -110,9 +110,7 @@ impl CudaDevice {
         self.guarded("a replay", |device| {
             device.fill_slot()?;
             captured.graph.launch(compute)?;
-            device.settings.mark_read(device.begun, compute)?;
-            device.replayed = device.settings.reader(device.begun).cloned();
-            device.begun += 1;
+            device.replayed = Some(device.engine.settings.mark_read(compute)?.clone());
             Ok(())
         })
     }

@@ -1,9 +1,10 @@
 //! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! A stepper's work is enqueued on the calling thread, which never waits: per bucket, one stream wait for the reduction and
-//! one kernel launch, LAMB two. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
+//! A stepper's work is enqueued on the calling thread, which never waits: per bucket a stream waits for the sum, a kernel is
+//! launched, LAMB two, and an event is recorded. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
+mod any_stream;
 mod arena;
 mod bucket;
 mod built;
@@ -16,13 +17,13 @@ mod device;
 mod device_impl;
 #[doc(hidden)]
 pub mod driver;
+mod engine;
 mod fatbin;
 mod graph;
 mod host_memory;
 mod host_steps;
 mod judge;
 mod kernels;
-mod last_use;
 mod launches;
 #[cfg(feature = "cuda")]
 mod library;

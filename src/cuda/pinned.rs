@@ -27,14 +27,16 @@ pub(super) struct SettingsRing {
     of_pass: Vec<u32>,
     /// Per slot, the event after its Begin, and whether it was ever recorded.
     read: Vec<(Event, bool)>,
+    /// Begins so far, which select the slot of the next one.
+    pub(super) begun: u64,
 }
 
 impl SettingsRing {
     pub(super) fn new(driver: &Arc<dyn Driver>, settings: &Settings) -> Result<SettingsRing> {
         let words = settings.words().to_vec();
         let ring = OwnedMapped::new(driver, SLOTS * size_of_val(&*words))?;
-        let mut settings =
-            SettingsRing { ring, of_pass: words.clone(), words, read: Vec::with_capacity(SLOTS) };
+        let (of_pass, read) = (words.clone(), Vec::with_capacity(SLOTS));
+        let mut settings = SettingsRing { ring, of_pass, words, read, begun: 0 };
         for _ in 0..SLOTS {
             settings.read.push((Event::new(driver, false)?, false));
         }
@@ -46,15 +48,15 @@ impl SettingsRing {
         self.words.copy_from_slice(settings.words());
     }
 
-    /// Returns the event that must have passed before the slot of this pass is written again.
-    pub(super) fn reader(&self, pass: u64) -> Option<&Event> {
-        let (event, used) = &self.read[slot(pass)];
+    /// Returns the event that must have passed before the next slot is written again.
+    pub(super) fn reader(&self) -> Option<&Event> {
+        let (event, used) = &self.read[slot(self.begun)];
         used.then_some(event)
     }
 
-    /// Writes the slot of a pass, whose last reader has finished.
-    pub(super) fn write(&mut self, pass: u64) {
-        self.ring.write(slot(pass) * self.words.len(), &self.words);
+    /// Writes the next slot, whose last reader has finished.
+    pub(super) fn write(&mut self) {
+        self.ring.write(slot(self.begun) * self.words.len(), &self.words);
         if cfg!(debug_assertions) {
             self.of_pass.copy_from_slice(&self.words);
         }
@@ -70,11 +72,13 @@ impl SettingsRing {
         (SLOTS * size_of_val(&*self.words)) as u64
     }
 
-    /// Records the event after the Begin that reads the slot.
-    pub(super) fn mark_read(&mut self, pass: u64, stream: StreamHandle) -> Result<()> {
-        let (event, used) = &mut self.read[slot(pass)];
+    /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
+    pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
+        let (event, used) = &mut self.read[slot(self.begun)];
         *used = true;
-        event.record(stream)
+        event.record(stream)?;
+        self.begun += 1;
+        Ok(event)
     }
 
     pub(super) fn ring(&self) -> DevicePtr {

@@ -14,7 +14,7 @@ use crate::op::{Memory, Stream};
 impl CudaDevice {
     /// Takes the caller's tensors at other addresses.
     pub(super) fn take_addresses(&mut self, pieces: BorrowedPieces) -> Result<()> {
-        let regions = &self.memory.regions;
+        let regions = &self.engine.memory.regions;
         let mut moved: Vec<&Piece> = regions.moved(Memory::Params, &pieces.params).collect();
         let moves_params = !moved.is_empty();
         moved.extend(regions.moved(Memory::Grads, &pieces.grads));
@@ -26,8 +26,8 @@ impl CudaDevice {
         let staged = (moves_params && self.moving.is_none()).then(|| self.staged_tiles()).transpose()?;
         self.guarded("new addresses", |device| {
             device.bindings += 1;
-            device.memory.regions.rebind(pieces);
-            let (plan, regions) = (&device.plan, &device.memory.regions);
+            device.engine.memory.regions.rebind(pieces);
+            let (plan, regions) = (&device.plan, &device.engine.memory.regions);
             for (kind, launches) in [(Kind::Norm, &mut device.norms), (Kind::Step, &mut device.steps)] {
                 launches.iter_mut().flatten().for_each(|launch| launch.rebind(kind, plan, regions));
             }
@@ -56,12 +56,12 @@ impl CudaDevice {
             *self.moving = Some(MovingTiles { lists: self.all_tiles(), staged });
         }
         let Some(moving) = &mut *self.moving else { return Ok(()) };
-        moving.follow(&self.steps, (&self.plan, &self.memory.regions), is_first, stream)
+        moving.follow(&self.steps, (&self.plan, &self.engine.memory.regions), is_first, stream)
     }
 
     /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
     fn all_tiles(&self) -> Vec<Vec<InstepTile>> {
-        let (plan, regions) = (&self.plan, &self.memory.regions);
+        let (plan, regions) = (&self.plan, &self.engine.memory.regions);
         let inputs = (&self.constants, &*self.assignment);
         let buckets = 0..plan.buckets().len() as u32;
         let launches = buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, inputs));

@@ -9,16 +9,16 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::CudaDevice;
-use super::driver::{Entered, Kernel, Shape};
+use super::driver::{Entered, Shape};
 use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
 use super::unsharded::{is_away, is_shared_out};
-use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepBeginArgs, InstepPublishArgs, InstepRecord};
+use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{begin_args, decide_args, dtype_code, records_of};
+use crate::launch::{decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 /// Of one launch, in its first dimension.
@@ -58,7 +58,7 @@ impl CudaDevice {
         }
         if let Some(bucket) = self.brought(op) {
             let gather = self.streams.stream(Stream::Gather);
-            self.memory.unsharded.take(&self.driver, bucket, [stream, gather])?;
+            self.engine.memory.unsharded.take(&self.driver, bucket, [stream, gather])?;
         }
         let claim = self.claim(op, stream);
         let outcome = self.run(op);
@@ -91,9 +91,9 @@ impl CudaDevice {
 
     /// Returns where an op finds a span: in memory that is always there, or in a bucket that is whole.
     pub(super) fn find(&self, span: Span) -> *mut u8 {
-        let always = self.memory.regions.find(span);
-        let whole = || self.memory.unsharded.resolve(span);
-        always.or_else(whole).unwrap_or_else(|| self.memory.regions.resolve(span))
+        let always = self.engine.memory.regions.find(span);
+        let whole = || self.engine.memory.unsharded.resolve(span);
+        always.or_else(whole).unwrap_or_else(|| self.engine.memory.regions.resolve(span))
     }
 
     fn run(&mut self, op: &Op) -> Result<()> {
@@ -116,15 +116,15 @@ impl CudaDevice {
             Action::Control(Phase::Decide) => self.decide(None, stream),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
             Action::Control(Phase::Publish) => {
-                let (control, ring) = (self.memory.regions.control(), self.status.ring());
+                let (control, ring) = (self.engine.memory.regions.control(), self.status.ring());
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
-                self.launch_one(self.kernels.publish, 1, stream, &args)
+                self.engine.launch_one(self.engine.kernels.publish, 1, stream, &args)
             }
             Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
             Action::Measure { .. } | Action::Step { .. } => self.launch_bucket(self.launches_of(op), stream),
             Action::Leave { segment } => self.leave(segment, stream),
             Action::Zero(span) => {
-                let at = address(self.memory.regions.resolve(span));
+                let at = address(self.engine.memory.regions.resolve(span));
                 // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
@@ -132,13 +132,13 @@ impl CudaDevice {
             Action::Copy { src, dst, .. } => self.copy(op.stream, [src, dst]),
             Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
             Action::Count(span) => {
-                let at = address(self.memory.regions.resolve(span));
-                let Some(ones) = self.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
+                let at = address(self.engine.memory.regions.resolve(span));
+                let Some(ones) = self.engine.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
                 // SAFETY: as for `Zero`; there are as many ones as any bucket counts.
                 unsafe { self.driver.copy(at, address(ones), span.bytes(), stream) }
             }
             Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
-                self.memory.unsharded.release(span);
+                self.engine.memory.unsharded.release(span);
                 Ok(())
             }
             Action::Release(_) => {
@@ -196,35 +196,25 @@ impl CudaDevice {
         }
         match self.is_on_host(op) {
             true => self.on_host(op, stream)?,
-            false => self.launch_begin(stream)?,
+            false => self.engine.begin(&self.constants, |_| {}, stream)?,
         }
         if self.is_capturing {
             return Ok(());
         }
-        self.settings.mark_read(self.begun, stream)?;
-        self.begun += 1;
-        Ok(())
-    }
-
-    fn launch_begin(&self, stream: StreamHandle) -> Result<()> {
-        let args = InstepBeginArgs {
-            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
-            slot_words: self.settings.slot_words(),
-            slot_count: SLOTS as u64,
-            ..begin_args(&self.memory.regions, &self.constants)
-        };
-        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
+        self.engine.settings.mark_read(stream).map(drop)
     }
 
     /// Makes the open pass leave a segment alone: by a copy on the stream, which a captured pass holds as well. The next
     /// Begin sets the action anew.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
-        for record in records_of(&self.plan, &self.memory.regions, segment) {
-            let at = address(self.memory.regions.records().wrapping_add(record));
+        for record in records_of(&self.plan, &self.engine.memory.regions, segment) {
+            let at = address(self.engine.memory.regions.records().wrapping_add(record));
             let to = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
             // SAFETY: a word of a record of this device's, and one of its constants; nothing else touches the record now,
             // as for every op.
-            unsafe { self.driver.copy(to, address(self.memory.left), size_of::<u32>() as u64, stream)? };
+            unsafe {
+                self.driver.copy(to, address(self.engine.memory.left), size_of::<u32>() as u64, stream)?
+            };
         }
         Ok(())
     }
@@ -234,44 +224,32 @@ impl CudaDevice {
     fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();
-        let [from, to] = [src, dst].map(|span| self.memory.regions.resolve(span).cast::<c_void>());
+        let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
         let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
         let rounds = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
         let most = self.max_blocks.unwrap_or(MOST_BLOCKS);
         let shape = Shape { blocks: rounds.min(most.into()) as u32, threads: INSTEP_GPU_THREADS };
         // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
         // for `Zero`.
-        unsafe { self.driver.launch(self.kernels.add, shape, stream, ptr::from_ref(&args).cast()) }
+        unsafe { self.driver.launch(self.engine.kernels.add, shape, stream, ptr::from_ref(&args).cast()) }
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
-        let args = decide_args(&self.plan, &self.memory.regions, &self.constants, bucket);
-        self.launch_one(self.kernels.decide, 1, stream, &args)
+        let args = decide_args(&self.plan, &self.engine.memory.regions, &self.constants, bucket);
+        self.engine.launch_one(self.engine.kernels.decide, 1, stream, &args)
     }
 
     /// Writes the next pass's settings to the slot that its Begin reads.
     pub(super) fn fill_slot(&mut self) -> Result<()> {
-        if let Some(event) = self.settings.reader(self.begun) {
+        if let Some(event) = self.engine.settings.reader() {
             self.block_on(event)?;
         }
-        self.settings.write(self.begun);
+        self.engine.settings.write();
         Ok(())
     }
 
     fn launch_bucket(&self, launches: &[BucketLaunch], stream: StreamHandle) -> Result<()> {
         // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
         launches.iter().try_for_each(|launch| unsafe { launch.enqueue(&*self.driver, stream) })
-    }
-
-    fn launch_one<Args>(
-        &self,
-        kernel: Kernel,
-        threads: u32,
-        stream: StreamHandle,
-        args: &Args,
-    ) -> Result<()> {
-        let args: *const c_void = ptr::from_ref(args).cast();
-        // SAFETY: the kernel takes this struct; otherwise as in `launch_bucket`.
-        unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
     }
 }

@@ -1,0 +1,149 @@
+//! An object on a GPU whose calls come on any stream: each waits for the last one, and so does a drop, a little.
+//!
+//! A failure is sticky, because what was enqueued before it is not known. What the GPU may still use is leaked by a drop,
+//! which does not wait long. A stream of its own carries allocations, and copies that the host waits for.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::driver::{Driver, Entered};
+use super::owned::{Event, OwnedStream};
+use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
+
+/// How long a drop waits for the GPU before it leaks what may still be in use.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// See the module.
+pub(super) struct AnyStream<T> {
+    driver: Arc<dyn Driver>,
+    /// What it is, for errors.
+    what: &'static str,
+    inner: ManuallyDrop<T>,
+    last: ManuallyDrop<LastUse>,
+    failed: Option<Error>,
+}
+
+/// The last work of an object.
+struct LastUse {
+    event: Event,
+    /// Whether the event was ever recorded.
+    is_used: bool,
+    /// Whether the last work could not be marked, so nobody knows when it ends.
+    is_lost: bool,
+    own: OwnedStream,
+}
+
+impl<T> AnyStream<T> {
+    /// Makes one of what `make` makes, given the stream of its own, with the device current.
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        what: &'static str,
+        make: impl FnOnce(StreamHandle) -> Result<T>,
+    ) -> Result<AnyStream<T>> {
+        let _entered = Entered::new(&**driver)?;
+        let (own, event) = (OwnedStream::new(driver, 0)?, Event::new(driver, false)?);
+        let inner = ManuallyDrop::new(make(own.handle())?);
+        let last = ManuallyDrop::new(LastUse { event, own, is_used: false, is_lost: false });
+        Ok(AnyStream { driver: Arc::clone(driver), what, inner, last, failed: None })
+    }
+
+    pub(super) fn inner(&self) -> &T {
+        &self.inner
+    }
+
+    /// What no work on the GPU reads.
+    pub(super) fn inner_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+
+    /// Refuses anything after a failure.
+    pub(super) fn refuse_failed(&self) -> Result<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(first) => {
+                let op = format!("an earlier call of this {}", self.what);
+                Err(Error::Poisoned { op, first: Arc::new(first.clone()) })
+            }
+        }
+    }
+
+    /// Enqueues work after the last one, given the stream of its own too, and marks its end even if only a part was
+    /// enqueued.
+    pub(super) fn on_stream<R>(
+        &mut self,
+        stream: StreamHandle,
+        work: impl FnOnce(&mut T, StreamHandle) -> Result<R>,
+    ) -> Result<R> {
+        self.refuse_failed()?;
+        let outcome = Entered::new(&*self.driver).and_then(|_entered| {
+            self.last.join(stream)?;
+            let outcome = work(&mut self.inner, self.last.own.handle());
+            let marked = self.last.mark(stream);
+            outcome.and_then(|value| marked.map(|()| value))
+        });
+        outcome.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// Copies to the host or from it, after all work, on the stream of its own.
+    pub(super) fn copy<R>(&mut self, work: impl FnOnce(&mut T, StreamHandle) -> Result<R>) -> Result<R> {
+        self.refuse_failed()?;
+        let outcome = Entered::new(&*self.driver).and_then(|_entered| {
+            self.last.join(self.last.own.handle())?;
+            work(&mut self.inner, self.last.own.handle())
+        });
+        outcome.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// The same to the host alone: a failure changes nothing here, and is not remembered.
+    pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
+        self.refuse_failed()?;
+        let _entered = Entered::new(&*self.driver)?;
+        self.last.join(self.last.own.handle())?;
+        work(&self.inner, self.last.own.handle())
+    }
+}
+
+impl LastUse {
+    /// Makes a stream wait for the last work.
+    fn join(&self, stream: StreamHandle) -> Result<()> {
+        if self.is_used { self.event.hold(stream) } else { Ok(()) }
+    }
+
+    /// Says that the last work is what the stream has now: also after a failure, since a part may have been enqueued.
+    fn mark(&mut self, stream: StreamHandle) -> Result<()> {
+        self.is_used = true;
+        self.event.record(stream).inspect_err(|_| self.is_lost = true)
+    }
+
+    /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
+    fn is_over_soon(&self) -> bool {
+        let start = Instant::now();
+        if self.is_lost || self.join(self.own.handle()).is_err() {
+            return false;
+        }
+        while self.is_used && !self.event.is_passed().unwrap_or(false) {
+            if start.elapsed() > GRACE {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    }
+}
+
+impl<T> Drop for AnyStream<T> {
+    fn drop(&mut self) {
+        let driver = Arc::clone(&self.driver);
+        let Ok(_entered) = Entered::new(&*driver) else { return };
+        if self.last.is_over_soon() {
+            // SAFETY: each dropped once, here; nothing runs any more.
+            unsafe {
+                ManuallyDrop::drop(&mut self.inner);
+                ManuallyDrop::drop(&mut self.last);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What steps on a GPU, under a stepper and under one bucket alone: kernels, memory, settings, and the launches of one
+//! block.
+//!
+//! An update begins with one launch, which makes the records of the settings and derives the update's scalars. Whoever owns
+//! an engine decides when, on which stream, and when it may be freed.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use super::driver::{Driver, Kernel, Shape};
+use super::kernels::Kernels;
+use super::memory::DeviceMemory;
+use super::pinned::{SLOTS, SettingsRing};
+use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs};
+use crate::error::Result;
+use crate::handle::StreamHandle;
+use crate::launch::{StepConstants, begin_args};
+
+/// See the module.
+pub(super) struct Engine {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) kernels: Kernels,
+    pub(super) settings: SettingsRing,
+    pub(super) memory: DeviceMemory,
+}
+
+impl Engine {
+    /// Begins an update, with the settings in the ring's slot of now. `scale` puts the factors of the gradients into the
+    /// arguments.
+    pub(super) fn begin(
+        &self,
+        constants: &StepConstants,
+        scale: impl FnOnce(&mut InstepBeginArgs),
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let mut args = InstepBeginArgs {
+            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            slot_words: self.settings.slot_words(),
+            slot_count: SLOTS as u64,
+            ..begin_args(&self.memory.regions, constants)
+        };
+        scale(&mut args);
+        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
+    }
+
+    /// Launches a kernel of one block, whose argument is this struct of abi.h.
+    pub(super) fn launch_one<Args>(
+        &self,
+        kernel: Kernel,
+        threads: u32,
+        stream: StreamHandle,
+        args: &Args,
+    ) -> Result<()> {
+        let args: *const c_void = ptr::from_ref(args).cast();
+        // SAFETY: the kernel takes this struct, whose addresses lead into this engine's memory; nothing else touches that
+        // meanwhile, as for every op.
+        unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
+    }
+}
