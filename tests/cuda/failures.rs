@@ -68,7 +68,7 @@ fn options_that_a_gpu_cannot_serve_are_refused_before_any_launch() {
 /// Allocates device memory with these values, which the test never frees.
 fn device_memory(cuda: &Cuda, values: &[f32]) -> *mut f32 {
     let driver = cuda.driver();
-    driver.enter().unwrap();
+    let entered = driver.enter().unwrap();
     let stream = StreamHandle::default();
     let address = driver.allocate(4 * values.len() as u64, stream).unwrap();
     // SAFETY: just allocated for them, as bytes.
@@ -76,7 +76,9 @@ fn device_memory(cuda: &Cuda, values: &[f32]) -> *mut f32 {
         let bytes = std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values));
         driver.upload(address, bytes, stream).unwrap();
     }
-    driver.leave();
+    if entered {
+        driver.leave();
+    }
     std::ptr::with_exposed_provenance_mut(address.0 as usize)
 }
 

@@ -28,9 +28,11 @@ pub(crate) fn open() -> Cuda {
 
 /// Calls that need the device to be current.
 pub(crate) fn entered<T>(driver: &dyn Driver, work: impl FnOnce(&dyn Driver) -> instep::Result<T>) -> T {
-    driver.enter().unwrap();
+    let entered = driver.enter().unwrap();
     let outcome = work(driver);
-    driver.leave();
+    if entered {
+        driver.leave();
+    }
     outcome.unwrap()
 }
 
@@ -108,10 +110,12 @@ impl DerefMut for SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         // A test that fails already needs no second panic.
-        if self.driver.enter().is_ok() {
+        if let Ok(entered) = self.driver.enter() {
             // SAFETY: allocated by this driver, in use no more.
             unsafe { self.driver.free_mapped(self.memory) };
-            self.driver.leave();
+            if entered {
+                self.driver.leave();
+            }
         }
     }
 }
