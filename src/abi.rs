@@ -1,7 +1,7 @@
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
-//! below each struct are the compiler's word that its layout is the C side's.
+//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; `layout!` below each struct is the
+//! compiler's word that its layout is the C side's.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]
 
@@ -11,6 +11,17 @@ impl InstepHyper {
         // SAFETY: every bit pattern is a number.
         unsafe { self.words }
     }
+}
+
+/// Holds a type to the header's size, alignment and offset of every field.
+macro_rules! layout {
+    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $alignment);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
 }
 
 pub const INSTEP_QUANTUM: u32 = 256;
@@ -63,21 +74,8 @@ pub struct InstepSgdHyper {
     pub nesterov: u32,
     pub maximize: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepSgdHyper"][::core::mem::size_of::<InstepSgdHyper>() - 40usize];
-    ["Alignment of InstepSgdHyper"][::core::mem::align_of::<InstepSgdHyper>() - 8usize];
-    ["Offset of field: InstepSgdHyper::lr"][::core::mem::offset_of!(InstepSgdHyper, lr) - 0usize];
-    ["Offset of field: InstepSgdHyper::momentum"][::core::mem::offset_of!(InstepSgdHyper, momentum) - 8usize];
-    ["Offset of field: InstepSgdHyper::dampening"]
-        [::core::mem::offset_of!(InstepSgdHyper, dampening) - 16usize];
-    ["Offset of field: InstepSgdHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepSgdHyper, weight_decay) - 24usize];
-    ["Offset of field: InstepSgdHyper::nesterov"]
-        [::core::mem::offset_of!(InstepSgdHyper, nesterov) - 32usize];
-    ["Offset of field: InstepSgdHyper::maximize"]
-        [::core::mem::offset_of!(InstepSgdHyper, maximize) - 36usize];
-};
+layout!(InstepSgdHyper: 40 bytes, aligned to 8; lr at 0, momentum at 8, dampening at 16, weight_decay at 24,
+    nesterov at 32, maximize at 36);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAdamHyper {
@@ -91,25 +89,8 @@ pub struct InstepAdamHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAdamHyper"][::core::mem::size_of::<InstepAdamHyper>() - 56usize];
-    ["Alignment of InstepAdamHyper"][::core::mem::align_of::<InstepAdamHyper>() - 8usize];
-    ["Offset of field: InstepAdamHyper::lr"][::core::mem::offset_of!(InstepAdamHyper, lr) - 0usize];
-    ["Offset of field: InstepAdamHyper::beta1"][::core::mem::offset_of!(InstepAdamHyper, beta1) - 8usize];
-    ["Offset of field: InstepAdamHyper::beta2"][::core::mem::offset_of!(InstepAdamHyper, beta2) - 16usize];
-    ["Offset of field: InstepAdamHyper::eps"][::core::mem::offset_of!(InstepAdamHyper, eps) - 24usize];
-    ["Offset of field: InstepAdamHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepAdamHyper, weight_decay) - 32usize];
-    ["Offset of field: InstepAdamHyper::decoupled"]
-        [::core::mem::offset_of!(InstepAdamHyper, decoupled) - 40usize];
-    ["Offset of field: InstepAdamHyper::amsgrad"]
-        [::core::mem::offset_of!(InstepAdamHyper, amsgrad) - 44usize];
-    ["Offset of field: InstepAdamHyper::maximize"]
-        [::core::mem::offset_of!(InstepAdamHyper, maximize) - 48usize];
-    ["Offset of field: InstepAdamHyper::reserved"]
-        [::core::mem::offset_of!(InstepAdamHyper, reserved) - 52usize];
-};
+layout!(InstepAdamHyper: 56 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
+    decoupled at 40, amsgrad at 44, maximize at 48, reserved at 52);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAdagradHyper {
@@ -121,23 +102,8 @@ pub struct InstepAdagradHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAdagradHyper"][::core::mem::size_of::<InstepAdagradHyper>() - 48usize];
-    ["Alignment of InstepAdagradHyper"][::core::mem::align_of::<InstepAdagradHyper>() - 8usize];
-    ["Offset of field: InstepAdagradHyper::lr"][::core::mem::offset_of!(InstepAdagradHyper, lr) - 0usize];
-    ["Offset of field: InstepAdagradHyper::lr_decay"]
-        [::core::mem::offset_of!(InstepAdagradHyper, lr_decay) - 8usize];
-    ["Offset of field: InstepAdagradHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepAdagradHyper, weight_decay) - 16usize];
-    ["Offset of field: InstepAdagradHyper::initial_accumulator_value"]
-        [::core::mem::offset_of!(InstepAdagradHyper, initial_accumulator_value) - 24usize];
-    ["Offset of field: InstepAdagradHyper::eps"][::core::mem::offset_of!(InstepAdagradHyper, eps) - 32usize];
-    ["Offset of field: InstepAdagradHyper::maximize"]
-        [::core::mem::offset_of!(InstepAdagradHyper, maximize) - 40usize];
-    ["Offset of field: InstepAdagradHyper::reserved"]
-        [::core::mem::offset_of!(InstepAdagradHyper, reserved) - 44usize];
-};
+layout!(InstepAdagradHyper: 48 bytes, aligned to 8; lr at 0, lr_decay at 8, weight_decay at 16,
+    initial_accumulator_value at 24, eps at 32, maximize at 40, reserved at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepRmsPropHyper {
@@ -149,23 +115,8 @@ pub struct InstepRmsPropHyper {
     pub centered: u32,
     pub maximize: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepRmsPropHyper"][::core::mem::size_of::<InstepRmsPropHyper>() - 48usize];
-    ["Alignment of InstepRmsPropHyper"][::core::mem::align_of::<InstepRmsPropHyper>() - 8usize];
-    ["Offset of field: InstepRmsPropHyper::lr"][::core::mem::offset_of!(InstepRmsPropHyper, lr) - 0usize];
-    ["Offset of field: InstepRmsPropHyper::alpha"]
-        [::core::mem::offset_of!(InstepRmsPropHyper, alpha) - 8usize];
-    ["Offset of field: InstepRmsPropHyper::eps"][::core::mem::offset_of!(InstepRmsPropHyper, eps) - 16usize];
-    ["Offset of field: InstepRmsPropHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepRmsPropHyper, weight_decay) - 24usize];
-    ["Offset of field: InstepRmsPropHyper::momentum"]
-        [::core::mem::offset_of!(InstepRmsPropHyper, momentum) - 32usize];
-    ["Offset of field: InstepRmsPropHyper::centered"]
-        [::core::mem::offset_of!(InstepRmsPropHyper, centered) - 40usize];
-    ["Offset of field: InstepRmsPropHyper::maximize"]
-        [::core::mem::offset_of!(InstepRmsPropHyper, maximize) - 44usize];
-};
+layout!(InstepRmsPropHyper: 48 bytes, aligned to 8; lr at 0, alpha at 8, eps at 16, weight_decay at 24, momentum at 32,
+    centered at 40, maximize at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAdadeltaHyper {
@@ -176,21 +127,8 @@ pub struct InstepAdadeltaHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAdadeltaHyper"][::core::mem::size_of::<InstepAdadeltaHyper>() - 40usize];
-    ["Alignment of InstepAdadeltaHyper"][::core::mem::align_of::<InstepAdadeltaHyper>() - 8usize];
-    ["Offset of field: InstepAdadeltaHyper::lr"][::core::mem::offset_of!(InstepAdadeltaHyper, lr) - 0usize];
-    ["Offset of field: InstepAdadeltaHyper::rho"][::core::mem::offset_of!(InstepAdadeltaHyper, rho) - 8usize];
-    ["Offset of field: InstepAdadeltaHyper::eps"]
-        [::core::mem::offset_of!(InstepAdadeltaHyper, eps) - 16usize];
-    ["Offset of field: InstepAdadeltaHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepAdadeltaHyper, weight_decay) - 24usize];
-    ["Offset of field: InstepAdadeltaHyper::maximize"]
-        [::core::mem::offset_of!(InstepAdadeltaHyper, maximize) - 32usize];
-    ["Offset of field: InstepAdadeltaHyper::reserved"]
-        [::core::mem::offset_of!(InstepAdadeltaHyper, reserved) - 36usize];
-};
+layout!(InstepAdadeltaHyper: 40 bytes, aligned to 8; lr at 0, rho at 8, eps at 16, weight_decay at 24, maximize at 32,
+    reserved at 36);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAdamaxHyper {
@@ -202,22 +140,8 @@ pub struct InstepAdamaxHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAdamaxHyper"][::core::mem::size_of::<InstepAdamaxHyper>() - 48usize];
-    ["Alignment of InstepAdamaxHyper"][::core::mem::align_of::<InstepAdamaxHyper>() - 8usize];
-    ["Offset of field: InstepAdamaxHyper::lr"][::core::mem::offset_of!(InstepAdamaxHyper, lr) - 0usize];
-    ["Offset of field: InstepAdamaxHyper::beta1"][::core::mem::offset_of!(InstepAdamaxHyper, beta1) - 8usize];
-    ["Offset of field: InstepAdamaxHyper::beta2"]
-        [::core::mem::offset_of!(InstepAdamaxHyper, beta2) - 16usize];
-    ["Offset of field: InstepAdamaxHyper::eps"][::core::mem::offset_of!(InstepAdamaxHyper, eps) - 24usize];
-    ["Offset of field: InstepAdamaxHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepAdamaxHyper, weight_decay) - 32usize];
-    ["Offset of field: InstepAdamaxHyper::maximize"]
-        [::core::mem::offset_of!(InstepAdamaxHyper, maximize) - 40usize];
-    ["Offset of field: InstepAdamaxHyper::reserved"]
-        [::core::mem::offset_of!(InstepAdamaxHyper, reserved) - 44usize];
-};
+layout!(InstepAdamaxHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
+    maximize at 40, reserved at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepRpropHyper {
@@ -229,24 +153,8 @@ pub struct InstepRpropHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepRpropHyper"][::core::mem::size_of::<InstepRpropHyper>() - 48usize];
-    ["Alignment of InstepRpropHyper"][::core::mem::align_of::<InstepRpropHyper>() - 8usize];
-    ["Offset of field: InstepRpropHyper::lr"][::core::mem::offset_of!(InstepRpropHyper, lr) - 0usize];
-    ["Offset of field: InstepRpropHyper::eta_minus"]
-        [::core::mem::offset_of!(InstepRpropHyper, eta_minus) - 8usize];
-    ["Offset of field: InstepRpropHyper::eta_plus"]
-        [::core::mem::offset_of!(InstepRpropHyper, eta_plus) - 16usize];
-    ["Offset of field: InstepRpropHyper::step_size_min"]
-        [::core::mem::offset_of!(InstepRpropHyper, step_size_min) - 24usize];
-    ["Offset of field: InstepRpropHyper::step_size_max"]
-        [::core::mem::offset_of!(InstepRpropHyper, step_size_max) - 32usize];
-    ["Offset of field: InstepRpropHyper::maximize"]
-        [::core::mem::offset_of!(InstepRpropHyper, maximize) - 40usize];
-    ["Offset of field: InstepRpropHyper::reserved"]
-        [::core::mem::offset_of!(InstepRpropHyper, reserved) - 44usize];
-};
+layout!(InstepRpropHyper: 48 bytes, aligned to 8; lr at 0, eta_minus at 8, eta_plus at 16, step_size_min at 24,
+    step_size_max at 32, maximize at 40, reserved at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepLionHyper {
@@ -257,20 +165,8 @@ pub struct InstepLionHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepLionHyper"][::core::mem::size_of::<InstepLionHyper>() - 40usize];
-    ["Alignment of InstepLionHyper"][::core::mem::align_of::<InstepLionHyper>() - 8usize];
-    ["Offset of field: InstepLionHyper::lr"][::core::mem::offset_of!(InstepLionHyper, lr) - 0usize];
-    ["Offset of field: InstepLionHyper::beta1"][::core::mem::offset_of!(InstepLionHyper, beta1) - 8usize];
-    ["Offset of field: InstepLionHyper::beta2"][::core::mem::offset_of!(InstepLionHyper, beta2) - 16usize];
-    ["Offset of field: InstepLionHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepLionHyper, weight_decay) - 24usize];
-    ["Offset of field: InstepLionHyper::maximize"]
-        [::core::mem::offset_of!(InstepLionHyper, maximize) - 32usize];
-    ["Offset of field: InstepLionHyper::reserved"]
-        [::core::mem::offset_of!(InstepLionHyper, reserved) - 36usize];
-};
+layout!(InstepLionHyper: 40 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, weight_decay at 24, maximize at 32,
+    reserved at 36);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepNAdamHyper {
@@ -283,23 +179,8 @@ pub struct InstepNAdamHyper {
     pub decoupled: u32,
     pub maximize: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepNAdamHyper"][::core::mem::size_of::<InstepNAdamHyper>() - 56usize];
-    ["Alignment of InstepNAdamHyper"][::core::mem::align_of::<InstepNAdamHyper>() - 8usize];
-    ["Offset of field: InstepNAdamHyper::lr"][::core::mem::offset_of!(InstepNAdamHyper, lr) - 0usize];
-    ["Offset of field: InstepNAdamHyper::beta1"][::core::mem::offset_of!(InstepNAdamHyper, beta1) - 8usize];
-    ["Offset of field: InstepNAdamHyper::beta2"][::core::mem::offset_of!(InstepNAdamHyper, beta2) - 16usize];
-    ["Offset of field: InstepNAdamHyper::eps"][::core::mem::offset_of!(InstepNAdamHyper, eps) - 24usize];
-    ["Offset of field: InstepNAdamHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepNAdamHyper, weight_decay) - 32usize];
-    ["Offset of field: InstepNAdamHyper::momentum_decay"]
-        [::core::mem::offset_of!(InstepNAdamHyper, momentum_decay) - 40usize];
-    ["Offset of field: InstepNAdamHyper::decoupled"]
-        [::core::mem::offset_of!(InstepNAdamHyper, decoupled) - 48usize];
-    ["Offset of field: InstepNAdamHyper::maximize"]
-        [::core::mem::offset_of!(InstepNAdamHyper, maximize) - 52usize];
-};
+layout!(InstepNAdamHyper: 56 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
+    momentum_decay at 40, decoupled at 48, maximize at 52);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepRAdamHyper {
@@ -311,21 +192,8 @@ pub struct InstepRAdamHyper {
     pub decoupled: u32,
     pub maximize: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepRAdamHyper"][::core::mem::size_of::<InstepRAdamHyper>() - 48usize];
-    ["Alignment of InstepRAdamHyper"][::core::mem::align_of::<InstepRAdamHyper>() - 8usize];
-    ["Offset of field: InstepRAdamHyper::lr"][::core::mem::offset_of!(InstepRAdamHyper, lr) - 0usize];
-    ["Offset of field: InstepRAdamHyper::beta1"][::core::mem::offset_of!(InstepRAdamHyper, beta1) - 8usize];
-    ["Offset of field: InstepRAdamHyper::beta2"][::core::mem::offset_of!(InstepRAdamHyper, beta2) - 16usize];
-    ["Offset of field: InstepRAdamHyper::eps"][::core::mem::offset_of!(InstepRAdamHyper, eps) - 24usize];
-    ["Offset of field: InstepRAdamHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepRAdamHyper, weight_decay) - 32usize];
-    ["Offset of field: InstepRAdamHyper::decoupled"]
-        [::core::mem::offset_of!(InstepRAdamHyper, decoupled) - 40usize];
-    ["Offset of field: InstepRAdamHyper::maximize"]
-        [::core::mem::offset_of!(InstepRAdamHyper, maximize) - 44usize];
-};
+layout!(InstepRAdamHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
+    decoupled at 40, maximize at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepLambHyper {
@@ -337,21 +205,8 @@ pub struct InstepLambHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepLambHyper"][::core::mem::size_of::<InstepLambHyper>() - 48usize];
-    ["Alignment of InstepLambHyper"][::core::mem::align_of::<InstepLambHyper>() - 8usize];
-    ["Offset of field: InstepLambHyper::lr"][::core::mem::offset_of!(InstepLambHyper, lr) - 0usize];
-    ["Offset of field: InstepLambHyper::beta1"][::core::mem::offset_of!(InstepLambHyper, beta1) - 8usize];
-    ["Offset of field: InstepLambHyper::beta2"][::core::mem::offset_of!(InstepLambHyper, beta2) - 16usize];
-    ["Offset of field: InstepLambHyper::eps"][::core::mem::offset_of!(InstepLambHyper, eps) - 24usize];
-    ["Offset of field: InstepLambHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepLambHyper, weight_decay) - 32usize];
-    ["Offset of field: InstepLambHyper::maximize"]
-        [::core::mem::offset_of!(InstepLambHyper, maximize) - 40usize];
-    ["Offset of field: InstepLambHyper::reserved"]
-        [::core::mem::offset_of!(InstepLambHyper, reserved) - 44usize];
-};
+layout!(InstepLambHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
+    maximize at 40, reserved at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAdEmaMixHyper {
@@ -365,39 +220,14 @@ pub struct InstepAdEmaMixHyper {
     pub maximize: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAdEmaMixHyper"][::core::mem::size_of::<InstepAdEmaMixHyper>() - 64usize];
-    ["Alignment of InstepAdEmaMixHyper"][::core::mem::align_of::<InstepAdEmaMixHyper>() - 8usize];
-    ["Offset of field: InstepAdEmaMixHyper::lr"][::core::mem::offset_of!(InstepAdEmaMixHyper, lr) - 0usize];
-    ["Offset of field: InstepAdEmaMixHyper::beta1"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta1) - 8usize];
-    ["Offset of field: InstepAdEmaMixHyper::beta2"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta2) - 16usize];
-    ["Offset of field: InstepAdEmaMixHyper::beta3"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta3) - 24usize];
-    ["Offset of field: InstepAdEmaMixHyper::alpha"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, alpha) - 32usize];
-    ["Offset of field: InstepAdEmaMixHyper::eps"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, eps) - 40usize];
-    ["Offset of field: InstepAdEmaMixHyper::weight_decay"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, weight_decay) - 48usize];
-    ["Offset of field: InstepAdEmaMixHyper::maximize"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, maximize) - 56usize];
-    ["Offset of field: InstepAdEmaMixHyper::reserved"]
-        [::core::mem::offset_of!(InstepAdEmaMixHyper, reserved) - 60usize];
-};
+layout!(InstepAdEmaMixHyper: 64 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, beta3 at 24, alpha at 32,
+    eps at 40, weight_decay at 48, maximize at 56, reserved at 60);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepCustomHyper {
     pub lr: f64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepCustomHyper"][::core::mem::size_of::<InstepCustomHyper>() - 8usize];
-    ["Alignment of InstepCustomHyper"][::core::mem::align_of::<InstepCustomHyper>() - 8usize];
-    ["Offset of field: InstepCustomHyper::lr"][::core::mem::offset_of!(InstepCustomHyper, lr) - 0usize];
-};
+layout!(InstepCustomHyper: 8 bytes, aligned to 8; lr at 0);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union InstepHyper {
@@ -416,25 +246,8 @@ pub union InstepHyper {
     pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepHyper"][::core::mem::size_of::<InstepHyper>() - 64usize];
-    ["Alignment of InstepHyper"][::core::mem::align_of::<InstepHyper>() - 8usize];
-    ["Offset of field: InstepHyper::sgd"][::core::mem::offset_of!(InstepHyper, sgd) - 0usize];
-    ["Offset of field: InstepHyper::adam"][::core::mem::offset_of!(InstepHyper, adam) - 0usize];
-    ["Offset of field: InstepHyper::adagrad"][::core::mem::offset_of!(InstepHyper, adagrad) - 0usize];
-    ["Offset of field: InstepHyper::rmsprop"][::core::mem::offset_of!(InstepHyper, rmsprop) - 0usize];
-    ["Offset of field: InstepHyper::adadelta"][::core::mem::offset_of!(InstepHyper, adadelta) - 0usize];
-    ["Offset of field: InstepHyper::adamax"][::core::mem::offset_of!(InstepHyper, adamax) - 0usize];
-    ["Offset of field: InstepHyper::rprop"][::core::mem::offset_of!(InstepHyper, rprop) - 0usize];
-    ["Offset of field: InstepHyper::lion"][::core::mem::offset_of!(InstepHyper, lion) - 0usize];
-    ["Offset of field: InstepHyper::nadam"][::core::mem::offset_of!(InstepHyper, nadam) - 0usize];
-    ["Offset of field: InstepHyper::radam"][::core::mem::offset_of!(InstepHyper, radam) - 0usize];
-    ["Offset of field: InstepHyper::lamb"][::core::mem::offset_of!(InstepHyper, lamb) - 0usize];
-    ["Offset of field: InstepHyper::ademamix"][::core::mem::offset_of!(InstepHyper, ademamix) - 0usize];
-    ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
-    ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
-};
+layout!(InstepHyper: 64 bytes, aligned to 8; sgd at 0, adam at 0, adagrad at 0, rmsprop at 0, adadelta at 0,
+    adamax at 0, rprop at 0, lion at 0, nadam at 0, radam at 0, lamb at 0, ademamix at 0, custom at 0, words at 0);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepCustomScalars {
@@ -443,31 +256,14 @@ pub struct InstepCustomScalars {
     pub multiplier: f32,
     pub action: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepCustomScalars"][::core::mem::size_of::<InstepCustomScalars>() - 24usize];
-    ["Alignment of InstepCustomScalars"][::core::mem::align_of::<InstepCustomScalars>() - 8usize];
-    ["Offset of field: InstepCustomScalars::lr"][::core::mem::offset_of!(InstepCustomScalars, lr) - 0usize];
-    ["Offset of field: InstepCustomScalars::step"]
-        [::core::mem::offset_of!(InstepCustomScalars, step) - 8usize];
-    ["Offset of field: InstepCustomScalars::multiplier"]
-        [::core::mem::offset_of!(InstepCustomScalars, multiplier) - 16usize];
-    ["Offset of field: InstepCustomScalars::action"]
-        [::core::mem::offset_of!(InstepCustomScalars, action) - 20usize];
-};
+layout!(InstepCustomScalars: 24 bytes, aligned to 8; lr at 0, step at 8, multiplier at 16, action at 20);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union InstepScalars {
     pub custom: InstepCustomScalars,
     pub words: [u64; 6usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepScalars"][::core::mem::size_of::<InstepScalars>() - 48usize];
-    ["Alignment of InstepScalars"][::core::mem::align_of::<InstepScalars>() - 8usize];
-    ["Offset of field: InstepScalars::custom"][::core::mem::offset_of!(InstepScalars, custom) - 0usize];
-    ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
-};
+layout!(InstepScalars: 48 bytes, aligned to 8; custom at 0, words at 0);
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct InstepRecord {
@@ -482,36 +278,15 @@ pub struct InstepRecord {
     pub carried: [f64; 2usize],
     pub scalars: InstepScalars,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepRecord"][::core::mem::size_of::<InstepRecord>() - 104usize];
-    ["Alignment of InstepRecord"][::core::mem::align_of::<InstepRecord>() - 8usize];
-    ["Offset of field: InstepRecord::steps"][::core::mem::offset_of!(InstepRecord, steps) - 0usize];
-    ["Offset of field: InstepRecord::stepped"][::core::mem::offset_of!(InstepRecord, stepped) - 8usize];
-    ["Offset of field: InstepRecord::hyper"][::core::mem::offset_of!(InstepRecord, hyper) - 12usize];
-    ["Offset of field: InstepRecord::action"][::core::mem::offset_of!(InstepRecord, action) - 16usize];
-    ["Offset of field: InstepRecord::optimizer"][::core::mem::offset_of!(InstepRecord, optimizer) - 20usize];
-    ["Offset of field: InstepRecord::grad_dtype"]
-        [::core::mem::offset_of!(InstepRecord, grad_dtype) - 22usize];
-    ["Offset of field: InstepRecord::tail"][::core::mem::offset_of!(InstepRecord, tail) - 24usize];
-    ["Offset of field: InstepRecord::contributors"]
-        [::core::mem::offset_of!(InstepRecord, contributors) - 32usize];
-    ["Offset of field: InstepRecord::carried"][::core::mem::offset_of!(InstepRecord, carried) - 40usize];
-    ["Offset of field: InstepRecord::scalars"][::core::mem::offset_of!(InstepRecord, scalars) - 56usize];
-};
+layout!(InstepRecord: 104 bytes, aligned to 8; steps at 0, stepped at 8, hyper at 12, action at 16, optimizer at 20,
+    grad_dtype at 22, tail at 24, contributors at 32, carried at 40, scalars at 56);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepNorms {
     pub limbs: [[u64; 22usize]; 2usize],
     pub nonfinite: [u32; 2usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepNorms"][::core::mem::size_of::<InstepNorms>() - 360usize];
-    ["Alignment of InstepNorms"][::core::mem::align_of::<InstepNorms>() - 8usize];
-    ["Offset of field: InstepNorms::limbs"][::core::mem::offset_of!(InstepNorms, limbs) - 0usize];
-    ["Offset of field: InstepNorms::nonfinite"][::core::mem::offset_of!(InstepNorms, nonfinite) - 352usize];
-};
+layout!(InstepNorms: 360 bytes, aligned to 8; limbs at 0, nonfinite at 352);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepControl {
@@ -533,37 +308,10 @@ pub struct InstepControl {
     pub skip: u32,
     pub decided: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 264usize];
-    ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
-    ["Offset of field: InstepControl::next_loss_scale"]
-        [::core::mem::offset_of!(InstepControl, next_loss_scale) - 0usize];
-    ["Offset of field: InstepControl::growth_tracker"]
-        [::core::mem::offset_of!(InstepControl, growth_tracker) - 4usize];
-    ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 8usize];
-    ["Offset of field: InstepControl::passes"][::core::mem::offset_of!(InstepControl, passes) - 184usize];
-    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 192usize];
-    ["Offset of field: InstepControl::previous_norm"]
-        [::core::mem::offset_of!(InstepControl, previous_norm) - 200usize];
-    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 208usize];
-    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 216usize];
-    ["Offset of field: InstepControl::loss_scale"]
-        [::core::mem::offset_of!(InstepControl, loss_scale) - 224usize];
-    ["Offset of field: InstepControl::multiplier"]
-        [::core::mem::offset_of!(InstepControl, multiplier) - 232usize];
-    ["Offset of field: InstepControl::average_multiplier"]
-        [::core::mem::offset_of!(InstepControl, average_multiplier) - 236usize];
-    ["Offset of field: InstepControl::local_multiplier"]
-        [::core::mem::offset_of!(InstepControl, local_multiplier) - 240usize];
-    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 244usize];
-    ["Offset of field: InstepControl::max_abs_bits"]
-        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 248usize];
-    ["Offset of field: InstepControl::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 252usize];
-    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 256usize];
-    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 260usize];
-};
+layout!(InstepControl: 264 bytes, aligned to 8; next_loss_scale at 0, growth_tracker at 4, limbs at 8, passes at 184,
+    norm at 192, previous_norm at 200, clip at 208, divisor at 216, loss_scale at 224, multiplier at 232,
+    average_multiplier at 236, local_multiplier at 240, reserved at 244, max_abs_bits at 248,
+    first_nonfinite_bucket at 252, skip at 256, decided at 260);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepTile {
@@ -578,23 +326,8 @@ pub struct InstepTile {
     pub run: u32,
     pub reserved: [u32; 3usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepTile"][::core::mem::size_of::<InstepTile>() - 64usize];
-    ["Alignment of InstepTile"][::core::mem::align_of::<InstepTile>() - 8usize];
-    ["Offset of field: InstepTile::param"][::core::mem::offset_of!(InstepTile, param) - 0usize];
-    ["Offset of field: InstepTile::grad_offset"][::core::mem::offset_of!(InstepTile, grad_offset) - 8usize];
-    ["Offset of field: InstepTile::state_offset"]
-        [::core::mem::offset_of!(InstepTile, state_offset) - 16usize];
-    ["Offset of field: InstepTile::element"][::core::mem::offset_of!(InstepTile, element) - 24usize];
-    ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 32usize];
-    ["Offset of field: InstepTile::record"][::core::mem::offset_of!(InstepTile, record) - 36usize];
-    ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 40usize];
-    ["Offset of field: InstepTile::first_record"]
-        [::core::mem::offset_of!(InstepTile, first_record) - 44usize];
-    ["Offset of field: InstepTile::run"][::core::mem::offset_of!(InstepTile, run) - 48usize];
-    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 52usize];
-};
+layout!(InstepTile: 64 bytes, aligned to 8; param at 0, grad_offset at 8, state_offset at 16, element at 24,
+    count at 32, record at 36, first at 40, first_record at 44, run at 48, reserved at 52);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepBeginArgs {
@@ -617,41 +350,10 @@ pub struct InstepBeginArgs {
     pub bucket_controls: *mut InstepControl,
     pub bucket_count: u64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 144usize];
-    ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
-    ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
-    ["Offset of field: InstepBeginArgs::records"][::core::mem::offset_of!(InstepBeginArgs, records) - 8usize];
-    ["Offset of field: InstepBeginArgs::hypers"][::core::mem::offset_of!(InstepBeginArgs, hypers) - 16usize];
-    ["Offset of field: InstepBeginArgs::lr_multipliers"]
-        [::core::mem::offset_of!(InstepBeginArgs, lr_multipliers) - 24usize];
-    ["Offset of field: InstepBeginArgs::actions"]
-        [::core::mem::offset_of!(InstepBeginArgs, actions) - 32usize];
-    ["Offset of field: InstepBeginArgs::record_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, record_count) - 40usize];
-    ["Offset of field: InstepBeginArgs::norms"][::core::mem::offset_of!(InstepBeginArgs, norms) - 48usize];
-    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 56usize];
-    ["Offset of field: InstepBeginArgs::slot_words"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 64usize];
-    ["Offset of field: InstepBeginArgs::slot_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 72usize];
-    ["Offset of field: InstepBeginArgs::divisor"]
-        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 80usize];
-    ["Offset of field: InstepBeginArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 88usize];
-    ["Offset of field: InstepBeginArgs::previous_max_norm"]
-        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 96usize];
-    ["Offset of field: InstepBeginArgs::clip"][::core::mem::offset_of!(InstepBeginArgs, clip) - 104usize];
-    ["Offset of field: InstepBeginArgs::grad_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, grad_scale) - 112usize];
-    ["Offset of field: InstepBeginArgs::found_inf"]
-        [::core::mem::offset_of!(InstepBeginArgs, found_inf) - 120usize];
-    ["Offset of field: InstepBeginArgs::bucket_controls"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 128usize];
-    ["Offset of field: InstepBeginArgs::bucket_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 136usize];
-};
+layout!(InstepBeginArgs: 144 bytes, aligned to 8; control at 0, records at 8, hypers at 16, lr_multipliers at 24,
+    actions at 32, record_count at 40, norms at 48, ring at 56, slot_words at 64, slot_count at 72, divisor at 80,
+    loss_scale at 88, previous_max_norm at 96, clip at 104, grad_scale at 112, found_inf at 120, bucket_controls at 128,
+    bucket_count at 136);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepDecideArgs {
@@ -668,35 +370,9 @@ pub struct InstepDecideArgs {
     pub grad_dtype: u32,
     pub found_inf: *mut f32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 80usize];
-    ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
-    ["Offset of field: InstepDecideArgs::control"]
-        [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
-    ["Offset of field: InstepDecideArgs::contributors"]
-        [::core::mem::offset_of!(InstepDecideArgs, contributors) - 8usize];
-    ["Offset of field: InstepDecideArgs::max_norm"]
-        [::core::mem::offset_of!(InstepDecideArgs, max_norm) - 16usize];
-    ["Offset of field: InstepDecideArgs::growth_factor"]
-        [::core::mem::offset_of!(InstepDecideArgs, growth_factor) - 24usize];
-    ["Offset of field: InstepDecideArgs::backoff_factor"]
-        [::core::mem::offset_of!(InstepDecideArgs, backoff_factor) - 32usize];
-    ["Offset of field: InstepDecideArgs::largest_loss_scale"]
-        [::core::mem::offset_of!(InstepDecideArgs, largest_loss_scale) - 40usize];
-    ["Offset of field: InstepDecideArgs::skip_nonfinite"]
-        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 48usize];
-    ["Offset of field: InstepDecideArgs::growth_interval"]
-        [::core::mem::offset_of!(InstepDecideArgs, growth_interval) - 52usize];
-    ["Offset of field: InstepDecideArgs::pass_control"]
-        [::core::mem::offset_of!(InstepDecideArgs, pass_control) - 56usize];
-    ["Offset of field: InstepDecideArgs::bucket"]
-        [::core::mem::offset_of!(InstepDecideArgs, bucket) - 64usize];
-    ["Offset of field: InstepDecideArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepDecideArgs, grad_dtype) - 68usize];
-    ["Offset of field: InstepDecideArgs::found_inf"]
-        [::core::mem::offset_of!(InstepDecideArgs, found_inf) - 72usize];
-};
+layout!(InstepDecideArgs: 80 bytes, aligned to 8; control at 0, contributors at 8, max_norm at 16, growth_factor at 24,
+    backoff_factor at 32, largest_loss_scale at 40, skip_nonfinite at 48, growth_interval at 52, pass_control at 56,
+    bucket at 64, grad_dtype at 68, found_inf at 72);
 pub const INSTEP_PART_WHOLE: InstepStepPart = 0;
 pub const INSTEP_PART_MEASURE: InstepStepPart = 1;
 pub const INSTEP_PART_APPLY: InstepStepPart = 2;
@@ -738,51 +414,11 @@ pub struct InstepStepArgs {
     pub part: u32,
     pub share: u64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 200usize];
-    ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
-    ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
-    ["Offset of field: InstepStepArgs::records"][::core::mem::offset_of!(InstepStepArgs, records) - 8usize];
-    ["Offset of field: InstepStepArgs::tiles"][::core::mem::offset_of!(InstepStepArgs, tiles) - 16usize];
-    ["Offset of field: InstepStepArgs::tile_count"]
-        [::core::mem::offset_of!(InstepStepArgs, tile_count) - 24usize];
-    ["Offset of field: InstepStepArgs::param_base"]
-        [::core::mem::offset_of!(InstepStepArgs, param_base) - 32usize];
-    ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 40usize];
-    ["Offset of field: InstepStepArgs::master"][::core::mem::offset_of!(InstepStepArgs, master) - 48usize];
-    ["Offset of field: InstepStepArgs::copy"][::core::mem::offset_of!(InstepStepArgs, copy) - 56usize];
-    ["Offset of field: InstepStepArgs::ema"][::core::mem::offset_of!(InstepStepArgs, ema) - 64usize];
-    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 72usize];
-    ["Offset of field: InstepStepArgs::scales"][::core::mem::offset_of!(InstepStepArgs, scales) - 96usize];
-    ["Offset of field: InstepStepArgs::norms"][::core::mem::offset_of!(InstepStepArgs, norms) - 120usize];
-    ["Offset of field: InstepStepArgs::seed"][::core::mem::offset_of!(InstepStepArgs, seed) - 128usize];
-    ["Offset of field: InstepStepArgs::optimizer"]
-        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 136usize];
-    ["Offset of field: InstepStepArgs::state_count"]
-        [::core::mem::offset_of!(InstepStepArgs, state_count) - 140usize];
-    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 144usize];
-    ["Offset of field: InstepStepArgs::param_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 148usize];
-    ["Offset of field: InstepStepArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 152usize];
-    ["Offset of field: InstepStepArgs::copy_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 156usize];
-    ["Offset of field: InstepStepArgs::master_kind"]
-        [::core::mem::offset_of!(InstepStepArgs, master_kind) - 160usize];
-    ["Offset of field: InstepStepArgs::moments"][::core::mem::offset_of!(InstepStepArgs, moments) - 164usize];
-    ["Offset of field: InstepStepArgs::stochastic"]
-        [::core::mem::offset_of!(InstepStepArgs, stochastic) - 168usize];
-    ["Offset of field: InstepStepArgs::gradients"]
-        [::core::mem::offset_of!(InstepStepArgs, gradients) - 172usize];
-    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 176usize];
-    ["Offset of field: InstepStepArgs::ema_from_sample"]
-        [::core::mem::offset_of!(InstepStepArgs, ema_from_sample) - 180usize];
-    ["Offset of field: InstepStepArgs::ema_weight"]
-        [::core::mem::offset_of!(InstepStepArgs, ema_weight) - 184usize];
-    ["Offset of field: InstepStepArgs::part"][::core::mem::offset_of!(InstepStepArgs, part) - 188usize];
-    ["Offset of field: InstepStepArgs::share"][::core::mem::offset_of!(InstepStepArgs, share) - 192usize];
-};
+layout!(InstepStepArgs: 200 bytes, aligned to 8; control at 0, records at 8, tiles at 16, tile_count at 24,
+    param_base at 32, grads at 40, master at 48, copy at 56, ema at 64, states at 72, scales at 96, norms at 120,
+    seed at 128, optimizer at 136, state_count at 140, bucket at 144, param_dtype at 148, grad_dtype at 152,
+    copy_dtype at 156, master_kind at 160, moments at 164, stochastic at 168, gradients at 172, local at 176,
+    ema_from_sample at 180, ema_weight at 184, part at 188, share at 192);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStatus {
@@ -795,21 +431,8 @@ pub struct InstepStatus {
     pub first_nonfinite_bucket: u32,
     pub reserved: [u32; 5usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepStatus"][::core::mem::size_of::<InstepStatus>() - 64usize];
-    ["Alignment of InstepStatus"][::core::mem::align_of::<InstepStatus>() - 8usize];
-    ["Offset of field: InstepStatus::sequence"][::core::mem::offset_of!(InstepStatus, sequence) - 0usize];
-    ["Offset of field: InstepStatus::norm"][::core::mem::offset_of!(InstepStatus, norm) - 8usize];
-    ["Offset of field: InstepStatus::clip"][::core::mem::offset_of!(InstepStatus, clip) - 16usize];
-    ["Offset of field: InstepStatus::loss_scale"]
-        [::core::mem::offset_of!(InstepStatus, loss_scale) - 24usize];
-    ["Offset of field: InstepStatus::decided"][::core::mem::offset_of!(InstepStatus, decided) - 32usize];
-    ["Offset of field: InstepStatus::skipped"][::core::mem::offset_of!(InstepStatus, skipped) - 36usize];
-    ["Offset of field: InstepStatus::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepStatus, first_nonfinite_bucket) - 40usize];
-    ["Offset of field: InstepStatus::reserved"][::core::mem::offset_of!(InstepStatus, reserved) - 44usize];
-};
+layout!(InstepStatus: 64 bytes, aligned to 8; sequence at 0, norm at 8, clip at 16, loss_scale at 24, decided at 32,
+    skipped at 36, first_nonfinite_bucket at 40, reserved at 44);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepPublishArgs {
@@ -817,16 +440,7 @@ pub struct InstepPublishArgs {
     pub ring: *mut InstepStatus,
     pub slot_count: u64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepPublishArgs"][::core::mem::size_of::<InstepPublishArgs>() - 24usize];
-    ["Alignment of InstepPublishArgs"][::core::mem::align_of::<InstepPublishArgs>() - 8usize];
-    ["Offset of field: InstepPublishArgs::control"]
-        [::core::mem::offset_of!(InstepPublishArgs, control) - 0usize];
-    ["Offset of field: InstepPublishArgs::ring"][::core::mem::offset_of!(InstepPublishArgs, ring) - 8usize];
-    ["Offset of field: InstepPublishArgs::slot_count"]
-        [::core::mem::offset_of!(InstepPublishArgs, slot_count) - 16usize];
-};
+layout!(InstepPublishArgs: 24 bytes, aligned to 8; control at 0, ring at 8, slot_count at 16);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepAddArgs {
@@ -836,16 +450,7 @@ pub struct InstepAddArgs {
     pub dtype: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepAddArgs"][::core::mem::size_of::<InstepAddArgs>() - 32usize];
-    ["Alignment of InstepAddArgs"][::core::mem::align_of::<InstepAddArgs>() - 8usize];
-    ["Offset of field: InstepAddArgs::from"][::core::mem::offset_of!(InstepAddArgs, from) - 0usize];
-    ["Offset of field: InstepAddArgs::to"][::core::mem::offset_of!(InstepAddArgs, to) - 8usize];
-    ["Offset of field: InstepAddArgs::count"][::core::mem::offset_of!(InstepAddArgs, count) - 16usize];
-    ["Offset of field: InstepAddArgs::dtype"][::core::mem::offset_of!(InstepAddArgs, dtype) - 24usize];
-    ["Offset of field: InstepAddArgs::reserved"][::core::mem::offset_of!(InstepAddArgs, reserved) - 28usize];
-};
+layout!(InstepAddArgs: 32 bytes, aligned to 8; from at 0, to at 8, count at 16, dtype at 24, reserved at 28);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepCastArgs {
@@ -855,18 +460,7 @@ pub struct InstepCastArgs {
     pub from_dtype: u32,
     pub to_dtype: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepCastArgs"][::core::mem::size_of::<InstepCastArgs>() - 32usize];
-    ["Alignment of InstepCastArgs"][::core::mem::align_of::<InstepCastArgs>() - 8usize];
-    ["Offset of field: InstepCastArgs::from"][::core::mem::offset_of!(InstepCastArgs, from) - 0usize];
-    ["Offset of field: InstepCastArgs::to"][::core::mem::offset_of!(InstepCastArgs, to) - 8usize];
-    ["Offset of field: InstepCastArgs::count"][::core::mem::offset_of!(InstepCastArgs, count) - 16usize];
-    ["Offset of field: InstepCastArgs::from_dtype"]
-        [::core::mem::offset_of!(InstepCastArgs, from_dtype) - 24usize];
-    ["Offset of field: InstepCastArgs::to_dtype"]
-        [::core::mem::offset_of!(InstepCastArgs, to_dtype) - 28usize];
-};
+layout!(InstepCastArgs: 32 bytes, aligned to 8; from at 0, to at 8, count at 16, from_dtype at 24, to_dtype at 28);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStored {
@@ -878,19 +472,8 @@ pub struct InstepStored {
     pub is_signed: u32,
     pub reserved: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepStored"][::core::mem::size_of::<InstepStored>() - 40usize];
-    ["Alignment of InstepStored"][::core::mem::align_of::<InstepStored>() - 8usize];
-    ["Offset of field: InstepStored::values"][::core::mem::offset_of!(InstepStored, values) - 0usize];
-    ["Offset of field: InstepStored::second"][::core::mem::offset_of!(InstepStored, second) - 8usize];
-    ["Offset of field: InstepStored::count"][::core::mem::offset_of!(InstepStored, count) - 16usize];
-    ["Offset of field: InstepStored::format"][::core::mem::offset_of!(InstepStored, format) - 24usize];
-    ["Offset of field: InstepStored::master_kind"]
-        [::core::mem::offset_of!(InstepStored, master_kind) - 28usize];
-    ["Offset of field: InstepStored::is_signed"][::core::mem::offset_of!(InstepStored, is_signed) - 32usize];
-    ["Offset of field: InstepStored::reserved"][::core::mem::offset_of!(InstepStored, reserved) - 36usize];
-};
+layout!(InstepStored: 40 bytes, aligned to 8; values at 0, second at 8, count at 16, format at 24, master_kind at 28,
+    is_signed at 32, reserved at 36);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepKernels {
@@ -935,23 +518,6 @@ pub struct InstepKernels {
     pub signed_states: [u32; 12usize],
     pub scaled: [u32; 12usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 192usize];
-    ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
-    ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
-    ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
-    ["Offset of field: InstepKernels::decide"][::core::mem::offset_of!(InstepKernels, decide) - 16usize];
-    ["Offset of field: InstepKernels::norm"][::core::mem::offset_of!(InstepKernels, norm) - 24usize];
-    ["Offset of field: InstepKernels::step"][::core::mem::offset_of!(InstepKernels, step) - 32usize];
-    ["Offset of field: InstepKernels::custom"][::core::mem::offset_of!(InstepKernels, custom) - 40usize];
-    ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 48usize];
-    ["Offset of field: InstepKernels::narrow"][::core::mem::offset_of!(InstepKernels, narrow) - 56usize];
-    ["Offset of field: InstepKernels::widen"][::core::mem::offset_of!(InstepKernels, widen) - 64usize];
-    ["Offset of field: InstepKernels::decode"][::core::mem::offset_of!(InstepKernels, decode) - 72usize];
-    ["Offset of field: InstepKernels::encode"][::core::mem::offset_of!(InstepKernels, encode) - 80usize];
-    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 88usize];
-    ["Offset of field: InstepKernels::signed_states"]
-        [::core::mem::offset_of!(InstepKernels, signed_states) - 96usize];
-    ["Offset of field: InstepKernels::scaled"][::core::mem::offset_of!(InstepKernels, scaled) - 144usize];
-};
+layout!(InstepKernels: 192 bytes, aligned to 8; self_test at 0, begin at 8, decide at 16, norm at 24, step at 32,
+    custom at 40, sum at 48, narrow at 56, widen at 64, decode at 72, encode at 80, ceiling at 88, signed_states at 96,
+    scaled at 144);

@@ -8,6 +8,17 @@
 /// A stream, as the driver and the runtime pass it.
 pub type cudaStream_t = *mut ::core::ffi::c_void;
 
+/// Holds a type to the header's size, alignment and offset of every field.
+macro_rules! layout {
+    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $alignment);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
+}
+
 pub const NCCL_VERSION_CODE: u32 = 23203;
 pub const NCCL_API_MAGIC: u32 = 3405692655;
 #[repr(C)]
@@ -21,12 +32,7 @@ pub type ncclComm_t = *mut ncclComm;
 pub struct ncclUniqueId {
     pub internal: [::core::ffi::c_char; 128usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ncclUniqueId"][::core::mem::size_of::<ncclUniqueId>() - 128usize];
-    ["Alignment of ncclUniqueId"][::core::mem::align_of::<ncclUniqueId>() - 1usize];
-    ["Offset of field: ncclUniqueId::internal"][::core::mem::offset_of!(ncclUniqueId, internal) - 0usize];
-};
+layout!(ncclUniqueId: 128 bytes, aligned to 1; internal at 0);
 impl ncclResult_t {
     pub const ncclSuccess: ncclResult_t = ncclResult_t(0);
     pub const ncclUnhandledCudaError: ncclResult_t = ncclResult_t(1);
@@ -72,61 +78,11 @@ pub struct ncclConfig_v23100 {
     pub hostCftMode: ::core::ffi::c_int,
     pub nvlsHostMode: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ncclConfig_v23100"][::core::mem::size_of::<ncclConfig_v23100>() - 120usize];
-    ["Alignment of ncclConfig_v23100"][::core::mem::align_of::<ncclConfig_v23100>() - 8usize];
-    ["Offset of field: ncclConfig_v23100::size"][::core::mem::offset_of!(ncclConfig_v23100, size) - 0usize];
-    ["Offset of field: ncclConfig_v23100::magic"][::core::mem::offset_of!(ncclConfig_v23100, magic) - 8usize];
-    ["Offset of field: ncclConfig_v23100::version"]
-        [::core::mem::offset_of!(ncclConfig_v23100, version) - 12usize];
-    ["Offset of field: ncclConfig_v23100::blocking"]
-        [::core::mem::offset_of!(ncclConfig_v23100, blocking) - 16usize];
-    ["Offset of field: ncclConfig_v23100::cgaClusterSize"]
-        [::core::mem::offset_of!(ncclConfig_v23100, cgaClusterSize) - 20usize];
-    ["Offset of field: ncclConfig_v23100::minCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, minCTAs) - 24usize];
-    ["Offset of field: ncclConfig_v23100::maxCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, maxCTAs) - 28usize];
-    ["Offset of field: ncclConfig_v23100::netName"]
-        [::core::mem::offset_of!(ncclConfig_v23100, netName) - 32usize];
-    ["Offset of field: ncclConfig_v23100::splitShare"]
-        [::core::mem::offset_of!(ncclConfig_v23100, splitShare) - 40usize];
-    ["Offset of field: ncclConfig_v23100::trafficClass"]
-        [::core::mem::offset_of!(ncclConfig_v23100, trafficClass) - 44usize];
-    ["Offset of field: ncclConfig_v23100::commName"]
-        [::core::mem::offset_of!(ncclConfig_v23100, commName) - 48usize];
-    ["Offset of field: ncclConfig_v23100::collnetEnable"]
-        [::core::mem::offset_of!(ncclConfig_v23100, collnetEnable) - 56usize];
-    ["Offset of field: ncclConfig_v23100::CTAPolicy"]
-        [::core::mem::offset_of!(ncclConfig_v23100, CTAPolicy) - 60usize];
-    ["Offset of field: ncclConfig_v23100::shrinkShare"]
-        [::core::mem::offset_of!(ncclConfig_v23100, shrinkShare) - 64usize];
-    ["Offset of field: ncclConfig_v23100::nvlsCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlsCTAs) - 68usize];
-    ["Offset of field: ncclConfig_v23100::nChannelsPerNetPeer"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nChannelsPerNetPeer) - 72usize];
-    ["Offset of field: ncclConfig_v23100::nvlinkCentricSched"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlinkCentricSched) - 76usize];
-    ["Offset of field: ncclConfig_v23100::graphUsageMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, graphUsageMode) - 80usize];
-    ["Offset of field: ncclConfig_v23100::numRmaCtx"]
-        [::core::mem::offset_of!(ncclConfig_v23100, numRmaCtx) - 84usize];
-    ["Offset of field: ncclConfig_v23100::maxP2pPeers"]
-        [::core::mem::offset_of!(ncclConfig_v23100, maxP2pPeers) - 88usize];
-    ["Offset of field: ncclConfig_v23100::graphStreamOrdering"]
-        [::core::mem::offset_of!(ncclConfig_v23100, graphStreamOrdering) - 92usize];
-    ["Offset of field: ncclConfig_v23100::launchOrderImplicit"]
-        [::core::mem::offset_of!(ncclConfig_v23100, launchOrderImplicit) - 96usize];
-    ["Offset of field: ncclConfig_v23100::numRmaSig"]
-        [::core::mem::offset_of!(ncclConfig_v23100, numRmaSig) - 100usize];
-    ["Offset of field: ncclConfig_v23100::rmaEagerInit"]
-        [::core::mem::offset_of!(ncclConfig_v23100, rmaEagerInit) - 104usize];
-    ["Offset of field: ncclConfig_v23100::hostCftMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, hostCftMode) - 108usize];
-    ["Offset of field: ncclConfig_v23100::nvlsHostMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlsHostMode) - 112usize];
-};
+layout!(ncclConfig_v23100: 120 bytes, aligned to 8; size at 0, magic at 8, version at 12, blocking at 16,
+    cgaClusterSize at 20, minCTAs at 24, maxCTAs at 28, netName at 32, splitShare at 40, trafficClass at 44,
+    commName at 48, collnetEnable at 56, CTAPolicy at 60, shrinkShare at 64, nvlsCTAs at 68, nChannelsPerNetPeer at 72,
+    nvlinkCentricSched at 76, graphUsageMode at 80, numRmaCtx at 84, maxP2pPeers at 88, graphStreamOrdering at 92,
+    launchOrderImplicit at 96, numRmaSig at 100, rmaEagerInit at 104, hostCftMode at 108, nvlsHostMode at 112);
 pub type ncclConfig_t = ncclConfig_v23100;
 impl ncclRedOp_t {
     pub const ncclSum: ncclRedOp_t = ncclRedOp_t(0);
@@ -163,293 +119,56 @@ impl ncclDataType_t {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ncclDataType_t(pub ::core::ffi::c_uint);
-pub struct Functions {
-    __library: ::libloading::Library,
-    pub ncclMemAlloc: Result<
-        unsafe extern "C" fn(ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclMemFree:
-        Result<unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> ncclResult_t, ::libloading::Error>,
-    pub ncclGetVersion:
-        Result<unsafe extern "C" fn(version: *mut ::core::ffi::c_int) -> ncclResult_t, ::libloading::Error>,
-    pub ncclGetUniqueId:
-        Result<unsafe extern "C" fn(uniqueId: *mut ncclUniqueId) -> ncclResult_t, ::libloading::Error>,
-    pub ncclCommInitRankConfig: Result<
-        unsafe extern "C" fn(
-            comm: *mut ncclComm_t,
-            nranks: ::core::ffi::c_int,
-            commId: ncclUniqueId,
-            rank: ::core::ffi::c_int,
-            config: *mut ncclConfig_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommFinalize: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
-    pub ncclCommDestroy: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
-    pub ncclCommAbort: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
-    pub ncclGetErrorString:
-        Result<unsafe extern "C" fn(result: ncclResult_t) -> *const ::core::ffi::c_char, ::libloading::Error>,
-    pub ncclGetLastError:
-        Result<unsafe extern "C" fn(comm: ncclComm_t) -> *const ::core::ffi::c_char, ::libloading::Error>,
-    pub ncclCommGetAsyncError: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommCount: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, count: *mut ::core::ffi::c_int) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommCuDevice: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, device: *mut ::core::ffi::c_int) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommUserRank: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, rank: *mut ::core::ffi::c_int) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommRegister: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            buff: *mut ::core::ffi::c_void,
-            size: usize,
-            handle: *mut *mut ::core::ffi::c_void,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommDeregister: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, handle: *mut ::core::ffi::c_void) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclBroadcast: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            root: ::core::ffi::c_int,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclAllReduce: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            op: ncclRedOp_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclReduceScatter: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            recvcount: usize,
-            datatype: ncclDataType_t,
-            op: ncclRedOp_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclAllGather: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            sendcount: usize,
-            datatype: ncclDataType_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
+
+use ::core::ffi::{c_char, c_int, c_void};
+
+/// Looks each function up once. Calling one that the library lacks panics.
+macro_rules! functions {
+    ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        pub struct Functions {
+            _library: ::libloading::Library,
+            $(pub $name: Result<unsafe extern "C" fn($($type),*) -> $result, ::libloading::Error>,)*
+        }
+
+        impl Functions {
+            pub unsafe fn from_library(library: ::libloading::Library) -> Functions {
+                Functions {
+                    $($name: library.get(stringify!($name)).map(|symbol| *symbol),)*
+                    _library: library,
+                }
+            }
+
+            $(pub unsafe fn $name(&self, $($argument: $type),*) -> $result {
+                (self.$name.as_ref().expect("asked for before it is called"))($($argument),*)
+            })*
+        }
+    };
 }
-impl Functions {
-    pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
-    where
-        P: ::libloading::AsFilename,
-    {
-        let library = ::libloading::Library::new(path)?;
-        Self::from_library(library)
-    }
-    pub unsafe fn from_library<L>(library: L) -> Result<Self, ::libloading::Error>
-    where
-        L: Into<::libloading::Library>,
-    {
-        let __library = library.into();
-        let ncclMemAlloc = __library.get(b"ncclMemAlloc\0").map(|sym| *sym);
-        let ncclMemFree = __library.get(b"ncclMemFree\0").map(|sym| *sym);
-        let ncclGetVersion = __library.get(b"ncclGetVersion\0").map(|sym| *sym);
-        let ncclGetUniqueId = __library.get(b"ncclGetUniqueId\0").map(|sym| *sym);
-        let ncclCommInitRankConfig = __library.get(b"ncclCommInitRankConfig\0").map(|sym| *sym);
-        let ncclCommFinalize = __library.get(b"ncclCommFinalize\0").map(|sym| *sym);
-        let ncclCommDestroy = __library.get(b"ncclCommDestroy\0").map(|sym| *sym);
-        let ncclCommAbort = __library.get(b"ncclCommAbort\0").map(|sym| *sym);
-        let ncclGetErrorString = __library.get(b"ncclGetErrorString\0").map(|sym| *sym);
-        let ncclGetLastError = __library.get(b"ncclGetLastError\0").map(|sym| *sym);
-        let ncclCommGetAsyncError = __library.get(b"ncclCommGetAsyncError\0").map(|sym| *sym);
-        let ncclCommCount = __library.get(b"ncclCommCount\0").map(|sym| *sym);
-        let ncclCommCuDevice = __library.get(b"ncclCommCuDevice\0").map(|sym| *sym);
-        let ncclCommUserRank = __library.get(b"ncclCommUserRank\0").map(|sym| *sym);
-        let ncclCommRegister = __library.get(b"ncclCommRegister\0").map(|sym| *sym);
-        let ncclCommDeregister = __library.get(b"ncclCommDeregister\0").map(|sym| *sym);
-        let ncclBroadcast = __library.get(b"ncclBroadcast\0").map(|sym| *sym);
-        let ncclAllReduce = __library.get(b"ncclAllReduce\0").map(|sym| *sym);
-        let ncclReduceScatter = __library.get(b"ncclReduceScatter\0").map(|sym| *sym);
-        let ncclAllGather = __library.get(b"ncclAllGather\0").map(|sym| *sym);
-        Ok(Functions {
-            __library,
-            ncclMemAlloc,
-            ncclMemFree,
-            ncclGetVersion,
-            ncclGetUniqueId,
-            ncclCommInitRankConfig,
-            ncclCommFinalize,
-            ncclCommDestroy,
-            ncclCommAbort,
-            ncclGetErrorString,
-            ncclGetLastError,
-            ncclCommGetAsyncError,
-            ncclCommCount,
-            ncclCommCuDevice,
-            ncclCommUserRank,
-            ncclCommRegister,
-            ncclCommDeregister,
-            ncclBroadcast,
-            ncclAllReduce,
-            ncclReduceScatter,
-            ncclAllGather,
-        })
-    }
-    pub unsafe fn ncclMemAlloc(&self, ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t {
-        (self.ncclMemAlloc.as_ref().expect("Expected function, got error."))(ptr, size)
-    }
-    pub unsafe fn ncclMemFree(&self, ptr: *mut ::core::ffi::c_void) -> ncclResult_t {
-        (self.ncclMemFree.as_ref().expect("Expected function, got error."))(ptr)
-    }
-    pub unsafe fn ncclGetVersion(&self, version: *mut ::core::ffi::c_int) -> ncclResult_t {
-        (self.ncclGetVersion.as_ref().expect("Expected function, got error."))(version)
-    }
-    pub unsafe fn ncclGetUniqueId(&self, uniqueId: *mut ncclUniqueId) -> ncclResult_t {
-        (self.ncclGetUniqueId.as_ref().expect("Expected function, got error."))(uniqueId)
-    }
-    pub unsafe fn ncclCommInitRankConfig(
-        &self,
-        comm: *mut ncclComm_t,
-        nranks: ::core::ffi::c_int,
-        commId: ncclUniqueId,
-        rank: ::core::ffi::c_int,
-        config: *mut ncclConfig_t,
-    ) -> ncclResult_t {
-        (self.ncclCommInitRankConfig.as_ref().expect("Expected function, got error."))(
-            comm, nranks, commId, rank, config,
-        )
-    }
-    pub unsafe fn ncclCommFinalize(&self, comm: ncclComm_t) -> ncclResult_t {
-        (self.ncclCommFinalize.as_ref().expect("Expected function, got error."))(comm)
-    }
-    pub unsafe fn ncclCommDestroy(&self, comm: ncclComm_t) -> ncclResult_t {
-        (self.ncclCommDestroy.as_ref().expect("Expected function, got error."))(comm)
-    }
-    pub unsafe fn ncclCommAbort(&self, comm: ncclComm_t) -> ncclResult_t {
-        (self.ncclCommAbort.as_ref().expect("Expected function, got error."))(comm)
-    }
-    pub unsafe fn ncclGetErrorString(&self, result: ncclResult_t) -> *const ::core::ffi::c_char {
-        (self.ncclGetErrorString.as_ref().expect("Expected function, got error."))(result)
-    }
-    pub unsafe fn ncclGetLastError(&self, comm: ncclComm_t) -> *const ::core::ffi::c_char {
-        (self.ncclGetLastError.as_ref().expect("Expected function, got error."))(comm)
-    }
-    pub unsafe fn ncclCommGetAsyncError(
-        &self,
-        comm: ncclComm_t,
-        asyncError: *mut ncclResult_t,
-    ) -> ncclResult_t {
-        (self.ncclCommGetAsyncError.as_ref().expect("Expected function, got error."))(comm, asyncError)
-    }
-    pub unsafe fn ncclCommCount(&self, comm: ncclComm_t, count: *mut ::core::ffi::c_int) -> ncclResult_t {
-        (self.ncclCommCount.as_ref().expect("Expected function, got error."))(comm, count)
-    }
-    pub unsafe fn ncclCommCuDevice(&self, comm: ncclComm_t, device: *mut ::core::ffi::c_int) -> ncclResult_t {
-        (self.ncclCommCuDevice.as_ref().expect("Expected function, got error."))(comm, device)
-    }
-    pub unsafe fn ncclCommUserRank(&self, comm: ncclComm_t, rank: *mut ::core::ffi::c_int) -> ncclResult_t {
-        (self.ncclCommUserRank.as_ref().expect("Expected function, got error."))(comm, rank)
-    }
-    pub unsafe fn ncclCommRegister(
-        &self,
-        comm: ncclComm_t,
-        buff: *mut ::core::ffi::c_void,
-        size: usize,
-        handle: *mut *mut ::core::ffi::c_void,
-    ) -> ncclResult_t {
-        (self.ncclCommRegister.as_ref().expect("Expected function, got error."))(comm, buff, size, handle)
-    }
-    pub unsafe fn ncclCommDeregister(
-        &self,
-        comm: ncclComm_t,
-        handle: *mut ::core::ffi::c_void,
-    ) -> ncclResult_t {
-        (self.ncclCommDeregister.as_ref().expect("Expected function, got error."))(comm, handle)
-    }
-    pub unsafe fn ncclBroadcast(
-        &self,
-        sendbuff: *const ::core::ffi::c_void,
-        recvbuff: *mut ::core::ffi::c_void,
-        count: usize,
-        datatype: ncclDataType_t,
-        root: ::core::ffi::c_int,
-        comm: ncclComm_t,
-        stream: cudaStream_t,
-    ) -> ncclResult_t {
-        (self.ncclBroadcast.as_ref().expect("Expected function, got error."))(
-            sendbuff, recvbuff, count, datatype, root, comm, stream,
-        )
-    }
-    pub unsafe fn ncclAllReduce(
-        &self,
-        sendbuff: *const ::core::ffi::c_void,
-        recvbuff: *mut ::core::ffi::c_void,
-        count: usize,
-        datatype: ncclDataType_t,
-        op: ncclRedOp_t,
-        comm: ncclComm_t,
-        stream: cudaStream_t,
-    ) -> ncclResult_t {
-        (self.ncclAllReduce.as_ref().expect("Expected function, got error."))(
-            sendbuff, recvbuff, count, datatype, op, comm, stream,
-        )
-    }
-    pub unsafe fn ncclReduceScatter(
-        &self,
-        sendbuff: *const ::core::ffi::c_void,
-        recvbuff: *mut ::core::ffi::c_void,
-        recvcount: usize,
-        datatype: ncclDataType_t,
-        op: ncclRedOp_t,
-        comm: ncclComm_t,
-        stream: cudaStream_t,
-    ) -> ncclResult_t {
-        (self.ncclReduceScatter.as_ref().expect("Expected function, got error."))(
-            sendbuff, recvbuff, recvcount, datatype, op, comm, stream,
-        )
-    }
-    pub unsafe fn ncclAllGather(
-        &self,
-        sendbuff: *const ::core::ffi::c_void,
-        recvbuff: *mut ::core::ffi::c_void,
-        sendcount: usize,
-        datatype: ncclDataType_t,
-        comm: ncclComm_t,
-        stream: cudaStream_t,
-    ) -> ncclResult_t {
-        (self.ncclAllGather.as_ref().expect("Expected function, got error."))(
-            sendbuff, recvbuff, sendcount, datatype, comm, stream,
-        )
-    }
+
+functions! {
+    pub fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
+    pub fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
+    pub fn ncclGetVersion(version: *mut c_int) -> ncclResult_t;
+    pub fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t;
+    pub fn ncclCommInitRankConfig(comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int,
+        config: *mut ncclConfig_t) -> ncclResult_t;
+    pub fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t;
+    pub fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t;
+    pub fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t;
+    pub fn ncclGetErrorString(result: ncclResult_t) -> *const c_char;
+    pub fn ncclGetLastError(comm: ncclComm_t) -> *const c_char;
+    pub fn ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
+    pub fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
+    pub fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
+    pub fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
+    pub fn ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
+    pub fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
+    pub fn ncclBroadcast(sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
+        root: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    pub fn ncclAllReduce(sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
+        op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    pub fn ncclReduceScatter(sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: ncclDataType_t,
+        op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    pub fn ncclAllGather(sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: ncclDataType_t,
+        comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
 }

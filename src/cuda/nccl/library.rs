@@ -70,7 +70,7 @@ impl Library {
 
     fn open(load: impl FnOnce() -> Result<Loaded, libloading::Error>) -> Result<Library, String> {
         // SAFETY: looks symbols up by NCCL's names, whose types NCCL's header gives.
-        let functions = load().and_then(|library| unsafe { Functions::from_library(library) });
+        let functions = load().map(|library| unsafe { Functions::from_library(library) });
         let functions = functions.map_err(|error| reason(&error))?;
         let needed = [
             ("ncclGetVersion", functions.ncclGetVersion.is_ok()),

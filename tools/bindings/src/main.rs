@@ -10,10 +10,50 @@ use std::{env, fs, process::ExitCode};
 const ABI_HEADER: &str = "\
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
-//! below each struct are the compiler's word that its layout is the C side's.
+//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; `layout!` below each struct is the
+//! compiler's word that its layout is the C side's.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]";
+
+/// Stands before the first struct.
+const LAYOUT_MACRO: &str = "\
+/// Holds a type to the header's size, alignment and offset of every field.
+macro_rules! layout {
+    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $alignment);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
+}";
+
+/// Stands before the functions of a library that is loaded at run time.
+const FUNCTIONS_MACRO: &str = "\
+use ::core::ffi::{c_char, c_int, c_void};
+
+/// Looks each function up once. Calling one that the library lacks panics.
+macro_rules! functions {
+    ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        pub struct Functions {
+            _library: ::libloading::Library,
+            $(pub $name: Result<unsafe extern \"C\" fn($($type),*) -> $result, ::libloading::Error>,)*
+        }
+
+        impl Functions {
+            pub unsafe fn from_library(library: ::libloading::Library) -> Functions {
+                Functions {
+                    $($name: library.get(stringify!($name)).map(|symbol| *symbol),)*
+                    _library: library,
+                }
+            }
+
+            $(pub unsafe fn $name(&self, $($argument: $type),*) -> $result {
+                (self.$name.as_ref().expect(\"asked for before it is called\"))($($argument),*)
+            })*
+        }
+    };
+}";
 
 /// A union's bytes, which only the numbers in it can be copied by.
 const HYPER_WORDS: &str = "\
@@ -81,7 +121,7 @@ fn main() -> ExitCode {
     let check = env::args().any(|argument| argument == "--check");
     let outcome = abi(&root)
         .and_then(|text| {
-            settle(&root, "src/abi.rs", &text, check)?;
+            settle(&root, "src/abi.rs", &compact(&text)?, check)?;
             settle(&root, "kernels/abi_layout.h", &layout(&text)?, check)
         })
         .and_then(|()| nccl(&root))
@@ -110,30 +150,102 @@ fn abi(root: &Path) -> Result<String, String> {
     generate(builder, ABI_HEADER)
 }
 
-/// The assertions that bindgen makes of the Rust structs, once more for C and C++.
-fn layout(bindings: &str) -> Result<String, String> {
-    const RUST: &str = "::core::mem::";
-    let assertions: Vec<_> = bindings
-        .split("[\"")
-        .skip(1)
-        .map(|assertion| {
+/// Size, alignment and offsets of one struct, as bindgen asserts them.
+struct Layout<'a> {
+    name: &'a str,
+    size: &'a str,
+    alignment: &'a str,
+    offsets: Vec<(&'a str, &'a str)>,
+}
+
+/// What stands before and after the assertions of a struct.
+const ASSERTIONS: (&str, &str) =
+    ("#[allow(clippy::unnecessary_operation, clippy::identity_op)]\nconst _: () = {", "\n};\n");
+
+impl<'a> Layout<'a> {
+    /// Reads what stands between [`ASSERTIONS`].
+    fn read(block: &'a str) -> Result<Layout<'a>, String> {
+        let mut layout = Layout { name: "", size: "", alignment: "", offsets: Vec::new() };
+        let assertions = block.split("[\"").skip(1);
+        if assertions.clone().count() != block.matches("::core::mem::").count() {
+            return Err("bindgen spells its assertions in another way".to_owned());
+        }
+        for assertion in assertions {
             let (what, rest) = assertion.split_once('"').ok_or("an assertion without a name")?;
             let (_, value) = rest.split_once(" - ").ok_or_else(|| format!("{what}: no value"))?;
             let value = value.split("usize").next().unwrap_or_default();
             let words: Vec<_> = what.split([' ', ':']).filter(|word| !word.is_empty()).collect();
-            let of = match words[..] {
-                ["Size", "of", name] => format!("sizeof({name})"),
-                ["Alignment", "of", name] => format!("INSTEP_ALIGNMENT({name})"),
-                ["Offset", "of", "field", name, field] => format!("offsetof({name}, {field})"),
+            match words[..] {
+                ["Size", "of", name] => (layout.name, layout.size) = (name, value),
+                ["Alignment", "of", name] if name == layout.name => layout.alignment = value,
+                ["Offset", "of", "field", name, field] if name == layout.name => {
+                    layout.offsets.push((field, value));
+                }
                 _ => return Err(format!("{what}: bindgen asserts something new")),
-            };
-            Ok(format!("static_assert({of} == {value}, \"differs from src/abi.rs\");\n"))
-        })
-        .collect::<Result<_, String>>()?;
-    if assertions.len() != bindings.matches(RUST).count() {
+            }
+        }
+        if layout.size.is_empty() || layout.alignment.is_empty() {
+            return Err(format!("{}: its size or its alignment is not asserted", layout.name));
+        }
+        Ok(layout)
+    }
+
+    /// As one call of the macro in [`LAYOUT_MACRO`].
+    fn rust(&self) -> String {
+        let Layout { name, size, alignment, offsets } = self;
+        let offsets: Vec<_> = offsets.iter().map(|(field, at)| format!("{field} at {at}")).collect();
+        let fields = offsets.join(", ");
+        wrapped(&format!("layout!({name}: {size} bytes, aligned to {alignment}; {fields});"), "    ")
+    }
+
+    fn c(&self) -> String {
+        let Layout { name, size, alignment, offsets } = self;
+        let offsets = offsets.iter().map(|(field, at)| (format!("offsetof({name}, {field})"), *at));
+        [(format!("sizeof({name})"), *size), (format!("INSTEP_ALIGNMENT({name})"), *alignment)]
+            .into_iter()
+            .chain(offsets)
+            .map(|(of, value)| format!("static_assert({of} == {value}, \"differs from src/abi.rs\");\n"))
+            .collect()
+    }
+}
+
+/// Breaks a long line after commas.
+fn wrapped(text: &str, indent: &str) -> String {
+    let (mut lines, mut length) = (String::new(), 0);
+    for word in text.split_inclusive(", ") {
+        if length > 0 && length + word.trim_end().len() > 120 {
+            lines.truncate(lines.trim_end().len());
+            lines += &format!("\n{indent}");
+            length = indent.len();
+        }
+        lines += word;
+        length += word.len();
+    }
+    lines + "\n"
+}
+
+/// The assertions once more for C and C++.
+fn layout(bindings: &str) -> Result<String, String> {
+    let blocks = bindings.split(ASSERTIONS.0).skip(1);
+    let blocks = blocks.map(|block| block.split(ASSERTIONS.1).next().unwrap_or_default());
+    let assertions: Vec<_> =
+        blocks.map(|block| Layout::read(block).map(|layout| layout.c())).collect::<Result<_, _>>()?;
+    Ok(format!("{LAYOUT_HEADER}\n\n{}\n#endif\n", assertions.concat()))
+}
+
+/// Replaces the assertions, some lines for a field, by calls of the macro.
+fn compact(bindings: &str) -> Result<String, String> {
+    let mut blocks = bindings.split(ASSERTIONS.0);
+    let mut text = blocks.next().unwrap_or_default().to_owned();
+    for block in blocks {
+        let (block, rest) = block.split_once(ASSERTIONS.1).ok_or("assertions without an end")?;
+        text += &Layout::read(block)?.rust();
+        text += rest;
+    }
+    if text.contains("::core::mem::") {
         return Err("bindgen spells its assertions in another way".to_owned());
     }
-    Ok(format!("{LAYOUT_HEADER}\n\n{}\n#endif\n", assertions.concat()))
+    Ok(text)
 }
 
 /// Returns a builder for one header of the CUDA toolchain.
@@ -160,7 +272,7 @@ fn software_gpu(root: &Path) -> Result<String, String> {
         .allowlist_type("CUmemorytype")
         .allowlist_var("CUDA_VERSION")
         .newtype_enum(".*");
-    generate(builder, SOFTWARE_GPU_HEADER)
+    compact(&generate(builder, SOFTWARE_GPU_HEADER)?)
 }
 
 fn software_nccl(root: &Path) -> Result<String, String> {
@@ -172,7 +284,7 @@ fn software_nccl(root: &Path) -> Result<String, String> {
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
         .newtype_enum("nccl.*");
-    generate(builder, SOFTWARE_NCCL_HEADER)
+    compact(&generate(builder, SOFTWARE_NCCL_HEADER)?)
 }
 
 fn nccl(root: &Path) -> Result<String, String> {
@@ -182,16 +294,29 @@ fn nccl(root: &Path) -> Result<String, String> {
         .blocklist_type("cudaStream_t|CUstream_st")
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
-        .newtype_enum("nccl.*")
-        .dynamic_library_name("Functions")
-        .dynamic_link_require_all(false);
-    // bindgen writes what libloading asked for before 0.9.
-    let text = generate(builder, NCCL_HEADER)?;
-    Ok(text.replace("P: AsRef<::std::ffi::OsStr>", "P: ::libloading::AsFilename"))
+        .newtype_enum("nccl.*");
+    table(&compact(&generate(builder, NCCL_HEADER)?)?)
+}
+
+/// Puts the functions that the linker would look for into the table of [`FUNCTIONS_MACRO`].
+fn table(bindings: &str) -> Result<String, String> {
+    let mut blocks = bindings.split("unsafe extern \"C\" {\n");
+    let mut rest = blocks.next().unwrap_or_default().to_owned();
+    let mut functions = String::new();
+    for block in blocks {
+        let (block, after) = block.split_once("\n}\n").ok_or("functions without an end")?;
+        let words = block.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = words.replace("( ", "(").replace(", )", ")").replace("::core::ffi::", "");
+        functions += &wrapped(&format!("    {words}"), "        ");
+        rest += after;
+    }
+    Ok(format!("{rest}\n{FUNCTIONS_MACRO}\n\nfunctions! {{\n{functions}}}\n"))
 }
 
 fn generate(builder: bindgen::Builder, header: &str) -> Result<String, String> {
-    let builder = builder.derive_default(false).layout_tests(true).use_core().disable_header_comment();
+    let builder =
+        builder.raw_line("").raw_line(LAYOUT_MACRO).derive_default(false).layout_tests(true).use_core();
+    let builder = builder.disable_header_comment();
     let bindings = builder.generate().map_err(|error| format!("bindgen: {error}"))?;
     Ok(format!("{header}\n\n{bindings}"))
 }

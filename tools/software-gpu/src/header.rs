@@ -4,6 +4,18 @@
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unused_imports, unsafe_code, clippy::all)]
 
+
+/// Holds a type to the header's size, alignment and offset of every field.
+macro_rules! layout {
+    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $alignment);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
+}
+
 pub const CUDA_VERSION: u32 = 13000;
 pub type CUdeviceptr_v2 = ::core::ffi::c_ulonglong;
 pub type CUdeviceptr = CUdeviceptr_v2;
@@ -394,13 +406,7 @@ pub use self::CUexecAffinityType_enum as CUexecAffinityType;
 pub struct CUexecAffinitySmCount_st {
     pub val: ::core::ffi::c_uint,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of CUexecAffinitySmCount_st"][::core::mem::size_of::<CUexecAffinitySmCount_st>() - 4usize];
-    ["Alignment of CUexecAffinitySmCount_st"][::core::mem::align_of::<CUexecAffinitySmCount_st>() - 4usize];
-    ["Offset of field: CUexecAffinitySmCount_st::val"]
-        [::core::mem::offset_of!(CUexecAffinitySmCount_st, val) - 0usize];
-};
+layout!(CUexecAffinitySmCount_st: 4 bytes, aligned to 4; val at 0);
 pub type CUexecAffinitySmCount_v1 = CUexecAffinitySmCount_st;
 pub type CUexecAffinitySmCount = CUexecAffinitySmCount_v1;
 #[repr(C)]
@@ -414,24 +420,8 @@ pub struct CUexecAffinityParam_st {
 pub union CUexecAffinityParam_st__bindgen_ty_1 {
     pub smCount: CUexecAffinitySmCount,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of CUexecAffinityParam_st__bindgen_ty_1"]
-        [::core::mem::size_of::<CUexecAffinityParam_st__bindgen_ty_1>() - 4usize];
-    ["Alignment of CUexecAffinityParam_st__bindgen_ty_1"]
-        [::core::mem::align_of::<CUexecAffinityParam_st__bindgen_ty_1>() - 4usize];
-    ["Offset of field: CUexecAffinityParam_st__bindgen_ty_1::smCount"]
-        [::core::mem::offset_of!(CUexecAffinityParam_st__bindgen_ty_1, smCount) - 0usize];
-};
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of CUexecAffinityParam_st"][::core::mem::size_of::<CUexecAffinityParam_st>() - 8usize];
-    ["Alignment of CUexecAffinityParam_st"][::core::mem::align_of::<CUexecAffinityParam_st>() - 4usize];
-    ["Offset of field: CUexecAffinityParam_st::type_"]
-        [::core::mem::offset_of!(CUexecAffinityParam_st, type_) - 0usize];
-    ["Offset of field: CUexecAffinityParam_st::param"]
-        [::core::mem::offset_of!(CUexecAffinityParam_st, param) - 4usize];
-};
+layout!(CUexecAffinityParam_st__bindgen_ty_1: 4 bytes, aligned to 4; smCount at 0);
+layout!(CUexecAffinityParam_st: 8 bytes, aligned to 4; type_ at 0, param at 4);
 pub type CUexecAffinityParam_v1 = CUexecAffinityParam_st;
 pub type CUexecAffinityParam = CUexecAffinityParam_v1;
 impl CUcigDataType_enum {
@@ -448,15 +438,7 @@ pub struct CUctxCigParam_st {
     pub sharedDataType: CUcigDataType,
     pub sharedData: *mut ::core::ffi::c_void,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of CUctxCigParam_st"][::core::mem::size_of::<CUctxCigParam_st>() - 16usize];
-    ["Alignment of CUctxCigParam_st"][::core::mem::align_of::<CUctxCigParam_st>() - 8usize];
-    ["Offset of field: CUctxCigParam_st::sharedDataType"]
-        [::core::mem::offset_of!(CUctxCigParam_st, sharedDataType) - 0usize];
-    ["Offset of field: CUctxCigParam_st::sharedData"]
-        [::core::mem::offset_of!(CUctxCigParam_st, sharedData) - 8usize];
-};
+layout!(CUctxCigParam_st: 16 bytes, aligned to 8; sharedDataType at 0, sharedData at 8);
 pub type CUctxCigParam = CUctxCigParam_st;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -465,17 +447,8 @@ pub struct CUctxCreateParams_st {
     pub numExecAffinityParams: ::core::ffi::c_int,
     pub cigParams: *mut CUctxCigParam,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of CUctxCreateParams_st"][::core::mem::size_of::<CUctxCreateParams_st>() - 24usize];
-    ["Alignment of CUctxCreateParams_st"][::core::mem::align_of::<CUctxCreateParams_st>() - 8usize];
-    ["Offset of field: CUctxCreateParams_st::execAffinityParams"]
-        [::core::mem::offset_of!(CUctxCreateParams_st, execAffinityParams) - 0usize];
-    ["Offset of field: CUctxCreateParams_st::numExecAffinityParams"]
-        [::core::mem::offset_of!(CUctxCreateParams_st, numExecAffinityParams) - 8usize];
-    ["Offset of field: CUctxCreateParams_st::cigParams"]
-        [::core::mem::offset_of!(CUctxCreateParams_st, cigParams) - 16usize];
-};
+layout!(CUctxCreateParams_st: 24 bytes, aligned to 8; execAffinityParams at 0, numExecAffinityParams at 8,
+    cigParams at 16);
 pub type CUctxCreateParams = CUctxCreateParams_st;
 impl cudaError_enum {
     pub const CUDA_SUCCESS: cudaError_enum = cudaError_enum(0);

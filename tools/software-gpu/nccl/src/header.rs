@@ -7,6 +7,17 @@
 /// A stream, as the driver and the runtime pass it.
 pub type cudaStream_t = *mut ::core::ffi::c_void;
 
+/// Holds a type to the header's size, alignment and offset of every field.
+macro_rules! layout {
+    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            assert!(align_of::<$name>() == $alignment);
+            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+        };
+    };
+}
+
 pub const NCCL_VERSION_CODE: u32 = 23203;
 pub const NCCL_API_MAGIC: u32 = 3405692655;
 #[repr(C)]
@@ -20,12 +31,7 @@ pub type ncclComm_t = *mut ncclComm;
 pub struct ncclUniqueId {
     pub internal: [::core::ffi::c_char; 128usize],
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ncclUniqueId"][::core::mem::size_of::<ncclUniqueId>() - 128usize];
-    ["Alignment of ncclUniqueId"][::core::mem::align_of::<ncclUniqueId>() - 1usize];
-    ["Offset of field: ncclUniqueId::internal"][::core::mem::offset_of!(ncclUniqueId, internal) - 0usize];
-};
+layout!(ncclUniqueId: 128 bytes, aligned to 1; internal at 0);
 impl ncclResult_t {
     pub const ncclSuccess: ncclResult_t = ncclResult_t(0);
     pub const ncclUnhandledCudaError: ncclResult_t = ncclResult_t(1);
@@ -71,61 +77,11 @@ pub struct ncclConfig_v23100 {
     pub hostCftMode: ::core::ffi::c_int,
     pub nvlsHostMode: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ncclConfig_v23100"][::core::mem::size_of::<ncclConfig_v23100>() - 120usize];
-    ["Alignment of ncclConfig_v23100"][::core::mem::align_of::<ncclConfig_v23100>() - 8usize];
-    ["Offset of field: ncclConfig_v23100::size"][::core::mem::offset_of!(ncclConfig_v23100, size) - 0usize];
-    ["Offset of field: ncclConfig_v23100::magic"][::core::mem::offset_of!(ncclConfig_v23100, magic) - 8usize];
-    ["Offset of field: ncclConfig_v23100::version"]
-        [::core::mem::offset_of!(ncclConfig_v23100, version) - 12usize];
-    ["Offset of field: ncclConfig_v23100::blocking"]
-        [::core::mem::offset_of!(ncclConfig_v23100, blocking) - 16usize];
-    ["Offset of field: ncclConfig_v23100::cgaClusterSize"]
-        [::core::mem::offset_of!(ncclConfig_v23100, cgaClusterSize) - 20usize];
-    ["Offset of field: ncclConfig_v23100::minCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, minCTAs) - 24usize];
-    ["Offset of field: ncclConfig_v23100::maxCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, maxCTAs) - 28usize];
-    ["Offset of field: ncclConfig_v23100::netName"]
-        [::core::mem::offset_of!(ncclConfig_v23100, netName) - 32usize];
-    ["Offset of field: ncclConfig_v23100::splitShare"]
-        [::core::mem::offset_of!(ncclConfig_v23100, splitShare) - 40usize];
-    ["Offset of field: ncclConfig_v23100::trafficClass"]
-        [::core::mem::offset_of!(ncclConfig_v23100, trafficClass) - 44usize];
-    ["Offset of field: ncclConfig_v23100::commName"]
-        [::core::mem::offset_of!(ncclConfig_v23100, commName) - 48usize];
-    ["Offset of field: ncclConfig_v23100::collnetEnable"]
-        [::core::mem::offset_of!(ncclConfig_v23100, collnetEnable) - 56usize];
-    ["Offset of field: ncclConfig_v23100::CTAPolicy"]
-        [::core::mem::offset_of!(ncclConfig_v23100, CTAPolicy) - 60usize];
-    ["Offset of field: ncclConfig_v23100::shrinkShare"]
-        [::core::mem::offset_of!(ncclConfig_v23100, shrinkShare) - 64usize];
-    ["Offset of field: ncclConfig_v23100::nvlsCTAs"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlsCTAs) - 68usize];
-    ["Offset of field: ncclConfig_v23100::nChannelsPerNetPeer"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nChannelsPerNetPeer) - 72usize];
-    ["Offset of field: ncclConfig_v23100::nvlinkCentricSched"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlinkCentricSched) - 76usize];
-    ["Offset of field: ncclConfig_v23100::graphUsageMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, graphUsageMode) - 80usize];
-    ["Offset of field: ncclConfig_v23100::numRmaCtx"]
-        [::core::mem::offset_of!(ncclConfig_v23100, numRmaCtx) - 84usize];
-    ["Offset of field: ncclConfig_v23100::maxP2pPeers"]
-        [::core::mem::offset_of!(ncclConfig_v23100, maxP2pPeers) - 88usize];
-    ["Offset of field: ncclConfig_v23100::graphStreamOrdering"]
-        [::core::mem::offset_of!(ncclConfig_v23100, graphStreamOrdering) - 92usize];
-    ["Offset of field: ncclConfig_v23100::launchOrderImplicit"]
-        [::core::mem::offset_of!(ncclConfig_v23100, launchOrderImplicit) - 96usize];
-    ["Offset of field: ncclConfig_v23100::numRmaSig"]
-        [::core::mem::offset_of!(ncclConfig_v23100, numRmaSig) - 100usize];
-    ["Offset of field: ncclConfig_v23100::rmaEagerInit"]
-        [::core::mem::offset_of!(ncclConfig_v23100, rmaEagerInit) - 104usize];
-    ["Offset of field: ncclConfig_v23100::hostCftMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, hostCftMode) - 108usize];
-    ["Offset of field: ncclConfig_v23100::nvlsHostMode"]
-        [::core::mem::offset_of!(ncclConfig_v23100, nvlsHostMode) - 112usize];
-};
+layout!(ncclConfig_v23100: 120 bytes, aligned to 8; size at 0, magic at 8, version at 12, blocking at 16,
+    cgaClusterSize at 20, minCTAs at 24, maxCTAs at 28, netName at 32, splitShare at 40, trafficClass at 44,
+    commName at 48, collnetEnable at 56, CTAPolicy at 60, shrinkShare at 64, nvlsCTAs at 68, nChannelsPerNetPeer at 72,
+    nvlinkCentricSched at 76, graphUsageMode at 80, numRmaCtx at 84, maxP2pPeers at 88, graphStreamOrdering at 92,
+    launchOrderImplicit at 96, numRmaSig at 100, rmaEagerInit at 104, hostCftMode at 108, nvlsHostMode at 112);
 pub type ncclConfig_t = ncclConfig_v23100;
 unsafe extern "C" {
     pub fn ncclMemAlloc(ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t;
