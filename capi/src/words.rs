@@ -3,7 +3,7 @@
 //! A test reads the library's sources, so an error with a name that has no word here is noticed.
 
 /// Names of Rust, and what stands for each in C. A name that another one begins with comes after it.
-const WORDS: [(&str, &str); 18] = [
+const WORDS: [(&str, &str); 20] = [
     ("Borrowed::param", "instep_memory.params"),
     ("Clip::PerBucket", "INSTEP_CLIP_PER_BUCKET"),
     ("Clip::Previous", "INSTEP_CLIP_PREVIOUS"),
@@ -19,9 +19,11 @@ const WORDS: [(&str, &str); 18] = [
     ("StepperBuilder::ema", "the option ema_decay"),
     ("StepperBuilder::then", "a group of its own"),
     ("StepperBuilder::uneven_inputs", "the option inputs"),
+    ("Sums::by_caller", "sums_by_caller"),
     ("Unused::Refuse", "INSTEP_UNUSED_REFUSE"),
     ("Unused::Skip", "INSTEP_UNUSED_SKIP"),
     ("Unused::StepZero", "INSTEP_UNUSED_STEP_ZERO"),
+    ("call bucket_ready", "call instep_stepper_bucket_ready"),
 ];
 
 /// Returns an error's text in the words of the header.

@@ -111,6 +111,7 @@ static void status_and_loss_scale(void) {
         .max_norm = 1,
         .loss_scaler = &scaler,
         .world_size = 2,
+        .sums_by_caller = 1,
         .threads = 1,
     };
     instep_stepper* stepper;

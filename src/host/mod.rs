@@ -17,7 +17,6 @@ pub(crate) mod prefetch;
 mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
-mod solo;
 pub(crate) mod stagger;
 pub(crate) mod stored;
 pub(crate) mod streams;
@@ -26,8 +25,8 @@ pub use cast::cast;
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use ranks::Solo;
 pub use ranks::{InProcess, in_process};
-pub use solo::Solo;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;

@@ -10,13 +10,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::collective::{Call, Collective, place_in};
+use crate::collective::{Call, Collective, CollectiveKind, place_in};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::handle::Place;
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
-use crate::op::CollectiveKind;
 use crate::pool::Pool;
 
 /// Each rank has three threads, so more ranks would exhaust the machine.
@@ -352,4 +352,46 @@ impl std::fmt::Debug for InProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rank {} of {} in this process", self.rank(), self.world_size())
     }
+}
+
+/// One rank: training in a single process. Buckets launch as soon as they are complete, in any order. A framework of
+/// several ranks that sums gradients itself builds with [`Sums::by_caller`](crate::Sums::by_caller).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Solo(());
+
+impl Collective for Solo {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        1
+    }
+
+    /// Reaches every place, because it never touches a buffer that is reduced in place.
+    fn reaches(&self, _: Place) -> bool {
+        true
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    fn knows(&self, _: CollectiveKind) -> bool {
+        true
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(*self))
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        // On a GPU, where the call has a stream, steppers sum in place.
+        if call.stream().is_none() {
+            call.in_place()?;
+        }
+        Ok(())
+    }
+
+    fn abort(&self, _: &Error) {}
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::layout::bucket::{Cut, FirstBytes};
 use crate::layout::filling::Filling;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::storages::Resolved;
+use crate::layout::storage::Resolved;
 use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Storages, Tails};
 
 impl Plan {

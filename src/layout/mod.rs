@@ -12,15 +12,14 @@ mod mixed_precision;
 mod names;
 mod plan;
 mod storage;
-mod storages;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
 pub use foreign::ForeignBucket;
 pub use mixed_precision::MixedPrecisionPolicy;
 pub(crate) use names::fold;
 pub use plan::Plan;
+pub use storage::Storages;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};
-pub use storages::Storages;
 
 use names::NameIndex;
 

@@ -10,7 +10,6 @@ mod calls;
 mod compress;
 mod hooks;
 mod registry;
-mod standard;
 mod sums;
 
 pub use bucket::GradBucket;

@@ -25,11 +25,11 @@ use crate::stepper::offload::refuse_averages;
 use crate::stepper::shards::refuse_whole_work;
 use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
-use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
 use crate::stepper::state::options::{Accumulation, Divisor, Unused};
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
+use crate::stepper::state::written::Loaded;
 use crate::stepper::state::written::ParamsWritten;
 use crate::stepper::stepper::Stepper;
 

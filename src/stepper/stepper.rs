@@ -19,11 +19,11 @@ use crate::op::Memory;
 use crate::optim::{Clip, LossScale};
 use crate::schedule::Policy;
 use crate::stepper::state::agreement::{Agreement, Changing};
-use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
 use crate::stepper::state::options::Unused;
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::{Recording, Run};
+use crate::stepper::state::written::Loaded;
 use crate::stepper::state::written::ParamsWritten;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.

@@ -6,7 +6,7 @@
 use std::thread;
 use std::time::Instant;
 
-use crate::collective::conformance::buffer::Buffer;
+use crate::collective::conformance::rank::Buffer;
 use crate::collective::conformance::rank::{IN_PLACE, Rank};
 use crate::collective::{CallKey, CollectiveKind};
 use crate::dtype::DType;

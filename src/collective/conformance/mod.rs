@@ -3,7 +3,6 @@
 //! It knows only the trait, so it fits threads and processes alike. Each property takes a fresh group, because some end
 //! theirs, and runs on a thread of its own, so that a call that never returns is a failure and not a hang.
 
-mod buffer;
 mod endings;
 mod parts;
 mod rank;

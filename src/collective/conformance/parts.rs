@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use crate::collective::conformance::buffer::Buffer;
+use crate::collective::conformance::rank::Buffer;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash};
 use crate::collective::{Collective, CollectiveKind};
 use crate::dtype::DType;

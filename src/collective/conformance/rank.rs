@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::conformance::buffer::Buffer;
 use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -145,5 +144,39 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => bytes.as_chunks().0.iter().map(|x| f32::from_ne_bytes(*x)).collect(),
         DType::BF16 => narrow().map(|x| half::bf16::from_ne_bytes(*x).to_f32()).collect(),
         DType::F16 => narrow().map(|x| half::f16::from_ne_bytes(*x).to_f32()).collect(),
+    }
+}
+
+/// Bytes around the contents, and the alignment that a [`Call`](crate::collective::Call) promises at most.
+const MARGIN: usize = 64;
+const UNTOUCHED: u8 = 0xa5;
+
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// Holds `contents`, `offset` bytes after a multiple of 64.
+    pub(super) fn new(contents: &[u8], offset: usize) -> Buffer {
+        let mut bytes = vec![UNTOUCHED; contents.len() + offset + 3 * MARGIN];
+        let start = MARGIN + bytes[MARGIN..].as_ptr().align_offset(MARGIN) + offset;
+        bytes[start..start + contents.len()].copy_from_slice(contents);
+        Buffer { bytes, start, len: contents.len() }
+    }
+
+    pub(super) fn contents_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+
+    pub(super) fn contents(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+
+    /// Whether nothing was written before or after the contents.
+    pub(super) fn is_intact_around(&self) -> bool {
+        let (before, rest) = self.bytes.split_at(self.start);
+        before.iter().chain(&rest[self.len..]).all(|byte| *byte == UNTOUCHED)
     }
 }

@@ -6,7 +6,6 @@ pub(crate) mod agreement;
 pub(crate) mod attached;
 pub(crate) mod borrowed;
 pub(crate) mod hypers;
-pub(crate) mod loaded;
 pub(crate) mod optimizers;
 pub(crate) mod options;
 pub(crate) mod rates;
