@@ -188,14 +188,17 @@ impl<'plan> Checker<'plan> {
     }
 
     /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does next.
+    /// What of it lies in the host's memory the trainer's thread has touched itself, before this was submitted.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];
-        for memory in Memory::of_bucket(bucket, self.states) {
-            let span = match memory {
-                Memory::Grads => Span::bucket(bucket),
-                _ => Span::within(memory, bucket, bucket.params.start, bucket.params.end),
+        let memories = Memory::of_bucket(bucket, self.states);
+        for memory in memories.flat_map(|memory| [memory, memory.of_step(self.plan)]) {
+            let elements = match memory.counts_gradients() {
+                true => bucket.start..bucket.start + bucket.len,
+                false => bucket.params.clone(),
             };
+            let span = Span::within(memory, bucket, elements.start, elements.end);
             let cells = self.memories.entry(memory).or_default();
             split(cells, span.start);
             split(cells, span.end);

@@ -55,22 +55,11 @@
 //! <https://huggingface.co/docs/safetensors>. Replacing a file by renaming: Pillai et al., OSDI 2014, "All File Systems
 //! Are Not Created Equal".
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::path::Path;
-
-use file::Patient;
-use plan::Plan;
-use restore::restore;
-use safetensors::{Data, Header, inside};
-
-use crate::device::Device;
-use crate::error::Result;
-use crate::stepper::Stepper;
-
+mod extras;
 mod file;
+mod keys;
 mod partial;
+mod patient;
 mod plain;
 mod plan;
 mod restore;
@@ -81,12 +70,25 @@ mod torch;
 mod verified;
 mod write;
 
+pub use extras::{Extras, Scalar};
 #[doc(hidden)]
 pub use file::replace;
-pub use plain::{Export, export, import_params};
 #[doc(hidden)]
-pub use plan::{CHECKSUMS, VERSION_KEY};
+pub use keys::{CHECKSUMS, VERSION_KEY};
+pub use plain::{Export, export, import_params};
 pub use together::{save_together, save_together_with};
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::stepper::Stepper;
+use patient::Patient;
+use plan::Plan;
+use restore::restore;
+use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Ranks that [share tensors out](crate::Strategy) must all call it: each sends rank 0 its
@@ -278,23 +280,4 @@ pub fn import<D: Device>(
 #[doc(hidden)]
 pub fn open_checked(path: &Path) -> Result<(Header, Data<File>)> {
     restore::open_checked(safetensors::regular_file(path)?).map_err(|error| inside(path, error))
-}
-
-/// The trainer's own scalars and texts, which a checkpoint holds beside the stepper.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Extras {
-    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,
-    /// `state.` or `ema.`.
-    pub scalars: BTreeMap<String, Scalar>,
-    /// The texts: free text by key, but for `instep.checkpoint`.
-    pub metadata: BTreeMap<String, String>,
-}
-
-/// A number that keeps its bits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scalar {
-    /// A real number.
-    F64(f64),
-    /// A count, a seed.
-    U64(u64),
 }

@@ -6,31 +6,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use super::keys::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use super::safetensors::convert::is_float;
 use super::safetensors::{Dtype, Header, Tensor, in_tensor};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::stepper::{OptimizerId, Stepper};
-
-/// The prefix of a parameter's name.
-pub(super) const PARAM: &str = "param.";
-/// The prefix of a parameter's name, a dot and a state's name.
-pub(super) const STATE: &str = "state.";
-/// The prefix of a parameter's name, for its moving average.
-pub(super) const EMA: &str = "ema.";
-/// The name that stands where a state's would, for the step count.
-pub(super) const STEP: &str = "step";
-/// The tensor of checksums.
-pub const CHECKSUMS: &str = "crc32";
-/// The stepper's scalars beside its tensors.
-pub(super) const SCALE: &str = "scaler.scale";
-pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
-pub(super) const SCHEDULE_STEP: &str = "schedule.step";
-pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
-/// The metadata key that says what wrote the file, and in which version of the format.
-pub const VERSION_KEY: &str = "instep.checkpoint";
-pub(super) const VERSION: &str = "1";
 
 /// A tensor under its name.
 pub(super) type Named<'h> = (&'h str, &'h Tensor);

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
+use super::extras::{Extras, Scalar};
+use super::keys::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, VERSION, VERSION_KEY};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, missing};
-use super::plan::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, VERSION, VERSION_KEY};
 use super::safetensors::{self, Data, Dtype, Header, convert, in_tensor};
 use super::verified::Verified;
-use super::{Extras, Scalar};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::launch::{CARRIED_RANGE, carried_fits};

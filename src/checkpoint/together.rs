@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use super::Extras;
+use super::extras::Extras;
 use super::file::{open_partial, replace_together};
 use super::safetensors::write_values;
 use super::save_with;

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::plan::{CHECKSUMS, EMA, PARAM, STATE, STEP};
+use super::keys::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, missing};
 use super::safetensors::{Header, in_tensor};
 use crate::device::Device;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Seek};
 
-use super::plan::CHECKSUMS;
+use super::keys::CHECKSUMS;
 use super::safetensors::{Data, Dtype, Header, Tensor, open};
 use crate::error::{Error, Result};
 use crate::text::quoted;

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
-use super::plan::{
+use super::extras::{Extras, Scalar};
+use super::keys::{
     CHECKSUMS, EMA, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, VERSION, VERSION_KEY,
 };
 use super::plan::{Part, carried_key, counted};
 use super::restore::Own;
 use super::safetensors::{Dtype, Entry, header, write_values};
-use super::{Extras, Scalar};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

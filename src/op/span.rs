@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// Whether its elements are counted as gradients are, and not as parameters.
-    fn counts_gradients(self) -> bool {
+    pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 

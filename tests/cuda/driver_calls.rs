@@ -12,11 +12,13 @@ use instep::hazard::Traced;
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase, Span, Stream, Ticket};
 use instep::{
-    Clip, DType, Error, EventHandle, Master, Mode, Precision, Sgd, Solo, Stepper, StreamHandle, Sums, Unused,
+    Clip, DType, Error, EventHandle, Master, Mode, OffloadPolicy, Precision, Sgd, Solo, Stepper,
+    StreamHandle, Sums, Unused,
 };
 
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
+use crate::support::waits::{assert_each_is_missed, middle_passes};
 use crate::support::{MODES, Options, Presummed, few_optimizers, layout, paint_params, painted, pass};
 
 const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
@@ -292,6 +294,45 @@ fn a_step_waits_for_the_event_after_the_callers_sum_and_for_nothing_else() {
     let mut pass = own.begin().unwrap();
     // SAFETY: as above.
     refused(unsafe { pass.bucket_ready_after(0, EventHandle(7001)) }, &["bucket 0", "Sums::by_caller"]);
+}
+
+#[test]
+fn each_wait_beside_the_callers_sums_is_missed_and_nothing_is_written_for_a_collective() {
+    let layout = layout(&[300, 700, 2100]);
+    for (mode, offloads) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let max_norm = (mode == Mode::Normed).then_some(1.0);
+        let options = Options {
+            mode,
+            max_norm,
+            cap: Some(1),
+            unused: Unused::Refuse,
+            record: true,
+            ..Options::default()
+        };
+        let cuda = Cuda::on(StandIn::new()).compute_stream(COMPUTE);
+        let builder = options.builder(&layout, few_optimizers()[2]);
+        let builder = if offloads { builder.offload(OffloadPolicy::default()) } else { builder };
+        // SAFETY: the stand-in's stream is a number.
+        let mut stepper = unsafe { builder.cuda(Sums::by_caller(0, 4), &cuda) }.unwrap();
+        paint_params(&mut stepper);
+        for _ in 0..6 {
+            let mut pass = stepper.begin().unwrap();
+            for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
+                pass.ptr(id).unwrap();
+                pass.ptr(id.grad()).unwrap();
+                // SAFETY: the stand-in's events are numbers.
+                unsafe { pass.bucket_ready_after(2 - param as u32, EventHandle(7001)).unwrap() };
+            }
+            pass.finish().unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        let (list, what) = (&recording.list, format!("{mode:?}, offloads: {offloads}"));
+        assert_each_is_missed(stepper.plan(), 2, list, middle_passes(list), 12, &what);
+        let ops = ops(list);
+        assert!(ops.iter().all(|op| op.stream != Stream::Reduce), "{what}: nothing is reduced");
+        let awaited = ops.iter().filter(|op| matches!(op.action, Action::AwaitSum { .. })).count();
+        assert_eq!(awaited, 18, "{what}");
+    }
 }
 
 #[test]

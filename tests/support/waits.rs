@@ -18,9 +18,9 @@ pub(crate) fn middle_passes(list: &[Traced]) -> Range<usize> {
     starts[1]..starts[starts.len() - 1]
 }
 
-/// Whether an entry is a wait.
+/// Whether an entry is a wait, for a stream or for the caller's sum.
 pub(crate) fn is_wait(entry: &Traced) -> bool {
-    matches!(entry, Traced::Op(Op { action: Action::Wait(_), .. }))
+    matches!(entry, Traced::Op(Op { action: Action::Wait(_) | Action::AwaitSum { .. }, .. }))
 }
 
 /// Deletes each wait of `range`, of which there must be `at_least` so many, and expects a race each time.

@@ -7,12 +7,11 @@ use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The files of `src/stepper/`, lowest first: a file imports only files of lower rows.
-const STEPPER: [&[&str]; 18] = [
+const STEPPER: [&[&str]; 17] = [
     &[
         "state/agreement",
         "state/attached",
         "state/borrowed",
-        "state/loaded",
         "state/options",
         "state/run",
         "state/status",
@@ -26,11 +25,10 @@ const STEPPER: [&[&str]; 18] = [
     &["claims"],
     &["control_access", "stored"],
     &["views"],
-    &["access", "counts", "freezing", "learning_rates", "listing", "rescue"],
+    &["access", "counts", "freezing", "learning_rates", "rescue"],
     &["open_pass"],
     &["pass"],
     &["graphs", "join", "rebuild", "scaling", "unused"],
-    &["late_groups"],
     &["builder"],
     &["offload", "unshard"],
     &["shards"],

@@ -1,0 +1,22 @@
+//! Names inside a checkpoint: prefixes of tensors, single tensors and metadata keys.
+//!
+//! Part of the file format, so none of them may change.
+
+/// The prefix of a parameter's name.
+pub(super) const PARAM: &str = "param.";
+/// The prefix of a parameter's name, a dot and a state's name.
+pub(super) const STATE: &str = "state.";
+/// The prefix of a parameter's name, for its moving average.
+pub(super) const EMA: &str = "ema.";
+/// The name that stands where a state's would, for the step count.
+pub(super) const STEP: &str = "step";
+/// The tensor of checksums.
+pub const CHECKSUMS: &str = "crc32";
+/// The stepper's scalars beside its tensors.
+pub(super) const SCALE: &str = "scaler.scale";
+pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
+pub(super) const SCHEDULE_STEP: &str = "schedule.step";
+pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
+/// The metadata key that says what wrote the file, and in which version of the format.
+pub const VERSION_KEY: &str = "instep.checkpoint";
+pub(super) const VERSION: &str = "1";
