@@ -334,10 +334,7 @@ mod tests {
         let [other, _] = trainer(1);
         assert_eq!(raced(&[other, awaits, step(Stream::Optim, 1)]), [Memory::Grads]);
         // A stream that has not come after the wait knows nothing of it; one that has knows all.
-        assert_eq!(
-            raced(&[read, awaits, step(Stream::Gather, 0)]),
-            [Memory::Grads, Memory::Control, Memory::Params][..1]
-        );
+        assert_eq!(raced(&[read, awaits, step(Stream::Gather, 0)]), [Memory::Grads, Memory::Params]);
         let ticket = Ticket { stream: Stream::Optim, tick: 1 };
         let (record, wait) =
             (on(Stream::Optim, Action::Record(ticket)), on(Stream::Gather, Action::Wait(ticket)));

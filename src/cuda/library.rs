@@ -8,7 +8,8 @@
 //! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
 //! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,
 //! start it, or ask whether it has ended. They are the first to tell of a fault on the device. The risk that remains is a
-//! driver newer than the enum that answers a new number when an object is made or freed, or repeats a new fault there.
+//! driver newer than the enum that answers a new number in one of the other calls: when an object is made or freed, in a
+//! copy, a fill, an allocation, a call of the host or a capture, or where it repeats a new fault.
 //! [`call`] converts such an answer to a number at once and matches on nothing.
 #![allow(unsafe_code, non_snake_case)]
 
