@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use instep::checkpoint;
 use instep::collective::conformance::check;
 use instep::collective::{Call, CallKey, CollectiveKind};
-use instep::{AdamW, Collective, DType, Error, Layout, Mpi, Stepper, Strategy};
+use instep::{AdamW, Collective, DType, Error, Layout, Mpi, Solo, Stepper, Strategy};
 use mpi::Threading;
 use mpi::topology::{Communicator, SimpleCommunicator};
 
@@ -66,7 +66,7 @@ fn run_rank() {
     drop((world, universe));
     let bytes = bytemuck::cast_slice_mut(&mut value);
     let finalized =
-        comm.enqueue(&mut Call::on_host(&Presummed(4), key, None, bytes, Duration::from_secs(1)).unwrap());
+        comm.enqueue(&mut Call::on_host(&Solo::default(), key, None, bytes, Duration::from_secs(1)).unwrap());
     assert!(matches!(finalized, Err(Error::Order(_))), "{finalized:?}");
     comm.abort(&Error::Hook("after the end".to_owned()));
 }
