@@ -109,6 +109,12 @@ fn enter<'p>(program: &'p Program, number: usize, before: Option<&Checked<'p>>) 
     Ok(model)
 }
 
+fn sorted(buckets: &[u32]) -> Vec<u32> {
+    let mut sorted = buckets.to_vec();
+    sorted.sort_unstable();
+    sorted
+}
+
 /// The values that all ranks write to a parameter, or each rank to a local one.
 fn written(program: &Program, param: usize, rank: usize, salt: u64) -> Vec<f64> {
     let salt = salt + ((rank as u64) << 40);
@@ -261,15 +267,15 @@ impl Checked<'_> {
                     false => Ok(()),
                 }
             }
-            Event::Abandoned(buckets) if buckets != stepped => {
+            Event::Abandoned(buckets) if sorted(buckets) != *stepped => {
                 Err(format!("abandon left buckets {buckets:?} stepped, and the model has {stepped:?}"))
             }
             _ => Ok(()),
         }
     }
 
-    /// The buckets that an Eager pass had launched before it was given up: in their order, as long as all gradients
-    /// were handed over.
+    /// The buckets that an Eager pass had launched before it was given up: those whose gradients were all handed over, with
+    /// several ranks in their order, up to the first that was not.
     fn stepped_of_abandoned(&self, pass: &Pass) -> Vec<u32> {
         let (model, program) = (&self.model, self.model.program);
         let hand_overs = match pass.end {
@@ -288,7 +294,9 @@ impl Checked<'_> {
         handed.take(hand_overs).for_each(|param| uses_left[param] -= 1);
         let is_complete =
             |bucket: &&Vec<usize>| bucket.iter().all(|param| model.frozen[*param] || uses_left[*param] == 0);
-        let complete = (0..).zip(self.buckets.iter().take_while(|bucket| is_complete(bucket)));
+        let keeps_order = model.config.ranks > 1;
+        let launched = self.buckets.iter().take_while(|bucket| !keeps_order || is_complete(bucket));
+        let complete = (0..).zip(launched).filter(|(_, bucket)| is_complete(bucket));
         let has_work = |params: &[usize]| {
             params.iter().any(|param| !model.frozen[*param])
                 && params.iter().any(|param| program.params[*param].len > 0)
