@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStatus};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings};
 use crate::layout::Plan;
@@ -163,4 +163,10 @@ pub trait Executor {
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn take_stalls(&mut self) -> Result<Vec<Interval>>;
+}
+
+/// Refuses to step a bucket of whose sum by the caller nothing says that it is there.
+pub(crate) fn unknown_sum(bucket: u32) -> Error {
+    let thing = format_args!("sum of bucket {bucket}");
+    Error::order(thing, "nothing says when it is there", "call bucket_ready_after")
 }

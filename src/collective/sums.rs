@@ -25,6 +25,8 @@ use crate::handle::Place;
 ///
 /// Nothing is stepped without its hand-over: [`Stepper::finish`](crate::Stepper::finish) refuses a gradient that was not
 /// asked for, unless it is frozen or [named as unused](crate::Stepper::set_unused), and a bucket that was not handed over.
+/// A bucket of which all parameters are frozen or unused needs no hand-over; without one, no sum of it may be on its way when
+/// the pass is finished.
 ///
 /// Parameters are not sent, so they must be equal on all ranks before the first pass and after every write; layout, options,
 /// rates, frozen and unused parameters too: ranks that differ drift apart.

@@ -16,6 +16,7 @@ use super::pinned::SLOTS;
 use super::unsharded::{is_away, is_shared_out};
 use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
+use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{decide_args, dtype_code, records_of};
@@ -100,10 +101,7 @@ impl CudaDevice {
         let stream = self.streams.stream(op.stream);
         match op.action {
             // Without an event nothing waits, and nothing may go on.
-            Action::AwaitSum { bucket } => {
-                let thing = format_args!("sum of bucket {bucket}");
-                Err(Error::order(thing, "its event is unknown", "call bucket_ready_after"))
-            }
+            Action::AwaitSum { bucket } => Err(unknown_sum(bucket)),
             Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
             Action::Record(ticket) => {
                 if !self.is_capturing {

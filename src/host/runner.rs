@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, CallKey, Collective, Groups};
+use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution};
@@ -195,9 +196,9 @@ impl Runner {
     pub(crate) fn run(&self, op: &Op) -> Result<()> {
         match op.action {
             Action::Wait(_) | Action::Record(_) => {}
-            Action::AwaitSum { .. } => {
+            Action::AwaitSum { bucket } => {
                 let sum = self.awaited.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                sum.map_or(Ok(()), |sum| sum())?;
+                sum.ok_or_else(|| unknown_sum(bucket))?()?;
             }
             Action::Control(Phase::Begin) => self.begin(),
             Action::Control(Phase::Decide) => self.decide(None),

@@ -168,8 +168,8 @@ impl StepperBuilder<'_> {
 
 impl Stepper<CudaDevice> {
     /// Hands a bucket over whose sum the caller makes: its step waits for `event`, which was recorded after that sum. Built
-    /// with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of [`Mode::Eager`](crate::Mode) the driver is
-    /// called three times for it: to wait, to launch, to record.
+    /// with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of [`Mode::Eager`](crate::Mode) three calls go to
+    /// the optim stream, to wait, to launch and to record, after one that asks for the current context.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;

@@ -150,7 +150,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses. All
-    /// their gradients must have been written, whatever [`Unused`](crate::Unused) says: a trainer that leaves one out hands
+    /// their gradients must have been written, with every [`Unused`](crate::Unused): a trainer that leaves one out hands
     /// the others over by [`grad_ready`](Self::grad_ready).
     /// With sums [by the caller](crate::Sums::by_caller) it says that the bucket's sum is there, which on a GPU only an event can
     /// say: `bucket_ready_after`.
