@@ -21,6 +21,10 @@
 #define INSTEP_NORM_LIMBS 22
 /* Optimizer states per parameter, at most. */
 #define INSTEP_MAX_STATES 3
+/* Different records, and records in all, that a step's own argument can hold: with the rest of InstepStepLaunch they fill
+ * the 4,096 bytes that every driver takes for arguments. */
+#define INSTEP_GIVEN_RECORDS 24
+#define INSTEP_GIVEN_INDICES 1392
 #define INSTEP_NO_BUCKET 0xffffffffu
 #define INSTEP_F32_INFINITY_BITS 0x7f800000u
 
@@ -290,6 +294,21 @@ typedef struct InstepStepArgs {
     uint32_t part; /* INSTEP_PART_ */
     uint64_t share; /* consecutive tiles that a block takes, on a GPU: at least 1, and enough that the blocks take all */
 } InstepStepArgs;
+
+/* What Begin leaves for a step, from a host that knows it: no record has a `tail` or `contributors`, nothing is skipped,
+ * and the divisor is known. Parameters of one group have the same record while their counts and multipliers are equal. */
+typedef struct InstepGiven {
+    float multiplier;         /* as in the control block */
+    float average_multiplier;
+    InstepRecord records[INSTEP_GIVEN_RECORDS];
+    uint8_t record_of[INSTEP_GIVEN_INDICES]; /* by a tile's `record` */
+} InstepGiven;
+
+/* The argument of the GPU's step kernels. */
+typedef struct InstepStepLaunch {
+    InstepStepArgs args;
+    InstepGiven given; /* read if `args.records` is null; the host then counts the update */
+} InstepStepLaunch;
 
 /* The outcome of a pass, in memory that the host reads while the device writes it. It is a seqlock: the device writes 0
  * to `sequence`, then the rest, then the pass to `sequence`. If a reader finds the same `sequence` before and after,

@@ -265,6 +265,16 @@ static_assert(offsetof(InstepStepArgs, ema_from_sample) == 180, "differs from sr
 static_assert(offsetof(InstepStepArgs, ema_weight) == 184, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, part) == 188, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, share) == 192, "differs from src/abi.rs");
+static_assert(sizeof(InstepGiven) == 3896, "differs from src/abi.rs");
+static_assert(INSTEP_ALIGNMENT(InstepGiven) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepGiven, multiplier) == 0, "differs from src/abi.rs");
+static_assert(offsetof(InstepGiven, average_multiplier) == 4, "differs from src/abi.rs");
+static_assert(offsetof(InstepGiven, records) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepGiven, record_of) == 2504, "differs from src/abi.rs");
+static_assert(sizeof(InstepStepLaunch) == 4096, "differs from src/abi.rs");
+static_assert(INSTEP_ALIGNMENT(InstepStepLaunch) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepStepLaunch, args) == 0, "differs from src/abi.rs");
+static_assert(offsetof(InstepStepLaunch, given) == 200, "differs from src/abi.rs");
 static_assert(sizeof(InstepStatus) == 64, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepStatus) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepStatus, sequence) == 0, "differs from src/abi.rs");

@@ -282,7 +282,7 @@ def main():
             sass = "".join(pool.map(lambda code: lane.run(tool, "--dump-sass", "-arch", f"sm_{code}", fatbin), lane.architectures))
         unpacked = Path(folder) / "unpacked"
         unpacked.mkdir()
-        banks = banks_of_binary(tool, fatbin, unpacked, lane.abi.sizes["InstepStepArgs"])
+        banks = banks_of_binary(tool, fatbin, unpacked, lane.abi.argument_bytes)
     registers, counts = lane.judge_resources(usage), lane.judge_sass(sass)
     record = arguments.root / "kernels/record"
     lane.judge_record(registers, counts, record / "sass.csv", arguments.bless)

@@ -62,7 +62,7 @@ def main():
         sass = subprocess.run([tool, "--dump-sass", cubin], check=True, capture_output=True, text=True).stdout
         unpacked = Path(folder) / "unpacked"
         unpacked.mkdir()
-        banks = banks_of_binary(tool, cubin, unpacked, abi.sizes["InstepStepArgs"])
+        banks = banks_of_binary(tool, cubin, unpacked, abi.argument_bytes)
     print(f"{'kernel':15} {'path':22}", *FIGURES)
     wanted = {ALIASES.get(name, name) for name in arguments.kernel or ()}
     failed = printed = 0

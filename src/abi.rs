@@ -30,6 +30,8 @@ pub const INSTEP_LONGEST_RUN: u32 = 524288;
 pub const INSTEP_GPU_THREADS: u32 = 256;
 pub const INSTEP_NORM_LIMBS: u32 = 22;
 pub const INSTEP_MAX_STATES: u32 = 3;
+pub const INSTEP_GIVEN_RECORDS: u32 = 24;
+pub const INSTEP_GIVEN_INDICES: u32 = 1392;
 pub const INSTEP_NO_BUCKET: u32 = 4294967295;
 pub const INSTEP_F32_INFINITY_BITS: u32 = 2139095040;
 pub const INSTEP_OPTIMIZER_sgd: InstepOptimizer = 0;
@@ -419,6 +421,23 @@ layout!(InstepStepArgs: 200 bytes, aligned to 8; control at 0, records at 8, til
     seed at 128, optimizer at 136, state_count at 140, bucket at 144, param_dtype at 148, grad_dtype at 152,
     copy_dtype at 156, master_kind at 160, moments at 164, stochastic at 168, gradients at 172, local at 176,
     ema_from_sample at 180, ema_weight at 184, part at 188, share at 192);
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct InstepGiven {
+    pub multiplier: f32,
+    pub average_multiplier: f32,
+    pub records: [InstepRecord; 24usize],
+    pub record_of: [u8; 1392usize],
+}
+layout!(InstepGiven: 3896 bytes, aligned to 8; multiplier at 0, average_multiplier at 4, records at 8,
+    record_of at 2504);
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct InstepStepLaunch {
+    pub args: InstepStepArgs,
+    pub given: InstepGiven,
+}
+layout!(InstepStepLaunch: 4096 bytes, aligned to 8; args at 0, given at 200);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStatus {

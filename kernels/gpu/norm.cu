@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
     __shared__ TileSlots tiles[WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     LeafSums sums = {};
-    TilePrefetch next = {args, tiles[warp]};
+    TilePrefetch next = {args, nullptr, tiles[warp]};
     next.ask();
 #pragma unroll 1
     for (bool has_run = next.open(); has_run; has_run = next.advance()) {

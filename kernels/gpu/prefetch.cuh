@@ -5,7 +5,8 @@
  * the first InstepTile after that run into shared memory (cp.async, PTX ISA). Slots are a warp's own, so no barrier of
  * the block is needed. There is one more than are in use, so none is written while a slow lane may still read it.
  *
- * `stepped` of a record is not copied: other blocks write it meanwhile. */
+ * `stepped` of a record is not copied: other blocks write it meanwhile. A launch without a table of records has them in
+ * its argument, from where they are written at once. */
 #ifndef INSTEP_GPU_PREFETCH_CUH
 #define INSTEP_GPU_PREFETCH_CUH
 
@@ -20,6 +21,7 @@ constexpr uint32_t WARPS = INSTEP_GPU_THREADS / 32;
 constexpr uint32_t TILE_WORDS = sizeof(InstepTile) / 8, RECORD_WORDS = sizeof(InstepRecord) / 8;
 constexpr uint32_t UNREAD_WORD = offsetof(InstepRecord, stepped) / 8;
 static_assert(TILE_WORDS + RECORD_WORDS <= 32, "a lane per word");
+static_assert(sizeof(InstepStepLaunch) <= 4096, "every driver takes as many bytes of arguments");
 
 /* Shared memory: a run of tiles, by its first tile and that one's record, as words. */
 struct TileSlot {
@@ -42,6 +44,7 @@ using TileSlots = TileSlot[SLOTS]; /* of a warp */
  * large parameter reads one descriptor and one record. A bucket has far fewer tiles than 2^32. */
 struct TilePrefetch {
     const InstepStepArgs& args;
+    const InstepGiven* given; /* null for a kernel that always has records */
     TileSlot* slot; /* the current run's; nothing else is kept in registers */
 
     INSTEP_DEVICE const TileSlot& current() const { return *slot; }
@@ -61,7 +64,7 @@ struct TilePrefetch {
         const uint32_t next = after(*slot, first());
         set_run(*slot, first(), next);
         if (next < end() && word < TILE_WORDS) copy_word(slot[1], word, &args.tiles[next]);
-        if (is_read(word)) copy_word(*slot, word, &args.records[current().tile().record]);
+        if (is_read(word)) copy_record_word(*slot, word);
         arrive();
         return true;
     }
@@ -74,10 +77,10 @@ struct TilePrefetch {
         TileSlot& following = slot_of(1);
         const uint32_t second = after(following, next);
         set_run(following, next, second);
-        if (word < TILE_WORDS ? second < end() : is_read(word)) {
-            const void* const tile = &args.tiles[second];
-            const void* const record = &args.records[following.tile().record];
-            copy_word(word < TILE_WORDS ? slot_of(2) : following, word, word < TILE_WORDS ? tile : record);
+        if (word < TILE_WORDS) {
+            if (second < end()) copy_word(slot_of(2), word, &args.tiles[second]);
+        } else if (is_read(word)) {
+            copy_record_word(following, word);
         }
     }
 
@@ -133,6 +136,14 @@ struct TilePrefetch {
         __pipeline_commit();
         __pipeline_wait_prior(0);
         __syncwarp();
+    }
+
+    /* Copies one word of the record of a slot's tile, from the table or from the argument. */
+    INSTEP_DEVICE void copy_record_word(TileSlot& slot, uint32_t word) const {
+        const uint32_t record = slot.tile().record;
+        if (!given || args.records) return copy_word(slot, word, &args.records[record]);
+        const InstepRecord& one = given->records[given->record_of[record]];
+        slot.words[word] = reinterpret_cast<const uint64_t*>(&one)[word - TILE_WORDS];
     }
 
     /* Copies one word of a slot, from the tile or from the record that it is of. */

@@ -51,7 +51,8 @@ INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
     return bits % 16 == 0;
 }
 
-INSTEP_DEVICE Common common_of(const InstepStepArgs& args, bool is_coded) {
+INSTEP_DEVICE Common common_of(const InstepStepArgs& args, const InstepGiven& given, bool is_coded) {
+    if (!args.records) return {0, has_aligned_states(args), 1, format_of(args, is_coded), given.multiplier};
     const InstepControl& control = *args.control;
     const float multiplier = args.local ? control.local_multiplier : control.multiplier;
     return {steps_nothing(args), has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
@@ -156,29 +157,42 @@ INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, S
     }
 }
 
+/* Multiplies the gradients of a run that is averaged, or whose launch does not know the multiplier. */
+INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepGiven& given, const InstepRecord& record,
+                                  uint32_t action) {
+    if (args.records) return gradient_multiplier(args, record, action);
+    return action == INSTEP_ACTION_STEP ? given.multiplier : given.average_multiplier;
+}
+
 template <template <int> class Rule, int FEWEST, int MOST, bool CODED>
-INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CODED>& shared) {
+INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>, CODED>& shared) {
+    const InstepStepArgs& args = launch.args;
+    const InstepGiven& given = launch.given;
     SharedByTile by_tile = {{shared.slots.address(), 0}, shared.exchange.address(), NO_SCALE};
     const bool is_last = args.part != INSTEP_PART_MEASURE;
     auto& of_warp = shared.of_warp[threadIdx.x / 32];
     Common& common = of_warp.common;
-    TilePrefetch runs = {args, of_warp.tiles};
+    TilePrefetch runs = {args, &given, of_warp.tiles};
     runs.ask();
-    if (threadIdx.x % 32 == 0) common = common_of(args, CODED);
+    if (threadIdx.x % 32 == 0) common = common_of(args, given, CODED);
 #pragma unroll 1
     for (bool has_run = runs.open(); has_run; has_run = runs.advance()) { /* the warp has met */
         runs.look_ahead();
         const Place place = {args, runs.current(), false, Format::ANY, 0};
         const uint32_t action = record_action(args, place.record());
         const bool averages = args.gradients == INSTEP_GRADIENTS_AVERAGE || action == INSTEP_ACTION_AVERAGE;
-        if (averages || !common.has_multiplier) runs.set_multiplier(gradient_multiplier(args, place.record(), action));
+        if (averages || !common.has_multiplier) {
+            runs.set_multiplier(multiplier_of(args, given, place.record(), action));
+        }
         if (action == INSTEP_ACTION_STEP) {
             if (!common.skips) {
                 const uint32_t nonfinite = step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);
                 if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
                     atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
                 }
-                if (place.tile().first && is_last && threadIdx.x == 0) args.records[place.tile().record].stepped = 1;
+                if (place.tile().first && is_last && threadIdx.x == 0 && args.records) {
+                    args.records[place.tile().record].stepped = 1;
+                }
             }
             if (args.gradients == INSTEP_GRADIENTS_ZERO && is_last) zero_tile(place);
             /* Of two launches, the one that reads the sums writes the means. */
@@ -195,16 +209,16 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CO
 
 /* Shared memory is declared in a kernel, not in a template. g++ takes it as static and would place a template's among
  * other statics, where host-run-lane.py neither overwrites nor watches it. */
-#define OPTIMIZER(name, Rule, min_states, max_states)                            \
-    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
-        instep_step_##name(const __grid_constant__ InstepStepArgs args) {        \
-        __shared__ Shared<Rule<max_states>, false> shared;                       \
-        step_bucket<Rule, min_states, max_states, false>(args, shared);          \
-    }                                                                            \
-    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
-        instep_step_##name##_8bit(const __grid_constant__ InstepStepArgs args) { \
-        __shared__ Shared<Rule<max_states>, true> shared;                        \
-        step_bucket<Rule, min_states, max_states, true>(args, shared);           \
+#define OPTIMIZER(name, Rule, min_states, max_states)                              \
+    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)            \
+        instep_step_##name(const __grid_constant__ InstepStepLaunch launch) {      \
+        __shared__ Shared<Rule<max_states>, false> shared;                         \
+        step_bucket<Rule, min_states, max_states, false>(launch, shared);          \
+    }                                                                              \
+    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)            \
+        instep_step_##name##_8bit(const __grid_constant__ InstepStepLaunch launch) { \
+        __shared__ Shared<Rule<max_states>, true> shared;                          \
+        step_bucket<Rule, min_states, max_states, true>(launch, shared);           \
     }
 #include "optimizers.def"
 #undef OPTIMIZER

@@ -190,7 +190,9 @@ INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Four& four,
 /* A parameter's first average is the parameter itself. */
 INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Four& four) {
     const InstepStepArgs& args = place.args;
-    const bool is_first = args.records[place.tile().first_record].steps == 0;
+    /* A parameter whose record is in the argument has one optimizer. */
+    const uint64_t steps = args.records ? args.records[place.tile().first_record].steps : place.record().steps;
+    const bool is_first = steps == 0;
     float* const ema = place.of<float>(args.ema);
     Four average = as_floats(load(ema, at, place.extent()));
 #pragma unroll

@@ -29,6 +29,10 @@ class Abi:
     def __getitem__(self, name):
         return self.constants[f"INSTEP_{name}"]
 
+    def argument_bytes(self, kernel):
+        """Of a kernel that steps or measures; no other is traced."""
+        return self.sizes["InstepStepLaunch" if kernel.startswith("instep_step_") else "InstepStepArgs"]
+
     def is_scaled(self, optimizer):
         """Whether norms of the whole parameter scale its change, so that there are two launches; kernels/numeric/scaled.h."""
         return " change(" in (self.kernels / f"rules/{optimizer}.h").read_text()

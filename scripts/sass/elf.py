@@ -28,11 +28,11 @@ def sections(data):
 
 
 def banks_of(data, argument_bytes):
-    """By kernel."""
+    """By kernel; `argument_bytes` tells a kernel's."""
     found = dict(sections(data))
     zero = ".nv.constant0."
-    return {name.removeprefix(zero): Banks(len(content) - argument_bytes, found.get(name.replace("constant0", "constant2"), b""))
-            for name, content in found.items() if name.startswith(zero)}
+    kernels = [name.removeprefix(zero) for name in found if name.startswith(zero)]
+    return {name: Banks(len(found[zero + name]) - argument_bytes(name), found.get(f".nv.constant2.{name}", b"")) for name in kernels}
 
 
 def banks_of_binary(tool, binary, folder, argument_bytes):

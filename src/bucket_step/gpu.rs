@@ -140,10 +140,13 @@ impl BucketStep<OnGpu> {
     /// Enqueues the step on a stream, which must come after the sum of the gradients.
     ///
     /// # Ordering
-    /// One launch on the stream for the scalars, and one per kind of optimizer, LAMB two, after the bucket's last step on any
-    /// stream. Returns at once, but for a host that is
-    /// eight steps ahead, or that changes the addresses of parameters or gradients that lie apart a third time before the
-    /// GPU has copied the first ones.
+    /// One launch on the stream per kind of optimizer, after the bucket's last step on any stream; two for LAMB, after one for
+    /// the scalars. One for the scalars comes first for all, and from then on, once a GPU decides an update
+    /// ([`Scaling::grad_scaler`], [`enqueue_norm`](Self::enqueue_norm)), or once more than 24 parameters differ in step
+    /// count, learning rate or action.
+    ///
+    /// Returns at once, but for a host whose scalars are eight steps ahead, or that changes the addresses of parameters or
+    /// gradients that lie apart a third time before the GPU has copied the first ones.
     ///
     /// # Errors
     /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of the host's, and for tensors other
@@ -220,11 +223,11 @@ impl BucketStep<OnGpu> {
         let lacks_some = self.shape.bind_grads(grads, &mut self.engine.bases)?;
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
+        let constants = &self.constants;
         // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
-        let begin = is_stale.then_some(&self.constants);
         norm.block().during(stream, |block| {
             // SAFETY: as in `enqueue_decided`.
-            unsafe { engine.norm(bases, block, begin, stream) }
+            unsafe { engine.norm(constants, bases, (block, is_stale), stream) }
         })?;
         norm.marks().add(&mut self.mark);
         Ok(())

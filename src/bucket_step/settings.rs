@@ -112,7 +112,7 @@ impl<E: Engine> BucketStep<E> {
     /// Returns how many updates a parameter has had.
     ///
     /// # Ordering
-    /// On a GPU, waits for the last step.
+    /// Waits for the last step only if a GPU counts the updates ([`enqueue`](BucketStep::enqueue)).
     ///
     /// # Errors
     /// `Layout` if it is not in this bucket; `Device` if the copy from a GPU fails, and `Poisoned` after a failed step.

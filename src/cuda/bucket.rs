@@ -1,7 +1,8 @@
 //! One bucket's launches on a GPU, on streams and addresses that come with each call.
 //!
-//! A step is a launch for the scalars of the update, and one per kind of optimizer, LAMB two. Nothing waits but a host
-//! that is eight steps ahead. A failure is sticky, because records and settings may then be of different steps.
+//! A step is one launch per kind of optimizer while the host decides updates ([`HostRecords`]). Otherwise a launch for the
+//! scalars of the update comes first, and a host that is eight steps ahead waits. A failure is sticky, because records and
+//! settings may then be of different steps.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -12,12 +13,13 @@ use super::Cuda;
 use super::any_stream::AnyStream;
 use super::driver::Driver;
 use super::engine::Engine;
+use super::given::HostRecords;
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::{DeviceMemory, address, bytes_of_all, fetch};
 use super::pinned::SettingsRing;
 use super::tile_tables::TileTables;
-use crate::abi::{InstepBeginArgs, InstepTile};
+use crate::abi::{InstepBeginArgs, InstepGiven, InstepTile};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, Bases, Kind, Progress, Settings, StepConstants};
@@ -31,7 +33,18 @@ struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
+    /// Kept when the GPU has taken the counts over, since the copy reads it.
+    host: Option<HostRecords>,
+    counts_on_host: bool,
     grad_bytes: u64,
+}
+
+/// What completes a launch: addresses, and the decisions of another block or of the host.
+#[derive(Clone, Copy)]
+struct Completion<'a> {
+    bases: &'a [Bases],
+    control: Option<DevicePtr>,
+    given: Option<&'a InstepGiven>,
 }
 
 /// A launch, and its tables once parameters or gradients have lain apart.
@@ -55,17 +68,21 @@ impl BucketEngine {
         let made = AnyStream::new(driver, "bucket", |stream| {
             let kernels = Kernels::load(driver, &assignment.kernels(plan))?;
             let mut memory = DeviceMemory::without_tensors(driver, stream, plan, (constants, assignment))?;
-            let settings = SettingsRing::new(driver, settings)?;
+            let ring = SettingsRing::new(driver, settings)?;
             let max_blocks = cuda.max_blocks;
             let preparation =
                 Preparation { driver, kernels: &kernels, plan, constants, assignment, stream, max_blocks };
             let steps = preparation.unbound(Kind::Step, &mut memory)?;
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
+            let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
+            let host = HostRecords::new(driver, plan, (constants, assignment), settings, launches)?;
             let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
             Ok(Bucket {
                 steps: steps.into_iter().map(unbound).collect(),
                 norms: norms.into_iter().map(unbound).collect(),
-                engine: Engine { driver: Arc::clone(driver), kernels, settings, memory },
+                engine: Engine { driver: Arc::clone(driver), kernels, settings: ring, memory },
+                counts_on_host: host.is_some(),
+                host,
                 // Its plan has one bucket.
                 grad_bytes: plan.buckets()[0].storage.precision.grad.bytes(),
             })
@@ -75,7 +92,11 @@ impl BucketEngine {
 
     /// Replaces the settings from the next step on.
     pub(crate) fn set(&mut self, settings: &Settings) {
-        self.0.inner_mut().engine.settings.set(settings);
+        let bucket = self.0.inner_mut();
+        bucket.engine.settings.set(settings);
+        if let Some(host) = &mut bucket.host {
+            host.set(settings);
+        }
     }
 
     /// Enqueues a step, under a control block of its own or another one. `scale` puts the factors of the gradients into the
@@ -88,39 +109,48 @@ impl BucketEngine {
         &mut self,
         constants: &StepConstants,
         bases: &[Bases],
-        (scale, control): (impl FnOnce(&mut InstepBeginArgs), Option<DevicePtr>),
+        (scale, control): (impl Fn(&mut InstepBeginArgs), Option<DevicePtr>),
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            bucket.begin(constants, scale, stream)?;
+            let host = bucket.host.as_mut().filter(|_| bucket.counts_on_host && control.is_none());
+            let given = host.and_then(|host| host.begin(constants, &scale));
+            if given.is_none() {
+                bucket.begin(constants, scale, stream)?;
+            }
+            let completion = Completion { bases, control, given: given.as_ref() };
             // SAFETY: the caller's promise.
-            unsafe { bucket.enqueue(Kind::Step, own, (bases, control), stream) }
+            unsafe { bucket.enqueue(Kind::Step, own, completion, stream) }
         })
     }
 
-    /// Enqueues the norm of the gradients, which adds to another control block; after a beginning, if the records are older
-    /// than the settings.
+    /// Enqueues the norm of the gradients, which adds to another control block; after a beginning, if the records are stale:
+    /// older than the settings.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
     pub(crate) unsafe fn norm(
         &mut self,
+        constants: &StepConstants,
         bases: &[Bases],
-        control: DevicePtr,
-        begin: Option<&StepConstants>,
+        (control, is_stale): (DevicePtr, bool),
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            if let Some(constants) = begin {
+            if is_stale || bucket.counts_on_host {
                 bucket.begin(constants, |_| {}, stream)?;
             }
+            let completion = Completion { bases, control: Some(control), given: None };
             // SAFETY: the caller's promise.
-            unsafe { bucket.enqueue(Kind::Norm, own, (bases, Some(control)), stream) }
+            unsafe { bucket.enqueue(Kind::Norm, own, completion, stream) }
         })
     }
 
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
+        if let Some(host) = self.0.inner().host() {
+            return self.0.refuse_failed().map(|()| host.read_progress(record));
+        }
         self.0.read(|bucket, own| {
             let Engine { driver, memory, .. } = &bucket.engine;
             let at = memory.regions.records().wrapping_add(record);
@@ -131,6 +161,12 @@ impl BucketEngine {
 
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+        self.0.refuse_failed()?;
+        let bucket = self.0.inner_mut();
+        if let Some(host) = bucket.host.as_mut().filter(|_| bucket.counts_on_host) {
+            host.write_progress(record, progress);
+            return Ok(());
+        }
         self.0.copy(|bucket, own| {
             let Engine { driver, memory, .. } = &bucket.engine;
             let at = memory.regions.records().wrapping_add(record);
@@ -150,13 +186,24 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// Begins an update, once the GPU has read the settings of the eighth update before.
+    /// The counts on the host, unless the GPU has taken them over.
+    fn host(&self) -> Option<&HostRecords> {
+        self.host.as_ref().filter(|_| self.counts_on_host)
+    }
+
+    /// Begins an update on the GPU, once it has read the settings of the eighth update before.
     fn begin(
         &mut self,
         constants: &StepConstants,
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
+        if let Some(host) = self.host() {
+            let Engine { driver, memory, .. } = &self.engine;
+            // SAFETY: the engine's memory has the same counts; what may still run is waited for before a drop.
+            self.engine.settings.begun = unsafe { host.send(&**driver, &memory.regions, stream)? };
+            self.counts_on_host = false;
+        }
         if let Some(event) = self.engine.settings.reader() {
             while !event.is_passed()? {
                 std::thread::sleep(Duration::from_micros(50));
@@ -173,14 +220,14 @@ impl Bucket {
         &mut self,
         kind: Kind,
         own: StreamHandle,
-        (bases, control): (&[Bases], Option<DevicePtr>),
+        completion: Completion<'_>,
         stream: StreamHandle,
     ) -> Result<()> {
         let (driver, grad_bytes) = (&self.engine.driver, self.grad_bytes);
         let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
         for unbound in launches {
             // SAFETY: the caller's promise.
-            unsafe { unbound.enqueue(driver, own, (bases, grad_bytes, control), stream)? };
+            unsafe { unbound.enqueue(driver, own, (completion, grad_bytes), stream)? };
         }
         Ok(())
     }
@@ -193,7 +240,7 @@ impl Unbound {
         &mut self,
         driver: &Arc<dyn Driver>,
         own: StreamHandle,
-        (bases, grad_bytes, control): (&[Bases], u64, Option<DevicePtr>),
+        (Completion { bases, control, given }, grad_bytes): (Completion<'_>, u64),
         stream: StreamHandle,
     ) -> Result<()> {
         let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
@@ -206,8 +253,12 @@ impl Unbound {
         };
         // SAFETY: the kernel's own arguments, completed by the caller's addresses.
         unsafe {
-            self.launch.enqueue_changed(&**driver, stream, |args| {
+            self.launch.enqueue_changed(&**driver, stream, |launch| {
+                let args = &mut launch.args;
                 first.put(args);
+                if let Some(given) = given {
+                    (args.records, launch.given) = (ptr::null_mut(), *given);
+                }
                 if let Some(control) = control {
                     args.control = ptr::with_exposed_provenance_mut(control.0 as usize);
                 }

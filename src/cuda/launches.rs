@@ -4,6 +4,7 @@
 //! call per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::DeviceMemory;
 use crate::abi::{
-    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile,
+    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepStepLaunch,
+    InstepTile,
 };
 use crate::error::Result;
 use crate::handle::StreamHandle;
@@ -23,7 +25,8 @@ use crate::layout::Plan;
 pub(super) struct BucketLaunch {
     kernel: Kernel,
     shape: Shape,
-    args: InstepStepArgs,
+    /// Of a norm and of the user's own code, the first field alone.
+    args: Box<InstepStepLaunch>,
     custom: Option<EnqueuedParams>,
 }
 
@@ -87,7 +90,7 @@ impl Preparation<'_> {
             kernel,
             shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
             custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, self.plan, self.assignment)),
-            args,
+            args: with_nothing_given(args),
         };
         Ok((launch, tiles))
     }
@@ -112,6 +115,12 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
+/// Completes the argument of a launch that reads records where they are.
+fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
+    // SAFETY: zeros are numbers, and records of zeros.
+    Box::new(InstepStepLaunch { args, given: unsafe { MaybeUninit::zeroed().assume_init() } })
+}
+
 /// Returns how many consecutive tiles each block takes, so that the blocks take all.
 fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
@@ -120,7 +129,7 @@ fn share(tiles: u64, blocks: u32) -> u64 {
 impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, but for its table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
-        rebind(kind, (&mut self.args, &mut []), plan, regions);
+        rebind(kind, (&mut self.args.args, &mut []), plan, regions);
         if let Some(custom) = &mut self.custom {
             custom.rebind(plan, regions);
         }
@@ -128,7 +137,7 @@ impl BucketLaunch {
 
     /// Returns its arguments.
     pub(super) fn args(&self) -> InstepStepArgs {
-        self.args
+        self.args.args
     }
 
     /// Whether code of the user's runs after it.
@@ -138,12 +147,12 @@ impl BucketLaunch {
 
     /// Returns its table of tiles: the address, the bytes, and that it is only read.
     pub(super) fn table(&self) -> (usize, u64, bool) {
-        (self.args.tiles.addr(), self.args.tile_count * size_of::<InstepTile>() as u64, false)
+        (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64, false)
     }
 
     /// Returns how many tiles its table has.
     pub(super) fn tile_count(&self) -> usize {
-        self.args.tile_count as usize
+        self.args.args.tile_count as usize
     }
 
     /// Enqueues the launch with other arguments, which `change` completes.
@@ -154,12 +163,12 @@ impl BucketLaunch {
         &self,
         driver: &dyn Driver,
         stream: StreamHandle,
-        change: impl FnOnce(&mut InstepStepArgs),
+        change: impl FnOnce(&mut InstepStepLaunch),
     ) -> Result<()> {
         if self.shape.blocks == 0 {
             return Ok(());
         }
-        let mut args = self.args;
+        let mut args = *self.args;
         change(&mut args);
         // SAFETY: as in `enqueue`.
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
@@ -174,7 +183,7 @@ impl BucketLaunch {
             return Ok(());
         }
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
-        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&self.args).cast())? };
+        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&*self.args).cast())? };
         match &self.custom {
             Some(custom) => custom.enqueue(stream),
             None => Ok(()),

@@ -19,6 +19,7 @@ mod device_impl;
 pub mod driver;
 mod engine;
 mod fatbin;
+mod given;
 mod graph;
 mod host_memory;
 mod host_steps;

@@ -14,6 +14,8 @@ mod memory;
 mod missing;
 mod norms;
 #[cfg(not(kernels_only))]
+mod one_launch;
+#[cfg(not(kernels_only))]
 mod random;
 mod refusals;
 mod scaling;

@@ -116,8 +116,8 @@ const Entry ENTRIES[] = {
     {"instep_add", call<InstepAddArgs, instep_add>},
     {"instep_cast", call<InstepCastArgs, instep_cast>},
 #define OPTIMIZER(name, Rule, min_states, max_states) \
-    {"instep_step_" #name, call<InstepStepArgs, instep_step_##name>}, \
-    {"instep_step_" #name "_8bit", call<InstepStepArgs, instep_step_##name##_8bit>}, \
+    {"instep_step_" #name, call<InstepStepLaunch, instep_step_##name>}, \
+    {"instep_step_" #name "_8bit", call<InstepStepLaunch, instep_step_##name##_8bit>}, \
     {"instep_naive_" #name, call<InstepStepArgs, instep_naive_##name>},
 #include "optimizers.def"
 #undef OPTIMIZER

@@ -144,6 +144,9 @@ fn cpu() -> &'static InstepKernels {
 unsafe fn launch_tiles(kernel: &CStr, args: &InstepStepArgs, shape: Shape) {
     let blocks = shape.blocks.min(args.tile_count as u32 + 2);
     let args = InstepStepArgs { share: args.tile_count.div_ceil(blocks.into()), ..*args };
-    // SAFETY: the caller's promise.
-    unsafe { launch(kernel, &args, blocks, INSTEP_GPU_THREADS, shape.order) }
+    // SAFETY: the caller's promise. A norm takes the first field alone; zeros are records.
+    unsafe {
+        let args = InstepStepLaunch { args, given: std::mem::zeroed() };
+        launch(kernel, &args, blocks, INSTEP_GPU_THREADS, shape.order)
+    }
 }

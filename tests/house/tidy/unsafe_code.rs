@@ -51,6 +51,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/device_impl.rs",
     "src/cuda/driver.rs",
     "src/cuda/engine.rs",
+    "src/cuda/given.rs",
     "src/cuda/host_steps.rs",
     "src/cuda/judge.rs",
     "src/cuda/launches.rs",

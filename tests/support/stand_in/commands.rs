@@ -50,6 +50,7 @@ pub(crate) enum Args {
     Add(InstepAddArgs),
     Cast(InstepCastArgs),
     Bucket(InstepStepArgs),
+    Step(InstepStepLaunch),
 }
 
 // SAFETY: the addresses are in the stand-in's memory, which every thread may use.
@@ -67,7 +68,8 @@ impl Command {
                 "instep_publish" => Args::Publish(args.cast::<InstepPublishArgs>().read()),
                 "instep_add" => Args::Add(args.cast::<InstepAddArgs>().read()),
                 "instep_cast" => Args::Cast(args.cast::<InstepCastArgs>().read()),
-                _ => Args::Bucket(args.cast::<InstepStepArgs>().read()),
+                "instep_norm" | "instep_custom" => Args::Bucket(args.cast::<InstepStepArgs>().read()),
+                _ => Args::Step(args.cast::<InstepStepLaunch>().read()),
             }
         };
         Command::Launch { kernel, shape, args: Box::new(args) }
@@ -114,6 +116,7 @@ fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
             Args::Add(args) => launch(&name, args, blocks, threads, 2),
             Args::Cast(args) => launch(&name, args, blocks, threads, 2),
             Args::Bucket(args) => launch(&name, args, blocks, threads, 2),
+            Args::Step(args) => launch(&name, args, blocks, threads, 2),
         }
     }
 }
@@ -169,12 +172,25 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
             }
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
-            Args::Bucket(args) => {
+            Args::Bucket(_) => unreachable!("{kernel}"),
+            Args::Step(InstepStepLaunch { args, given }) => {
                 let coded = args.moments == INSTEP_MOMENTS_8BIT;
                 let own = COMMON.len() + 2 * args.optimizer as usize + usize::from(coded);
                 assert_eq!(KERNELS[own], kernel, "the optimizer's own kernel");
-                cpu.step.unwrap()(args, 0, args.tile_count, PREFETCHES);
+                let (mut records, mut control, mut args) = (given_records(given), *args.control, *args);
+                if args.records.is_null() {
+                    (control.multiplier, control.average_multiplier) =
+                        (given.multiplier, given.average_multiplier);
+                    (control.divisor, control.skip, control.decided) = (1.0, 0, 0);
+                    (args.records, args.control) = (records.as_mut_ptr(), &mut control);
+                }
+                cpu.step.unwrap()(&args, 0, args.tile_count, PREFETCHES);
             }
         }
     }
+}
+
+/// Returns the records that a launch is given, each at its place.
+fn given_records(given: &InstepGiven) -> Vec<InstepRecord> {
+    given.record_of.iter().map(|known| given.records[usize::from(*known)]).collect()
 }

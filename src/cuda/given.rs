@@ -1,0 +1,156 @@
+//! A bucket's Begin on the host, whose outcome a launch takes in its own argument: a step is one launch.
+//!
+//! Updates are counted on the host until a call that only the GPU can decide, by a norm or a scaler, or one whose records
+//! differ too much for an argument. Then a copy in the stream's order takes the counts to the GPU, where they stay.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::slice;
+use std::sync::Arc;
+
+use super::driver::Driver;
+use super::memory::{address, bytes_of_all};
+use super::owned::OwnedMapped;
+use crate::abi::{
+    INSTEP_ACTION_STEP, INSTEP_GIVEN_INDICES, INSTEP_GIVEN_RECORDS, INSTEP_PART_WHOLE, InstepBeginArgs,
+    InstepGiven, InstepRecord, InstepStepArgs, InstepTile,
+};
+use crate::error::Result;
+use crate::handle::StreamHandle;
+use crate::host::Isa;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::launch::{
+    Assignment, Progress, Region, Regions, Settings, StepConstants, begin_args, first_control, first_records,
+};
+use crate::layout::Plan;
+
+/// See the module.
+pub(super) struct HostRecords {
+    memories: Memories,
+    kernels: Kernels,
+    /// By record, whether the launches step it: an empty segment has no tile.
+    is_stepped: Vec<bool>,
+    /// Control memory, then settings.
+    mapped: Vec<OwnedMapped>,
+}
+
+impl HostRecords {
+    /// Makes them for a step's launches; not where a launch reads more than its segments' records, or too many of them.
+    pub(super) fn new<'a>(
+        driver: &Arc<dyn Driver>,
+        plan: &Plan,
+        (constants, assignment): (&StepConstants, &Assignment),
+        settings: &Settings,
+        launches: impl Iterator<Item = (InstepStepArgs, &'a [InstepTile])>,
+    ) -> Result<Option<HostRecords>> {
+        let counts = constants.counts(plan, assignment);
+        let mut is_stepped = vec![false; counts.records];
+        let mut fits = assignment.rounds() == 1 && counts.records <= INSTEP_GIVEN_INDICES as usize;
+        for (args, tiles) in launches {
+            fits &= args.part == INSTEP_PART_WHOLE && args.local == 0;
+            tiles.iter().for_each(|tile| is_stepped[tile.record as usize] = true);
+        }
+        if !fits {
+            return Ok(None);
+        }
+        let mut mapped = Vec::new();
+        let regions = Regions::without_tensors(counts, |_, bytes| {
+            let memory = OwnedMapped::new(driver, bytes as usize)?;
+            let region = Region::whole(memory.host(), bytes);
+            mapped.push(memory);
+            Ok(region)
+        })?;
+        let records = first_records(plan, &regions, assignment).collect::<Vec<_>>();
+        let memories = Memories::at(regions);
+        // SAFETY: nothing runs on this memory yet.
+        unsafe {
+            memories.write_control(first_control(constants), records.into_iter());
+            memories.write_settings(settings);
+        }
+        let kernels = Kernels::load(Isa::from_environment()?)?;
+        Ok(Some(HostRecords { memories, kernels, is_stepped, mapped }))
+    }
+
+    pub(super) fn set(&mut self, settings: &Settings) {
+        // SAFETY: a Begin runs in `begin` alone, which needs this mutably.
+        unsafe { self.memories.write_settings(settings) }
+    }
+
+    /// Begins an update and counts it, and returns what its launches are given; nothing, and no count, if only the GPU can
+    /// decide it or an argument has no room.
+    pub(super) fn begin(
+        &mut self,
+        constants: &StepConstants,
+        scale: impl FnOnce(&mut InstepBeginArgs),
+    ) -> Option<InstepGiven> {
+        let mut args = begin_args(self.memories.regions(), constants);
+        scale(&mut args);
+        let asks_gpu = !args.grad_scale.is_null() || !args.found_inf.is_null();
+        if asks_gpu || args.divisor <= 0.0 || args.loss_scale <= 0.0 || args.previous_max_norm >= 0.0 {
+            return None;
+        }
+        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked, and this has it
+        // alone.
+        unsafe { self.kernels.begin(&args) };
+        let given = self.given()?;
+        for record in (0..self.is_stepped.len()).filter(|record| self.is_stepped[*record]) {
+            // SAFETY: one of the records, which nothing else touches.
+            let record = unsafe { &mut *self.memories.regions().records().add(record) };
+            record.stepped = (record.action == INSTEP_ACTION_STEP).into();
+        }
+        Some(given)
+    }
+
+    fn given(&self) -> Option<InstepGiven> {
+        // SAFETY: zeros are numbers, and records of zeros.
+        let mut given: InstepGiven = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut different = 0;
+        for k in 0..self.is_stepped.len() {
+            // SAFETY: nothing writes it now, here and below.
+            let record = unsafe { self.memories.read_record(k) };
+            let known =
+                given.records[..different].iter().position(|known| bytes_of(known) == bytes_of(&record));
+            given.record_of[k] = match known {
+                Some(known) => known as u8,
+                None if different == INSTEP_GIVEN_RECORDS as usize => return None,
+                None => {
+                    given.records[different] = record;
+                    different += 1;
+                    different as u8 - 1
+                }
+            };
+        }
+        // SAFETY: as above.
+        let control = unsafe { self.memories.read_control() };
+        (given.multiplier, given.average_multiplier) = (control.multiplier, control.average_multiplier);
+        Some(given)
+    }
+
+    /// Enqueues the copy of all counts to the GPU's own memory, and returns how many updates were begun.
+    ///
+    /// # Safety
+    /// The regions are the GPU's, of the same counts, and this lives until the stream has passed the copy.
+    pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
+        let bytes = to.counts().control_bytes() as u64;
+        // SAFETY: both are so long and do not overlap; the stream orders the copy with the launches that use the memory.
+        unsafe {
+            driver.copy(address(to.control()), self.mapped[0].device(), bytes, stream)?;
+            Ok(self.memories.read_control().passes)
+        }
+    }
+
+    pub(super) fn read_progress(&self, record: usize) -> Progress {
+        // SAFETY: `begin` and `write_progress` alone write it.
+        Progress::of(&unsafe { self.memories.read_record(record) })
+    }
+
+    pub(super) fn write_progress(&mut self, record: usize, progress: Progress) {
+        // SAFETY: as in `set`.
+        unsafe { self.memories.write_progress(record, progress) }
+    }
+}
+
+fn bytes_of(record: &InstepRecord) -> &[u8] {
+    bytes_of_all(slice::from_ref(record))
+}
