@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs the Python package with its native half, tests and benches: `scripts/pack-python.sh LIBRARY FOLDER`.
 #
-# The native half is for any Python from 3.10 on (abi3), and packed by xz. benches/gpu/run.sh unpacks and runs it.
+# The native half is for any Python from 3.10 on (abi3). benches/gpu/run.sh runs it.
 set -euo pipefail
 library=$(realpath "$1")
 folder=$(realpath -m "$2")
@@ -12,4 +12,3 @@ for name in instep instep/torch tests benches; do
     cp "$name"/*.py "$folder/$name/"
 done
 strip -o "$folder/instep/_native.abi3.so" "$library"
-xz -f -4 "$folder/instep/_native.abi3.so"

@@ -7,7 +7,7 @@
 The page says what the formula means. Nothing here was measured on a GPU.
 """
 
-import argparse, csv, math, sys
+import argparse, csv, math, re, sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ WARPS = BLOCKS * THREADS // 32
 LATENCY_SECONDS = 570e-9  # of global memory under load
 EXPONENT = 3
 BUCKET_BYTES = 25 * 2**20
-LONG_RUN = 64  # tiles that follow one another in a block's share of a large parameter
+LAUNCHES = HERE / "src/cuda/launches.rs"
+NCCL_CTAS = (16, 24, 32)  # of 640 threads with 96 registers each, which leave no room for a block on their multiprocessor
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def predict(gpu, row, size, run_elements):
     """`row`: figures of a warp; `size`: bytes of an element; `run_elements`: of a block's tiles that are one run."""
     rounds = run_elements * 32 / THREADS / row["elements"]
     instructions = row["instructions"] + row["tile_instructions"] / rounds
-    stalls = row["stalls"] + row["tile_stalls"] / rounds
+    # While a block loads what comes before its first element, the others of its multiprocessor work.
+    turnover = row["first_chain"] * LATENCY_SECONDS * gpu.hertz
+    stalls = row["stalls"] + (row["tile_stalls"] + turnover) / rounds
     # Cycles of a round of every warp of a multiprocessor.
     memory = WARPS * row["elements"] * size / (gpu.copy / gpu.multiprocessors / gpu.hertz)
     issue = WARPS / SCHEDULERS * instructions
@@ -77,6 +80,35 @@ def predict(gpu, row, size, run_elements):
     cycles = {"memory": memory, "issue": issue, "latency": latency}
     share = memory / sum(c**EXPONENT for c in cycles.values()) ** (1 / EXPONENT)
     return Prediction(share, max(cycles, key=cycles.get), min(1.0, memory / issue))
+
+
+def share_bytes():
+    """What a block's share of a step moves."""
+    found = re.search(r"const SHARE_BYTES: u64 = (\d+) << (\d+);", LAUNCHES.read_text())
+    return int(found[1]) << int(found[2])
+
+
+def share_of(tiles, tile_bytes, gpu, is_step=True):
+    """Tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES have them."""
+    even = math.ceil(tiles / (BLOCKS * gpu.multiprocessors))
+    blocks = math.ceil(tiles / min(even, math.ceil(share_bytes() / tile_bytes)) if is_step else tiles / even)
+    return math.ceil(tiles / blocks), blocks
+
+
+def late_seconds(gpu, row, run_elements):
+    """How long a block takes that starts when the others end."""
+    rounds = run_elements * 32 / THREADS / row["elements"]
+    stalls = rounds * row["stalls"] + row["tile_stalls"]
+    return (row["first_chain"] + rounds * row["latencies"]) * LATENCY_SECONDS + stalls / gpu.hertz
+
+
+def beside_nccl(gpu, path, row, tiles, tile, size):
+    """A line for even shares, and one for short ones."""
+    for kind, is_step in (("even", False), ("short", True)):
+        share, blocks = share_of(tiles, size * tile, gpu, is_step)
+        waiting = [max(0, blocks - BLOCKS * (gpu.multiprocessors - ctas)) for ctas in NCCL_CTAS]
+        late = late_seconds(gpu, row, share * tile) * 1e6
+        yield [gpu.name, path, kind, f"{share}", f"{blocks}", *map(str, waiting), f"{late:.1f} us"]
 
 
 def rows():
@@ -103,19 +135,24 @@ def cell(prediction):
 def tables():
     heads = ["kernel", "path", "bytes", *(gpu.name for gpu in GPUS)]
     long, bucket = [heads], [["path", *heads[2:]]]
+    waiting = [["GPU", "path", "shares", "tiles", "blocks", *(f"no slot beside {ctas}" for ctas in NCCL_CTAS), "a late block takes"]]
     for kernel, path, size, figures, tile in rows():
-        shares = [predict(gpu, figures[gpu.architecture], size, LONG_RUN * tile) for gpu in GPUS]
+        is_step, many = kernel != "instep_norm" and not path.endswith("_measure"), 1 << 17
+        shares = [predict(gpu, figures[gpu.architecture], size, share_of(many, size * tile, gpu, is_step)[0] * tile) for gpu in GPUS]
         label = kernel.removeprefix("instep_step_").removeprefix("instep_")
         long.append([label, path, f"{size:.4g}", *map(cell, shares)])
         if label in ("adam", "adam_8bit"):
             elements = BUCKET_BYTES / (2 if path.startswith(("bf16", "remainder")) else 4)
             bucket.append([path, f"{size:.4g}"])
             for gpu in GPUS:
-                run = math.ceil(elements / tile / (BLOCKS * gpu.multiprocessors))
+                tiles = math.ceil(elements / tile)
+                run, _ = share_of(tiles, size * tile, gpu)
+                if path in ("f32", "bf16"):
+                    waiting += beside_nccl(gpu, path, figures[gpu.architecture], tiles, tile, size)
                 steady = elements * size / gpu.copy / predict(gpu, figures[gpu.architecture], size, run * tile).share
                 start = (figures[gpu.architecture]["first_chain"] + 1) * LATENCY_SECONDS
                 bucket[-1].append(f"{100 * elements * size / gpu.copy / (steady + start):.0f} %")
-    return {"steps": long, "bucket": bucket}
+    return {"steps": long, "bucket": bucket, "nccl": [waiting[0], *sorted(waiting[1:], key=lambda line: [gpu.name for gpu in GPUS].index(line[0]))]}
 
 
 def table(lines):

@@ -5,8 +5,8 @@
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
 # tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--ddp` runs
 # examples/cuda_ddp and capi/gpu/ddp.c with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
-# with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
-# what stages need but PyTorch's and NVIDIA's tools.
+# with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small,
+# and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -111,12 +111,7 @@ case ${1:-} in
         cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
         echo "of the software GPU" >"$bundle/commit"
     fi
-    # NVIDIA's own program needs NVIDIA's driver.
-    mkdir -p "$folder/bin"
-    printf '#!/bin/sh\ncase "$*" in *-lms*) echo timestamp; exec sleep 1000 ;; *) echo "software GPU, 1.0, 0.0" ;; esac\n' \
-        >"$folder/bin/nvidia-smi"
-    chmod +x "$folder/bin/nvidia-smi"
-    env -u INSTEP_REQUIRE_GPU QUICK=1 PATH="$folder/bin:$PATH" OUT="$folder/out" "$bundle/run.sh" "$@"
+    env -u INSTEP_REQUIRE_GPU QUICK=1 OUT="$folder/out" bash "$bundle/run.sh" "$@"
     ;;
 *) echo "$folder" ;;
 esac

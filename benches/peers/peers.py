@@ -16,7 +16,6 @@ import time
 # Set by DeepSpeed and read by every torch optimizer step, which would then open NVML each time: 100 us a call.
 os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
-import numpy
 import torch
 
 from rows import ROOT, Rows, commit
@@ -60,8 +59,8 @@ class Instep:
 
         def array(k):
             size = count * dtype.itemsize
-            first = ctypes.cast(lib.instep_peer_elements(self.handle, k), ctypes.POINTER(ctypes.c_uint8))
-            return torch.from_numpy(numpy.ctypeslib.as_array(first, (size,))).view(dtype)
+            memory = (ctypes.c_uint8 * size).from_address(lib.instep_peer_elements(self.handle, k))
+            return torch.frombuffer(memory, dtype=dtype)
 
         self.params, self.grads = array(0), array(1)
         self.grads[:], self.params[:] = values(count)

@@ -13,13 +13,17 @@ use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::DeviceMemory;
 use crate::abi::{
-    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepStepLaunch,
-    InstepTile,
+    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE, InstepStepArgs,
+    InstepStepLaunch, InstepTile,
 };
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::{Assignment, Kind, Launch, Regions, StepConstants, rebind};
 use crate::layout::Plan;
+
+/// What a block's share of a step moves: four tiles of AdamW in f32, eight throughout in bf16. Predicted, not measured on a GPU
+/// yet; kernels/PERFORMANCE.md.
+const SHARE_BYTES: u64 = 224 << 10;
 
 /// One launch of a bucket, and the user's own code that runs after it.
 pub(super) struct BucketLaunch {
@@ -73,7 +77,7 @@ impl Preparation<'_> {
         launch: Launch,
         memory: &mut DeviceMemory,
     ) -> Result<(BucketLaunch, Vec<InstepTile>)> {
-        let Launch { mut args, tiles, .. } = launch;
+        let Launch { mut args, tiles, moved_bytes } = launch;
         args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
         let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
         let kernel = match kind {
@@ -83,7 +87,8 @@ impl Preparation<'_> {
         let blocks = if is_custom {
             args.tile_count.min(1) as u32
         } else {
-            self.blocks(kind, kernel, args.tile_count)?
+            let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
+            self.blocks(kernel, measures, args.tile_count, moved_bytes)?
         };
         args.share = share(args.tile_count, blocks);
         let launch = BucketLaunch {
@@ -95,16 +100,17 @@ impl Preparation<'_> {
         Ok((launch, tiles))
     }
 
-    /// As many as the caller says for steps; else, and never more for norms, whose blocks each end in atomics, as many as
-    /// are resident at a time, with even shares.
-    fn blocks(&self, kind: Kind, kernel: Kernel, tiles: u64) -> Result<u32> {
+    /// Blocks of a launch. Those that measure end in atomics, so they are as few as are resident at a time, with even shares.
+    /// Those that step have short shares, or are as many as the caller says.
+    fn blocks(&self, kernel: Kernel, measures: bool, tiles: u64, moved_bytes: u64) -> Result<u32> {
         let _entered = Entered::new(&**self.driver)?;
         // SAFETY: `kernels` holds the kernel.
         let resident = unsafe { self.driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
-        Ok(match (kind, self.max_blocks) {
-            (Kind::Step, Some(most)) => tiles.min(most.into()) as u32,
-            (Kind::Norm, Some(most)) => even_shares(tiles, resident.min(most)),
-            (_, None) => even_shares(tiles, resident),
+        let most = self.max_blocks.unwrap_or(u32::MAX);
+        Ok(match self.max_blocks {
+            _ if measures => even_shares(tiles, resident.min(most)),
+            Some(most) => tiles.min(most.into()) as u32,
+            None => short_shares(tiles, resident, moved_bytes),
         })
     }
 }
@@ -115,15 +121,23 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Completes the argument of a launch that reads records where they are.
-fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
-    // SAFETY: zeros are numbers, and records of zeros.
-    Box::new(InstepStepLaunch { args, given: unsafe { MaybeUninit::zeroed().assume_init() } })
+/// Returns how many blocks share the tiles so that a share moves about [`SHARE_BYTES`], and none of the resident blocks is
+/// without one. Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find none
+/// start when others end, and short ones end soon.
+fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
+    let short = (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1));
+    tiles.div_ceil(short.min(tiles.div_ceil(resident.into())).max(1)) as u32
 }
 
 /// Returns how many consecutive tiles each block takes, so that the blocks take all.
 fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
+}
+
+/// Completes the argument of a launch that reads records where they are.
+fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
+    // SAFETY: zeros are numbers, and records of zeros.
+    Box::new(InstepStepLaunch { args, given: unsafe { MaybeUninit::zeroed().assume_init() } })
 }
 
 impl BucketLaunch {
@@ -193,7 +207,25 @@ impl BucketLaunch {
 
 #[cfg(test)]
 mod tests {
-    use super::even_shares;
+    use super::{SHARE_BYTES, even_shares, share, short_shares};
+
+    #[test]
+    fn short_shares_move_no_more_than_they_should_and_leave_no_resident_block_without_one() {
+        let tile_bytes = SHARE_BYTES / 4;
+        for resident in [1, 7, 528] {
+            for tiles in 0..3300u64 {
+                let blocks = short_shares(tiles, resident, tiles * tile_bytes);
+                assert!(share(tiles, blocks) <= 4, "{tiles} tiles, {resident} resident");
+                assert!(u64::from(blocks) * share(tiles, blocks) >= tiles);
+                // As even shares of a small bucket.
+                let even = even_shares(tiles, resident);
+                assert!(
+                    blocks >= even && (blocks == even || share(tiles, blocks) == 4),
+                    "{tiles}, {resident}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn every_block_has_as_many_tiles_as_the_fullest_or_one_less() {

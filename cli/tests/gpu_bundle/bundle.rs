@@ -132,6 +132,11 @@ impl Bundle {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Makes a program a file that cannot be run.
+    pub(super) fn forget_mode(&self, name: &str) {
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o644)).unwrap();
+    }
+
     pub(super) fn remove(&self, name: &str) {
         fs::remove_file(self.path(name)).unwrap();
     }

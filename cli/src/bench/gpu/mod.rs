@@ -33,6 +33,9 @@ pub(super) struct Options {
     /// overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
+    /// Steps gradients and states of zeros, as of embedding rows that no token used: divisions take their slow path.
+    #[arg(long)]
+    zeros: bool,
     /// Kernels that scripts/bench-kernels.sh builds, for the overlap bench and as second ceiling of steps and norms a copy
     /// by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
@@ -50,9 +53,10 @@ pub(super) struct Options {
 
 impl Options {
     /// Lists these options, and whether each was given on the command line.
-    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
+    pub(super) fn given(&self) -> [(&'static str, bool); 6] {
         [
             ("--max-blocks", !self.max_blocks.is_empty()),
+            ("--zeros", self.zeros),
             ("--kernels", self.kernels.is_some()),
             ("--svg", self.svg.is_some()),
             ("--trace", self.trace.is_some()),

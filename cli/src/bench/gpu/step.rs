@@ -185,7 +185,7 @@ fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, copy_us, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());
     format!(
-        "{:<10}{:<23}{:>11} {:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}",
+        "{:<10}{:<23}{:>11} {:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}{}",
         case.name(),
         case.precision,
         case.bytes,
@@ -196,6 +196,7 @@ fn line(row: &StepRow) -> String {
         copy_us.show_us(),
         row.sm_copy_us.map_or("-".to_owned(), |us| us.show_us()),
         percent_of_ceiling.show(1),
+        if case.zeros { " of zeros" } else { "" },
         if row.starved_samples > 0 { " *" } else { "" },
         if row.mismatch().is_some() { " MISMATCH" } else { "" },
     )

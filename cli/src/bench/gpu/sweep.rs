@@ -48,6 +48,8 @@ pub(super) struct Case {
     pub(super) cache: Cache,
     /// Null: as many as the GPU holds at a time.
     pub(super) max_blocks: Option<u32>,
+    /// Gradients and states are 0.
+    pub(super) zeros: bool,
 }
 
 impl FromStr for Blocks {
@@ -112,6 +114,7 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
                             segments,
                             cache,
                             max_blocks: blocks.of(cuda),
+                            zeros: options.gpu.zeros,
                         };
                         if cache == Cache::Beyond || case.is_resident(cuda.driver().l2_bytes()) {
                             cases.push(case);

@@ -41,11 +41,12 @@ pub(super) struct Compared {
 pub(super) struct Expected {
     rule: cases::Case,
     kind: Kind,
+    zeros: bool,
 }
 
 impl Expected {
     pub(super) fn new(case: &Case) -> Expected {
-        Expected { rule: case.rule, kind: case.kind }
+        Expected { rule: case.rule, kind: case.kind, zeros: case.zeros }
     }
 
     /// Fills gradients, parameters and their masters.
@@ -131,7 +132,7 @@ impl Expected {
             Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, storage, Isa::best(), threads)?;
         let place = |k: usize| (first as usize + k) % PERIOD;
         host.fill(Memory::Params, |k| parameter(place(k)))?;
-        host.fill(Memory::Grads, |k| gradient(place(k)))?;
+        host.fill(Memory::Grads, |k| if self.zeros { 0.0 } else { gradient(place(k)) })?;
         Ok(host)
     }
 }
