@@ -4,7 +4,8 @@
  * a conversion beside its load would wait at once. A warp's request is contiguous whole sectors: 16 bytes a lane on
  * f32, 8 on 16-bit streams. Four elements that are misaligned or cut off by the end of their run are accessed one by
  * one. Gradients are the exception: a foreign bucket may start at any element, so whole aligned words around it are
- * read and shifted. No access touches a byte outside the run [run, run + count), not even in an aligned word that
+ * read and shifted. All streams but the gradients pass once through the L2 cache and are marked to leave it first, so that
+ * the gradients of the next bucket stay. No access touches a byte outside the run [run, run + count), not even in an aligned word that
  * cannot fault: its neighbours may be written meanwhile. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
@@ -57,17 +58,31 @@ struct Extent {
     }
 };
 
+/* How long the cache should keep what is accessed. */
+enum class Kept { AS_USUAL, BRIEFLY };
+
+template <Kept KEPT, class Word>
+INSTEP_DEVICE Word word_at(const Word* word) {
+    if constexpr (KEPT == Kept::BRIEFLY) return __ldcs(word);
+    return *word;
+}
+
+template <Kept KEPT = Kept::AS_USUAL>
 INSTEP_DEVICE Words words_at(const float* first) {
-    const uint4 words = *reinterpret_cast<const uint4*>(first);
+    const uint4 words = word_at<KEPT>(reinterpret_cast<const uint4*>(first));
     return {{words.x, words.y, words.z, words.w}};
 }
 
+template <Kept KEPT = Kept::AS_USUAL>
 INSTEP_DEVICE Words words_at(const uint16_t* first) {
-    const uint2 words = *reinterpret_cast<const uint2*>(first);
+    const uint2 words = word_at<KEPT>(reinterpret_cast<const uint2*>(first));
     return {{words.x, words.y}};
 }
 
-INSTEP_DEVICE Words words_at(const uint8_t* first) { return {{*reinterpret_cast<const uint32_t*>(first)}}; }
+template <Kept KEPT = Kept::AS_USUAL>
+INSTEP_DEVICE Words words_at(const uint8_t* first) {
+    return {{word_at<KEPT>(reinterpret_cast<const uint32_t*>(first))}};
+}
 
 /* Marks the end of a round's loads: no conversion of these words moves before it, where it would wait among loads. */
 INSTEP_DEVICE void hold_back(Words& words) {
@@ -80,27 +95,34 @@ INSTEP_DEVICE void hold_back(Words& words) {
 
 /* Wide stores are spelled out for a GPU: its compiler merges them with the stores of single elements beside them, and
  * then splits them up. */
+template <Kept KEPT>
 INSTEP_DEVICE void put_words(float* first, const Words& words) {
+    const uint4 all = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
+    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(reinterpret_cast<uint4*>(first), all);
 #if defined(__CUDA_ARCH__)
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(first)), "r"(words.word[0]),
-                 "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3])
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(first)), "r"(all.x), "r"(all.y),
+                 "r"(all.z), "r"(all.w)
                  : "memory");
 #else
-    *reinterpret_cast<uint4*>(first) = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
+    *reinterpret_cast<uint4*>(first) = all;
 #endif
 }
 
+template <Kept KEPT>
 INSTEP_DEVICE void put_words(uint16_t* first, const Words& words) {
+    const uint2 all = make_uint2(words.word[0], words.word[1]);
+    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(reinterpret_cast<uint2*>(first), all);
 #if defined(__CUDA_ARCH__)
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(first)), "r"(words.word[0]),
-                 "r"(words.word[1])
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(first)), "r"(all.x), "r"(all.y)
                  : "memory");
 #else
-    *reinterpret_cast<uint2*>(first) = make_uint2(words.word[0], words.word[1]);
+    *reinterpret_cast<uint2*>(first) = all;
 #endif
 }
 
+template <Kept KEPT>
 INSTEP_DEVICE void put_words(uint8_t* first, const Words& words) {
+    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(reinterpret_cast<uint32_t*>(first), words.word[0]);
     *reinterpret_cast<uint32_t*>(first) = words.word[0];
 }
 
@@ -113,9 +135,9 @@ INSTEP_DEVICE void put_bits(uint16_t* element, uint32_t bits) { *element = stati
 INSTEP_DEVICE void put_bits(uint8_t* element, uint32_t bits) { *element = static_cast<uint8_t>(bits); }
 
 /* Elements at..at+4 of a run; zero past its end. */
-template <class T>
+template <Kept KEPT = Kept::BRIEFLY, class T>
 INSTEP_DEVICE Words load(const T* run, uint32_t at, Extent extent) {
-    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return words_at(run + at);
+    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return words_at<KEPT>(run + at);
     Words words = {};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -125,9 +147,9 @@ INSTEP_DEVICE Words load(const T* run, uint32_t at, Extent extent) {
     return words;
 }
 
-template <class T>
+template <Kept KEPT = Kept::BRIEFLY, class T>
 INSTEP_DEVICE void store(T* run, uint32_t at, Extent extent, const Words& words) {
-    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return put_words(run + at, words);
+    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return put_words<KEPT>(run + at, words);
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         if (at + i < extent.count) put_bits(&run[at + i], words.word[i * sizeof(T) / 4] >> 8 * (i * sizeof(T) % 4));
@@ -175,7 +197,7 @@ struct ShiftedWords {
 template <class T>
 INSTEP_DEVICE ShiftedWords load_shifted(const T* run, uint32_t at, Extent extent) {
     const uint32_t shift = extent.is_full ? 0 : misalignment(run, sizeof(T));
-    if (shift == 0 || at < shift || at - shift + 8 > extent.count) return {load(run, at, extent), {}, 0};
+    if (shift == 0 || at < shift || at - shift + 8 > extent.count) return {load<Kept::AS_USUAL>(run, at, extent), {}, 0};
     const T* const first = run + (at - shift);
     return {words_at(first), words_at(first + 4), shift};
 }
@@ -221,7 +243,7 @@ struct Run {
     }
 
     INSTEP_DEVICE Words load_at(uint32_t at) const {
-        return is_f32() ? load(floats(), at, extent) : load(halves(), at, extent);
+        return is_f32() ? load<Kept::AS_USUAL>(floats(), at, extent) : load<Kept::AS_USUAL>(halves(), at, extent);
     }
 
     INSTEP_DEVICE Four read(uint32_t at) const { return values_of(load_at(at)); }
@@ -240,14 +262,14 @@ struct Run {
     }
 
     INSTEP_DEVICE void write(uint32_t at, const Four& four) const {
-        if (is_f32()) return store(floats(), at, extent, as_words(four));
-        store(halves(), at, extent, narrowed(four, dtype));
+        if (is_f32()) return store<Kept::AS_USUAL>(floats(), at, extent, as_words(four));
+        store<Kept::AS_USUAL>(halves(), at, extent, narrowed(four, dtype));
     }
 
     /* +0 is all bits zero in every dtype. */
     INSTEP_DEVICE void clear(uint32_t at) const {
-        if (is_f32()) return store(floats(), at, extent, Words{});
-        store(halves(), at, extent, Words{});
+        if (is_f32()) return store<Kept::AS_USUAL>(floats(), at, extent, Words{});
+        store<Kept::AS_USUAL>(halves(), at, extent, Words{});
     }
 };
 

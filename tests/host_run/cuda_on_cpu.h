@@ -35,6 +35,16 @@ struct __attribute__((may_alias, aligned(16))) uint4 {
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
+/* A policy of a cache changes no value. */
+template <class T>
+inline T __ldcs(const T* from) {
+    return *from;
+}
+template <class T>
+inline void __stcs(T* to, T value) {
+    *to = value;
+}
+
 namespace fibers {
 
 /* Every lane's value, once the whole warp has come to this operation. */
