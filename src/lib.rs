@@ -6,7 +6,7 @@
 //! [`Collective`] sums it over the ranks and one kernel launch steps it, while the rest of backward runs. ([`Lamb`]
 //! takes two launches.)
 //!
-//! The README has a program on borrowed memory. This one leaves the memory and the all-reduce to instep; it runs two
+//! docs/rust.md has a program on borrowed memory. This one leaves the memory and the all-reduce to instep; it runs two
 //! ranks in one process, and each rank has its own points of y = 3x - 1:
 //!
 //! ```
@@ -194,6 +194,11 @@ pub use stepper::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Runs the program of `docs/rust.md` as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust.md")]
+struct Rust;
 
 /// Runs the program of `docs/sharding.md` as a test.
 #[cfg(doctest)]

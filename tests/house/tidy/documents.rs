@@ -35,6 +35,19 @@ fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
     assert!(ci.contains("for example in examples/*.rs; do"), "CI runs all examples");
 }
 
+/// A page that grows by a line with every change is read by nobody. What does not fit belongs to a page of docs/.
+#[test]
+fn the_readme_is_short_narrow_and_without_long_paragraphs() {
+    let readme = read(&Path::new(ROOT).join("README.md"));
+    assert!(readme.lines().count() <= 120, "README.md: {} lines, at most 120", readme.lines().count());
+    let wide = readme.lines().find(|line| line.chars().count() > 120);
+    assert_eq!(wide, None, "README.md: more than 120 columns");
+    let prose = readme.split("```").step_by(2).flat_map(|text| text.split("\n\n"));
+    for paragraph in prose.map(str::trim).filter(|text| !text.starts_with('|')) {
+        assert!(paragraph.lines().count() <= 4, "README.md: a paragraph above four lines:\n{paragraph}");
+    }
+}
+
 #[test]
 fn the_cuda_program_of_the_readme_is_the_examples() {
     let [readme, example] =
