@@ -1,0 +1,119 @@
+"""Param groups: the hyperparameters in them, the keys that ``torch.optim`` has beside these, and what is refused.
+
+It depends on torch and the native half alone, and changes no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import OPTIMIZERS, _native
+
+Hyper = dict[str, Any]
+
+RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
+
+
+@cache
+def torchs_keys(key: str) -> dict[str, Any]:
+    """The keys, with their defaults, that the optimizer of this name in ``torch.optim`` has beside our hyperparameters."""
+    descriptor = OPTIMIZERS[key]
+    torchs = getattr(torch.optim, descriptor.name, None)
+    if torchs is None:
+        return {}
+    defaults = torchs([torch.nn.Parameter(torch.zeros(0, device="cpu"))]).defaults
+    return {name: value for name, value in defaults.items() if name not in descriptor.defaults}
+
+
+def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
+    """The hyperparameters of a param group, as plain numbers."""
+    hyper: Hyper = {}
+    for name, default in OPTIMIZERS[key].defaults.items():
+        value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
+        if isinstance(default, tuple):
+            if not isinstance(value, (tuple, list)) or len(value) != len(default):
+                raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
+            hyper[name] = tuple(_number(name, part) for part in value)
+        else:
+            hyper[name] = bool(value) if isinstance(default, bool) else _number(name, value)
+    return hyper
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} = {value!r}: a text; give a number")
+    return float(value)
+
+
+def refuse_group(key: str, group: dict[str, Any]) -> None:
+    """Refuses a group that would be stepped otherwise than its user means."""
+    known = OPTIMIZERS[key].defaults
+    refuse_other_rule(key, group)
+    others = group.keys() - known.keys() - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
+    for name in sorted(others, key=str):
+        meant = [hyper for hyper in known if _is_misspelt(str(name), hyper)]
+        if meant:
+            raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant[0]}?")
+    _native.state_names(key, hyper_of(key, group))
+
+
+def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
+    """Refuses options of ``torch.optim`` that make another rule of an optimizer."""
+    if group.get("differentiable"):
+        raise NotImplementedError("differentiable=True: autograd does not see a fused step; use False")
+    flag = "decoupled_weight_decay"
+    is_own = flag in OPTIMIZERS[key].defaults
+    if not is_own and bool(group.get(flag, key == "adamw")) != (key == "adamw"):
+        raise ValueError(f"{flag} = {group[flag]}: {OPTIMIZERS[key].name} has no such option here; it is another rule")
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Whether one name is the other with two mistakes at most, of letters and neighbours; fewer in short names."""
+    name, most = name.lower(), min(2, len(meant) // 2)
+    if abs(len(name) - len(meant)) > most:
+        return False
+    before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))
+    for i, letter in enumerate(name, 1):
+        last, before, row = before, row, [i]
+        for j, other in enumerate(meant, 1):
+            edits = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, name[i - 2]) == (meant[j - 2], other):
+                edits = min(edits, last[j - 2] + 1)
+            row.append(edits)
+    return row[-1] <= most
+
+
+class Settings:
+    """The hyperparameters of param groups as they were last read. To see that none has changed takes no conversion."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)
+        self._read: dict[int, tuple[dict[str, Any], tuple[Any, ...], Hyper, bool]] = {}
+
+    def of(self, group: dict[str, Any]) -> Hyper:
+        """The hyperparameters of a group: the same dict for as long as they are the same."""
+        values = self._values(group)
+        known = self._read.get(id(group))
+        if known is not None and known[0] is not group:
+            known = None
+        if known is not None and not known[3] and all(map(is_, values, known[1])):
+            return known[2]
+        hyper = hyper_of(self.key, group)
+        if known is not None and known[2] == hyper:
+            hyper = known[2]
+        # The number in a tensor may change while the tensor stays the same.
+        self._read[id(group)] = group, values, hyper, any(isinstance(value, Tensor) for value in values)
+        return hyper
+
+    def forget_others(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Forgets the groups that are not among these."""
+        self._read = {id(group): self._read[id(group)] for group in groups if id(group) in self._read}
