@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
-from ._groups import Hyper
+from ._groups import Hyper, kept_states
 from ._memory import alone, zeros_apart
 from ._sharded import Holders, cut_as, is_distributed, shard_of, spread_as
 from ._threads import openmp
@@ -72,7 +72,7 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
     """The states of such a parameter, and their element type."""
     field = OPTIMIZERS[key].needs_float32_states
     word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
-    return tuple(_native.state_names(key, hyper)), word
+    return kept_states(key, hyper), word
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -146,7 +146,8 @@ class Arena:
             for views, param in zip(self.local, self.params)
         ]
         self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
-        self.goes_on = [False] * len(members)
+        # The parameters whose states came with a count of 0, which a first step would not read.
+        self.goes_on: set[int] = set()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
@@ -203,7 +204,9 @@ class Arena:
         """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
         param, first, hyper = self.params[index], FIRST.get(self.key), self.hyper_of(index)
         self.progress[index] = progress
-        self.goes_on[index] = progress[0] == 0 and goes_on_from(self.key, hyper, values)
+        self.goes_on.discard(index)
+        if progress[0] == 0 and goes_on_from(self.key, hyper, values):
+            self.goes_on.add(index)
         for name, view in self.local[index].items():
             # A user may have given it other memory.
             if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
@@ -231,19 +234,26 @@ class Arena:
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
-        """Takes these groups and hyperparameters of parameters, as loading a state dict or a schedule makes them."""
-        if any(self.goes_on) or any(self.groups[index] is not group for index, (group, _) in changed.items()):
+        """Takes these groups and hyperparameters of parameters, as loading a state dict makes them."""
+        if any(self.groups[index] is not group for index, (group, _) in changed.items()):
             self.retire_all()
-            for index, (group, _) in changed.items():
+            for index, (group, hyper) in changed.items():
                 self.groups[index] = group
-            hypers = {**self.hypers, **{id(group): hyper for group, hyper in changed.values()}}
-            self.hypers = {id(group): hypers[id(group)] for group in self.groups}
+                self.hypers.setdefault(id(group), hyper)
+            self.hypers = {id(group): self.hypers[id(group)] for group in self.groups}
+        for group, hyper in changed.values():
+            self.set_hyper(group, hyper)
+
+    def set_hyper(self, group: dict[str, Any], hyper: Hyper) -> None:
+        """Hands a param group's hyperparameters to the native steps, if they have changed."""
+        of = id(group)
+        if self.hypers.get(of, hyper) is hyper:
             return
-        for group, hyper in {id(group): (group, hyper) for group, hyper in changed.values()}.values():
-            if hyper is not self.hypers[id(group)]:
-                self.hypers[id(group)] = hyper
-                for step, number in self.stepped_by.get(id(group), {}).values():
-                    step.set_hyper(number, self.key, hyper)
+        if self.goes_on:
+            self.retire_all()
+        for step, number in self.stepped_by.get(of, {}).values():
+            step.set_hyper(number, self.key, hyper)
+        self.hypers[of] = hyper
 
     def use_threads(self, threads: int) -> None:
         """Steps on so many threads from now on."""
@@ -338,8 +348,8 @@ class Arena:
         return step
 
     def _ahead(self, index: int) -> int:
-        """How far the native count is ahead: a first step would not read states that came with a count of 0."""
-        return int(self.goes_on[index] and self.progress[index][0] == 0)
+        """How far the native count of a parameter is ahead."""
+        return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
         """Notes the parameters' values as those of the masters, after a step or a load."""

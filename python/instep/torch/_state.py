@@ -96,14 +96,13 @@ class GroupSnapshot:
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
 
-    def is_same(self, other: GroupSnapshot) -> bool:
-        """Whether nothing has changed between them."""
-        return (
-            _are_same(self.groups, other.groups)
-            and self.sizes == other.sizes
-            and _are_same(self.params, other.params)
-            and _are_same(self.hypers, other.hypers)
-        )
+    def has_members_of(self, other: GroupSnapshot) -> bool:
+        """Whether these are the same dicts with the same parameters in them."""
+        return _are_same(self.groups, other.groups) and self.sizes == other.sizes and _are_same(self.params, other.params)
+
+    def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
+        """The groups, of the same ones, that have other hyperparameters."""
+        return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
 
 
 class StateSnapshot:

@@ -20,7 +20,7 @@ from .. import OPTIMIZERS, _native
 from ._arena import Arena, kind_of
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, refuse_group, torchs_keys
+from ._groups import RUNNING, Hyper, Settings, kept_states, refuse_group, torchs_keys
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of
@@ -208,36 +208,45 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _follow_states(self) -> None:
         """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
         self._engine.follow_threads()
-        groups = GroupSnapshot(self.param_groups, self._settings)
-        is_grouped = self._grouped is not None and groups.is_same(self._grouped)
-        if is_grouped and self._followed is not None and self._followed.holds(self.state):
+        groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
+        is_held = self._followed is not None and self._followed.holds(self.state)
+        if known is not None and is_held and groups.has_members_of(known) and self._take_hypers(groups.changed_since(known)):
+            self._grouped = groups
             return
-        moved = not is_grouped and self._follow_groups(groups)
-        gone = self._gone()
+        moved, gone = self._take_groups(groups), self._gone()
         if moved or gone:
             away = set(map(id, gone))
             self._place([param for param in self._engine.places if id(param) not in away], gone)
         self._take_replaced()
+        self._settings.forget_others(groups.groups)
         self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
 
-    def _follow_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over other groups and hyperparameters. Returns whether a parameter has other states than its arena now."""
-        places, kept = self._engine.places, {}
-        for group, hyper in zip(groups.groups, groups.hypers):
-            kept[id(group)] = _native.state_names(self._key, hyper)  # Refuses what is out of range.
+    def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
+        """Takes over other hyperparameters, unless an arena would have other states with them."""
+        arenas = self._engine.arenas
+        if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
+            return False
+        for arena in arenas:
+            for group, hyper in changed:
+                arena.set_hyper(group, hyper)
+        return True
+
+    def _take_groups(self, groups: GroupSnapshot) -> bool:
+        """Takes over other groups. Returns whether the arena of a parameter would have other states with its group now."""
+        places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
         for group, hyper in zip(groups.groups, groups.hypers):
+            kept_states(self._key, hyper)  # Refuses what is out of range before anything has changed.
             for param in group["params"]:
                 if id(param) in self._engine.known:
                     arena, index = places[param]
                     changed.setdefault(id(arena), (arena, {}))[1][index] = group, hyper
         if self._runs_in_backward and sum(len(members) for _, members in changed.values()) < len(places):
             raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
-        if any(not arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
+        if not all(arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
             return True
         for arena, members in changed.values():
             arena.regroup(members)
-        self._settings.forget_others(groups.groups)
         return False
 
     def _take_replaced(self) -> None:
