@@ -23,6 +23,8 @@ from ._sharded import Holders, cut_as, is_distributed, shard_of, spread_as
 from ._threads import openmp
 
 QUANTUM = 256
+ELEMENT = 16
+"""Bytes between what is stepped in place of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
@@ -73,6 +75,14 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
     field = OPTIMIZERS[key].needs_float32_states
     word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
     return kept_states(key, hyper), word
+
+
+def refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
+    """Refuses formats that an optimizer cannot have with parameters of these types."""
+    for dtype in WORDS.keys() & set(dtypes):
+        _, word = states_of(key, formats, dtype, hyper)
+        words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
+        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -131,14 +141,13 @@ class Arena:
         self.groups = [group for _, group, _ in members]
         self.hypers = {id(group): hyper for _, group, hyper in members}
         shards = [shard_of(param) for param in self.params]
-        sizes = [-(-shard.numel() // QUANTUM) * QUANTUM for shard in shards]
-        *self.offsets, length = itertools.accumulate(sizes, initial=0)
-        # Empty parameters alone have addresses, too.
-        self.len = max(length, QUANTUM)
+        self.lengths = [shard.numel() or 1 for shard in shards]
+        *self.offsets, self.len = itertools.accumulate((-(-n // QUANTUM) * QUANTUM for n in self.lengths), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))
         self.shapes, self.strides = [shard.shape for shard in shards], [_dense_strides(shard) for shard in shards]
         self.master_word = formats.master_of(self.dtype)
+        self.empty = {index for index, shard in enumerate(shards) if shard.numel() == 0}
         self._allocate()
         self.local = [self._views(index) for index in range(len(members))]
         self.shown = [
@@ -167,6 +176,7 @@ class Arena:
         is_coded = self.kind.word == "8bit"
         self.scales = {name: zeros(torch.float32, self.len // QUANTUM) for name in names} if is_coded else {}
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
+        self.instead = torch.zeros(2 * ELEMENT * count if self.empty else 0, dtype=torch.uint8, device=self.device)
         carried = OPTIMIZERS[self.key].carried
         self.numbers: dict[str, Tensor] = {}
         # SGD has no count in torch. It matters where rounding depends on it.
@@ -302,6 +312,11 @@ class Arena:
                 view.as_strided_(view.shape, strides).copy_(old)
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
 
+    def instead_of(self, index: int) -> tuple[int, int]:
+        """Where zeros lie that are stepped, with zeros, in place of an empty parameter: so its updates are counted, too."""
+        start = self.instead.data_ptr() + 2 * ELEMENT * index
+        return start, start + ELEMENT
+
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
         """The native step over these parameters, with the counts that they have had elsewhere."""
         key = indices, grad_dtype
@@ -331,7 +346,7 @@ class Arena:
         numbers: dict[int, int] = {}
         for index in indices:
             numbers.setdefault(id(self.groups[index]), len(numbers))
-        params = [(self.shapes[i].numel(), numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
+        params = [(self.lengths[i], numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
         step = _native.Step(
             [(self.key, self.hypers[of]) for of in numbers],
             params,

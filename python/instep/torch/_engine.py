@@ -24,9 +24,6 @@ NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
 """Lists of parameters whose arenas are remembered. DDP has one per bucket; only unused parameters make many."""
 
-NOWHERE = 1
-"""The address of a gradient without elements, which torch has at 0. A native step takes 0 for no gradient."""
-
 Gradient = Union[Tensor, int, None]
 """A tensor; the address of one of its parameter's type and order of elements; or None for a parameter to pass over."""
 
@@ -175,7 +172,10 @@ class Engine:
                         addresses[k] = shard.data_ptr()
                     grad = _as_param(grad, shard, batch.grad_dtype)
                     keeps.append(grad)
-                    grads[k] = grad.data_ptr() or NOWHERE
+                    grads[k] = grad.data_ptr()
+            for k, index in enumerate(batch.indices if arena.empty else ()):
+                if index in arena.empty and grads[k] is not None:
+                    addresses[k], grads[k] = arena.instead_of(index)
             bound: _native.Bound = {
                 "params": addresses,
                 "grads": [0 if grad is None else grad for grad in grads],  # type: ignore[misc]

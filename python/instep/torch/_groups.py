@@ -88,8 +88,8 @@ def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
 
 
 def _is_misspelt(name: str, meant: str) -> bool:
-    """Whether one name is the other with two mistakes at most, of letters and neighbours; fewer in short names."""
-    name, most = name.lower(), min(2, len(meant) // 2)
+    """Whether one name is the other with at most two mistakes, one in a short name. Two neighbours that swap are one."""
+    name, most = name.lower(), 2 if len(meant) > 4 else 1
     if abs(len(name) - len(meant)) > most:
         return False
     before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Arena, kind_of
+from ._arena import Arena, kind_of, refuse_formats
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, kept_states, refuse_group, torchs_keys
+from ._groups import RUNNING, Hyper, Settings, hyper_of, kept_states, refuse_group, torchs_keys
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of
@@ -79,7 +79,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
         super().add_param_group(param_group)
         try:
-            refuse_group(self._key, self.param_groups[-1])
+            group = self.param_groups[-1]
+            refuse_group(self._key, group)
+            refuse_formats(self._key, self._formats, (p.dtype for p in group["params"]), hyper_of(self._key, group))
         except Exception:
             self.param_groups.pop()
             raise
