@@ -271,8 +271,11 @@ class Arena:
             self.retire_all()
             self.threads = threads
 
-    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[int]]:
-        """Returns what this rank holds of parameters, and the addresses. A change is followed or refused."""
+    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[tuple[Any, ...]], list[int]]:
+        """Returns what this rank holds of parameters, the shapes, strides, types and devices of that, and the addresses.
+
+        A change is followed or refused.
+        """
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
@@ -285,7 +288,7 @@ class Arena:
         if self.master is not None:
             for index in indices:
                 self._follow_master(index)
-        return shards, [shard.data_ptr() for shard in shards]
+        return shards, seen, [shard.data_ptr() for shard in shards]
 
     def _follow_one(self, index: int) -> None:
         """Checks that a parameter still is what the states were made for; they move along if its strides have changed."""

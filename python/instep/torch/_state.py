@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -95,6 +96,11 @@ class GroupSnapshot:
         lists = [group["params"] for group in self.groups]
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
+
+    @cached_property
+    def listed(self) -> list[Tensor]:
+        """The parameters, each once though it be listed twice."""
+        return list({id(param): param for param in self.params}.values())
 
     def has_members_of(self, other: GroupSnapshot) -> bool:
         """Whether these are the same dicts with the same parameters in them."""

@@ -121,12 +121,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_now(self) -> None:
-        params = self._listed()
+        params = self._follow_states().listed
         grads = [param.grad for param in params]
-        if all(grad is None for grad in grads):
+        given = [param for param, grad in zip(params, grads) if grad is not None]
+        if not given:
             return
-        self._follow_states()
-        self._adopt([param for param, grad in zip(params, grads) if grad is not None])
+        self._adopt(given)
         batches = self._engine.route(params).batches(grads)
         factors = (1, 1.0, address(getattr(self, "grad_scale", None)), address(getattr(self, "found_inf", None)))
         if self._max_norm is None:
@@ -134,12 +134,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             return
         self._step_clipped(batches, factors)
 
-    def _listed(self) -> list[Tensor]:
-        """All parameters, each once though it be listed twice."""
-        listed = list(chain.from_iterable(group["params"] for group in self.param_groups))
-        if len(set(map(id, listed))) == len(listed):
-            return listed
-        return list(dict.fromkeys(listed))
+    def _listed(self) -> Iterable[Tensor]:
+        """All parameters."""
+        return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def _step_clipped(self, batches: list[Batch], factors: _native.Factors) -> None:
         norm = self._norm({batch.arena.device for batch in batches})
@@ -198,23 +195,26 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _own_places(self) -> dict[Tensor, Place]:
         """This optimizer's parameters that have a place: those in groups, and those that ``state`` alone has."""
-        listed = chain.from_iterable(group["params"] for group in self.param_groups)
         known, places = self._engine.known, self._engine.places
-        return {param: places[param] for param in chain(listed, list(self.state)) if id(param) in known}
+        return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
     def _gone(self) -> list[Tensor]:
         """The parameters that neither a group nor ``state`` has any more."""
         own = self._own_places()
         return [param for param in self._engine.places if param not in own]
 
-    def _follow_states(self) -> None:
+    def _follow_states(self) -> GroupSnapshot:
         """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
         self._engine.follow_threads()
         groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
         is_held = self._followed is not None and self._followed.holds(self.state)
-        if known is not None and is_held and groups.has_members_of(known) and self._take_hypers(groups.changed_since(known)):
-            self._grouped = groups
-            return
+        if known is not None and is_held and groups.has_members_of(known):
+            changed = groups.changed_since(known)
+            if not changed:
+                return known
+            if self._take_hypers(changed):
+                self._grouped = groups
+                return groups
         moved, gone = self._take_groups(groups), self._gone()
         if moved or gone:
             away = set(map(id, gone))
@@ -222,6 +222,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._take_replaced()
         self._settings.forget_others(groups.groups)
         self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
+        return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
         """Takes over other hyperparameters, unless an arena would have other states with them."""
