@@ -310,6 +310,24 @@ def test_a_parameter_that_neither_a_group_nor_a_state_has_is_freed():
     assert gone() is None and optimizer.state[params[0]]["step"] == 2
 
 
+@pytest.mark.parametrize("key, flag, off, on", [("sgd", "momentum", 0.0, 0.9), ("rmsprop", "centered", False, True)])
+def test_states_that_a_group_keeps_no_more_stay_as_they_are_and_are_taken_up_again(key, flag, off, on):
+    params, others = two(), two()
+    optimizer, wanted = ours(params, key, **{flag: on}), theirs(others, key, **{flag: on})
+    old = []
+    for number in range(9):
+        for one in (optimizer, wanted):
+            if number in (3, 6):
+                one.param_groups[0][flag] = off if number == 3 else on
+            step(one, number)
+        old += [weakref.ref(arena.states[name]) for arena in optimizer._engine.arenas for name in arena.states if number == 2]
+        gc.collect()
+        assert all((ref() is None) == (number > 2) for ref in old)
+    assert_alike(params, others)
+    for param, other in zip(params, others):
+        assert_alike(optimizer.state[param].values(), [wanted.state[other][name] for name in optimizer.state[param]])
+
+
 def test_a_count_above_two_to_the_24_goes_on_and_its_float_is_rounded():
     param = nn.Parameter(torch.ones(4))
     optimizer = FusedOptimizer([param], "adamw", lr=0.1)

@@ -10,117 +10,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
-from ._groups import Hyper, kept_states
+from ._groups import Hyper
+from ._kinds import FIRST, QUANTUM, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
-from ._sharded import Holders, cut_as, is_distributed, shard_of, spread_as
+from ._sharded import cut_as, is_distributed, shard_of, spread_as
 from ._threads import openmp
 
-QUANTUM = 256
 ELEMENT = 16
 """Bytes between what is stepped in place of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
-FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
-"""States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
-
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
-
-
-class Kind(NamedTuple):
-    """What the parameters of an arena have in common."""
-
-    dtype: torch.dtype
-    device: torch.device
-    holders: Holders
-    names: tuple[str, ...]
-    """The states that are kept."""
-    word: str
-    """Their element type."""
-
-
-def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
-    """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
-    shard = shard_of(param)
-    dtype, device = shard.dtype, shard.device
-    if dtype not in WORDS:
-        raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
-    if device.type not in ("cpu", "cuda"):
-        raise NotImplementedError(f"parameter on {device}: no kernel runs there; use cpu or cuda")
-    if holders and formats.states_of(dtype) == "8bit":
-        raise NotImplementedError(
-            "states='8bit': a shard's blocks are not those of the whole parameter; use 'float32' or 'bfloat16'"
-        )
-    if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
-        raise NotImplementedError(
-            f"parameter of type {type(param).__name__}: without memory of its own; give plain tensors or DTensors"
-        )
-    if shard.is_neg():
-        raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
-    if _has_overlap(shard):
-        raise NotImplementedError("parameter: its elements share memory; give its clone()")
-    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
-
-
-def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
-    """The states of such a parameter, and their element type."""
-    field = OPTIMIZERS[key].needs_float32_states
-    word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
-    return kept_states(key, hyper), word
-
-
-def refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
-    """Refuses formats that an optimizer cannot have with parameters of these types."""
-    for dtype in WORDS.keys() & set(dtypes):
-        _, word = states_of(key, formats, dtype, hyper)
-        words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
-        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one run of memory, in any order of dimensions."""
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: (pair[1], pair[0])):
-        if size == 1:
-            continue
-        if stride != expected:
-            return tensor.numel() == 0
-        expected *= size
-    return True
-
-
-def _has_overlap(tensor: Tensor) -> bool:
-    """Whether elements may lie in the same place, as an expanded tensor's do."""
-    reach = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
-        if size > 1 and stride < reach:
-            return tensor.numel() > 0
-        reach += (size - 1) * stride
-    return False
-
-
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of its states: its own, or those of a copy if its elements have gaps between them."""
-    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
-
-
-def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
-    """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
-    if key not in FIRST:
-        return False
-    name, source = FIRST[key]
-    value = values.get(name)
-    if value is None or not value.is_floating_point():
-        return False
-    return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())
 
 
 class Arena:
@@ -145,7 +54,7 @@ class Arena:
         *self.offsets, self.len = itertools.accumulate((-(-n // QUANTUM) * QUANTUM for n in self.lengths), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))
-        self.shapes, self.strides = [shard.shape for shard in shards], [_dense_strides(shard) for shard in shards]
+        self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
         self.master_word = formats.master_of(self.dtype)
         self.empty = {index for index, shard in enumerate(shards) if shard.numel() == 0}
         self._allocate()
@@ -303,7 +212,7 @@ class Arena:
                 "move the model before the first step, or make a new optimizer and load the old one's state"
             )
         self.has_gaps = self.has_gaps or not is_dense(param)
-        strides = _dense_strides(param)
+        strides = dense_strides(param)
         if strides == self.strides[index] or param.numel() == 0:
             return
         if self.scales:

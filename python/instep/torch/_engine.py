@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._arena import Arena, Kind, is_dense
+from ._arena import Arena
 from ._formats import WORDS, Formats
 from ._groups import Hyper
+from ._kinds import Kind, is_dense
 from ._sharded import Holders, cut_as, is_distributed, shard_of
 
 NO_FACTORS = (1, 1.0, 0, 0)

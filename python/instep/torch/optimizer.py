@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Arena, kind_of, refuse_formats
+from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
 from ._groups import RUNNING, Hyper, Settings, hyper_of, kept_states, refuse_group, torchs_keys
+from ._kinds import kind_of, refuse_formats
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of
@@ -189,7 +190,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         engine.register(places, gone)
         for owner, param, _, old in entries:
             if old is not None:
-                let_go(owner.state, param, *old)
+                let_go(owner.state, param, old, places[param])
             show(owner.state, param, *places[param])
             owner._followed = None
 
