@@ -65,3 +65,17 @@ def test_a_checkpoint_goes_from_two_ranks_to_four_to_one_and_to_torchs_optimizer
         for result in results:
             for param, other in zip(result, reference.parameters()):
                 torch.testing.assert_close(param, other.detach(), rtol=1e-5, atol=2e-6)
+
+
+ENTRIES = ["after", "ddp", "fsdp", "in_backward"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_given_state_is_taken_before_the_first_step_of_every_entry(two, entry):
+    two.run("state_cases", "issue", entry=entry)
+
+
+@pytest.mark.parametrize("key", [key for key in BOTH if key not in ("sgd", "nadam")])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_what_a_user_puts_into_states_counts_in_every_entry(two, entry, key):
+    two.run("state_cases", "entries", entry=entry, key=key)
