@@ -286,7 +286,7 @@ FAULTS = [
           ("write to a count", "self.versions == self._versions()", "test_what_a_user_writes_counts_as_in_torch"),
       )],
     ("memory of a parameter that is gone", "python", "python/instep/torch/optimizer.py",
-     "        gone = self._gone()\n", "        gone = []\n", "test_replaced_parameters_are_freed"),
+     "self._take_groups(groups), self._gone()", "self._take_groups(groups), []", "test_replaced_parameters_are_freed"),
     ("states that change places one after the other", "python", "python/instep/torch/optimizer.py",
      "value.clone() if isinstance(value, Tensor) else value for", "value for", "test_two_states_that_change_places"),
     *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
