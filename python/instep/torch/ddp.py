@@ -157,10 +157,6 @@ class DDPOptimizer(FusedOptimizer):
         with torch.enable_grad():
             return closure()
 
-    def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last backward, if a clip or a scaler asked for it. On a GPU it waits."""
-        return next((norm.last() for norm in self._norms.values()), None)
-
     def _all_reduce(self, bucket: GradBucket) -> Future[Tensor]:
         return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
 
@@ -225,9 +221,8 @@ class DDPOptimizer(FusedOptimizer):
         with self._guard:
             self._reduced, self._expected = [], None
             # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
-            self._adopt(p for group in self.param_groups for p in group["params"])
             self._follow_states()
-            self._engine.follow_settings(self.param_groups)
+            self._adopt(p for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     def _arrive(

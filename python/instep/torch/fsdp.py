@@ -153,10 +153,6 @@ class FSDPOptimizer(FusedOptimizer):
         with torch.enable_grad():
             return closure()
 
-    def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last backward, if a clip or a scaler asked for it. On a GPU it waits."""
-        return next((norm.last() for norm in self._norms.values()), None)
-
     def _begin_in_backward(self, _: nn.Module, __: Any, output: Any) -> None:
         """Lets this rank decide with the others if FSDP1 has given it no part of any parameter that is used."""
         for leaf in tree_leaves(output):
@@ -191,7 +187,6 @@ class FSDPOptimizer(FusedOptimizer):
             unit.arrived.clear()
         self._measured.clear()
         self._follow_states()
-        self._engine.follow_settings(self.param_groups)
         if self._decides:
             scale = None if self._scaler is None else self._scaler._get_scale_async()
             self._pass_norm().begin((1, 1.0, address(scale), 0))

@@ -1,0 +1,136 @@
+"""Param groups: the hyperparameters in them, the keys that ``torch.optim`` has beside these, and what is refused.
+
+It depends on torch and the native half alone, and changes no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import OPTIMIZERS, _native
+
+Hyper = dict[str, Any]
+
+RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
+
+
+@cache
+def torchs_keys(key: str) -> dict[str, Any]:
+    """The keys, with their defaults, that the optimizer of this name in ``torch.optim`` has beside our hyperparameters."""
+    descriptor = OPTIMIZERS[key]
+    torchs = getattr(torch.optim, descriptor.name, None)
+    if torchs is None:
+        return {}
+    defaults = torchs([torch.nn.Parameter(torch.zeros(0, device="cpu"))]).defaults
+    return {name: value for name, value in defaults.items() if name not in descriptor.defaults}
+
+
+def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
+    """The hyperparameters of a param group, as plain numbers."""
+    return {name: _plain(name, group[name], default) for name, default in OPTIMIZERS[key].defaults.items()}
+
+
+def _plain(name: str, value: Any, default: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
+    if isinstance(default, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(default):
+            raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
+        return tuple(_number(name, part) for part in value)
+    return bool(value) if isinstance(default, bool) else _number(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} = {value!r}: a text; give a number")
+    return float(value)
+
+
+def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
+    """The names of the states that an optimizer keeps with these hyperparameters, whose ranges are checked but for lr."""
+    return _kept_states(key, tuple(hyper.values())[1:])
+
+
+@lru_cache(256)
+def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
+    # The learning rate comes first. It changes most often, and no state depends on it.
+    known = OPTIMIZERS[key].defaults
+    return tuple(_native.state_names(key, dict(zip(known, (next(iter(known.values())), *values)))))
+
+
+def refuse_group(key: str, group: dict[str, Any]) -> None:
+    """Refuses a group that would be stepped otherwise than its user means."""
+    known = OPTIMIZERS[key].defaults
+    refuse_other_rule(key, group)
+    others = group.keys() - known.keys() - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
+    for name in sorted(others, key=str):
+        meant = [hyper for hyper in known if _is_misspelt(str(name), hyper)]
+        if meant:
+            raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant[0]}?")
+    _native.state_names(key, hyper_of(key, group))
+
+
+def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
+    """Refuses options of ``torch.optim`` that make another rule of an optimizer."""
+    if group.get("differentiable"):
+        raise NotImplementedError("differentiable=True: autograd does not see a fused step; use False")
+    flag = "decoupled_weight_decay"
+    is_own = flag in OPTIMIZERS[key].defaults
+    if not is_own and bool(group.get(flag, key == "adamw")) != (key == "adamw"):
+        raise ValueError(f"{flag} = {group[flag]}: {OPTIMIZERS[key].name} has no such option here; it is another rule")
+
+
+def _is_misspelt(name: str, meant: str) -> bool:
+    """Whether one name is the other with at most two mistakes, one in a short name. Two neighbours that swap are one."""
+    name, most = name.lower(), 2 if len(meant) > 4 else 1
+    if abs(len(name) - len(meant)) > most:
+        return False
+    before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))
+    for i, letter in enumerate(name, 1):
+        last, before, row = before, row, [i]
+        for j, other in enumerate(meant, 1):
+            edits = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, name[i - 2]) == (meant[j - 2], other):
+                edits = min(edits, last[j - 2] + 1)
+            row.append(edits)
+    return row[-1] <= most
+
+
+class Settings:
+    """The hyperparameters of param groups as they were last read. To see that none has changed takes no conversion."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)
+        self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
+
+    def of(self, group: dict[str, Any]) -> Hyper:
+        """The hyperparameters of a group: the same dict for as long as they are the same."""
+        values = self._values(group)
+        known, read, hyper, has_tensor = self._read.get(id(group), (None, (), {}, False))
+        if known is not group:
+            hyper = hyper_of(self.key, group)
+        elif not has_tensor and all(map(is_, values, read)):
+            return hyper
+        else:
+            defaults = OPTIMIZERS[self.key].defaults.items()
+            changed = {
+                name: _plain(name, value, default)
+                for (name, default), value, old in zip(defaults, values, read)
+                # The number in a tensor may change while the tensor stays the same.
+                if value is not old or isinstance(value, Tensor)
+            }
+            if any(hyper[name] != value for name, value in changed.items()):
+                hyper = {**hyper, **changed}
+        self._read[id(group)] = group, values, hyper, any(isinstance(value, Tensor) for value in values)
+        return hyper
+
+    def forget_others(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Forgets the groups that are not among these."""
+        self._read = {id(group): self._read[id(group)] for group in groups if id(group) in self._read}

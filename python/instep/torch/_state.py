@@ -1,0 +1,156 @@
+"""What ``optimizer.state`` and the param groups hold, and whether a user has changed it since it was last looked at.
+
+A step looks at identities, addresses and versions alone, never at values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor
+
+from ._arena import Arena, Progress
+from ._engine import Engine
+from ._groups import Hyper, Settings
+from ._loading import progress_of
+
+State = MutableMapping[Any, Any]
+Place = tuple[Arena, int]
+version_of = attrgetter("_version")
+
+
+@dataclass
+class Entry:
+    """What ``state`` holds for a parameter."""
+
+    values: dict[str, Any]
+    progress: Progress
+
+
+class Reader:
+    """Reads the entries of parameters, and refuses what cannot be taken."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._counts: dict[int, list[Progress]] = {}
+
+    def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
+        """The entry of a parameter whose group keeps these states."""
+        values = dict(held_in(state, param))
+        arena, index = self.engine.places.get(param, (None, 0))
+        if arena is not None:
+            # A state that the group has not kept so far starts at zero.
+            names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
+        count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
+        if arena is not None and "step" in arena.own_names(index, values):
+            # The number in float32 may be rounded.
+            count = self._counts_of(arena)[index][0]
+        return Entry(values, (count, carried))
+
+    def _counts_of(self, arena: Arena) -> list[Progress]:
+        if id(arena) not in self._counts:
+            self._counts[id(arena)] = arena.counts()
+        return self._counts[id(arena)]
+
+
+def held_in(state: State, param: Tensor) -> dict[str, Any]:
+    """The dict that ``state`` holds for a parameter; an empty one if it holds none."""
+    held = state.get(param)
+    return held if isinstance(held, dict) else {}
+
+
+def show(state: State, param: Tensor, arena: Arena, index: int) -> None:
+    """Lets ``state`` show the tensors of an arena, beside what a user has put there."""
+    if arena.shown[index]:
+        held = held_in(state, param)
+        held.update(arena.shown[index])
+        state[param] = held
+
+
+def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
+    """Leaves copies of the states that a parameter keeps no more: the memory of the old arena would live on for them."""
+    held = held_in(state, param)
+    for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
+        held[name] = held[name].clone()
+
+
+def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
+    """The parameters whose entries no longer are what their arenas show."""
+    found, seen = [], set()
+    for param, (arena, index) in places.items():
+        held = held_in(state, param)
+        if held and id(held) in seen:
+            held = state[param] = dict(held)
+        if held:
+            seen.add(id(held))
+        if len(arena.own_names(index, held)) < len(arena.shown[index]):
+            found.append(param)
+    return found
+
+
+class GroupSnapshot:
+    """The param groups at one time: the dicts, the parameters and the hyperparameters in them."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: Settings) -> None:
+        self.groups = list(groups)
+        lists = [group["params"] for group in self.groups]
+        self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
+        self.hypers = list(map(settings.of, self.groups))
+
+    @cached_property
+    def listed(self) -> list[Tensor]:
+        """The parameters, each once though it be listed twice."""
+        return list({id(param): param for param in self.params}.values())
+
+    def has_members_of(self, other: GroupSnapshot) -> bool:
+        """Whether these are the same dicts with the same parameters in them."""
+        return _are_same(self.groups, other.groups) and self.sizes == other.sizes and _are_same(self.params, other.params)
+
+    def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
+        """The groups, of the same ones, that have other hyperparameters."""
+        return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
+
+
+class StateSnapshot:
+    """The objects of a ``state`` at one time, with the addresses and versions of the tensors that arenas show there."""
+
+    def __init__(self, state: State, places: Iterable[Place]) -> None:
+        self.params, self.held = list(state), list(state.values())
+        self.dicts = [held for held in self.held if isinstance(held, dict)]
+        self.names, self.values = self._names(), self._values()
+        shown = [(arena.watched, arena.local[index]) for arena, index in places]
+        self.tensors = [view for _, views in shown for view in views.values()]
+        self.watched = [views[name] for names, views in shown for name in names if name in views]
+        self.addresses, self.versions = self._addresses(), self._versions()
+
+    def holds(self, state: State) -> bool:
+        """Whether the state has the same entries with the same tensors, in the same order, and unwritten numbers."""
+        return (
+            _are_same(self.params, list(state))
+            and _are_same(self.held, list(state.values()))
+            and _are_same(self.values, self._values())
+            and self.names == self._names()
+            and self.addresses == self._addresses()
+            and self.versions == self._versions()
+        )
+
+    def _names(self) -> list[Any]:
+        return list(chain.from_iterable(self.dicts))
+
+    def _values(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self.dicts)))
+
+    def _addresses(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self.tensors))
+
+    def _versions(self) -> list[int]:
+        return list(map(version_of, self.watched))
+
+
+def _are_same(known: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(known) == len(now) and all(map(is_, known, now))
