@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     holders: Holders
+    formats: Formats
     names: tuple[str, ...]
     """The states that are kept."""
     word: str
@@ -37,7 +38,7 @@ class Kind(NamedTuple):
 
 def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
     """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
-    shard = shard_of(param)
+    shard, formats = shard_of(param), formats.of_size(param.numel())
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
@@ -55,7 +56,7 @@ def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: 
         raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
     if has_overlap(shard):
         raise NotImplementedError("parameter: its elements share memory; give its clone()")
-    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
+    return Kind(dtype, device, holders, formats, *states_of(key, formats, dtype, hyper))
 
 
 def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
