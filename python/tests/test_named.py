@@ -41,7 +41,17 @@ def test_the_file_is_what_the_tables_make():
 def test_a_class_has_torchs_signature_defaults_and_base(key):
     one, torchs = CLASSES[key], getattr(torch.optim, OPTIMIZERS[key].name, None)
     own = inspect.signature(one).parameters
-    assert {"foreach", "fused", "capturable", "differentiable", "max_norm", "states", "master", "seed", "threads"} <= own.keys()
+    assert {
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
+        "max_norm",
+        "states",
+        "master",
+        "seed",
+        "threads",
+    } <= own.keys()
     if torchs is None:
         assert list(own)[1 : 1 + len(OPTIMIZERS[key].defaults) - 1] == list(OPTIMIZERS[key].defaults)[:-1]
         return

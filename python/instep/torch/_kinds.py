@@ -6,6 +6,7 @@ Nothing here keeps a parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import WORDS, Formats
-from ._groups import Hyper, kept_states
+from ._groups import Hyper, hyper_of, kept_states, refuse_settings
 from ._sharded import Holders, is_distributed, shard_of
 
 QUANTUM = 256
 """States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+
+MOST_ACCEPTED = 1024
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
 """States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
@@ -66,8 +69,30 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
     return kept_states(key, hyper), word
 
 
-def refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
-    """Refuses formats that an optimizer cannot have with parameters of these types."""
+_accepted: set[tuple[Any, ...]] = set()
+"""Groups that were accepted, but for their parameters: a program may make an optimizer for each of thousands."""
+
+
+def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
+    """Refuses a group that would be stepped otherwise than its user means, or in formats that its optimizer cannot have."""
+    dtypes = {param.dtype for param in group["params"]}
+    values = [value for name, value in group.items() if name != "params"]
+    # The number in a tensor may change, and a list has no hash.
+    is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
+    asked = (key, formats, frozenset(dtypes), tuple(group), *values) if is_plain else None
+    if asked is not None and asked in _accepted:
+        return
+    refuse_settings(key, group)
+    _refuse_formats(key, formats, dtypes, hyper_of(key, group))
+    if asked is not None and len(_accepted) < MOST_ACCEPTED:
+        _accepted.add(asked)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
     for dtype in WORDS.keys() & set(dtypes):
         _, word = states_of(key, formats, dtype, hyper)
         words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word

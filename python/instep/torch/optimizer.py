@@ -20,8 +20,8 @@ from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, hyper_of, kept_states, refuse_group, torchs_keys
-from ._kinds import kind_of, refuse_formats
+from ._groups import RUNNING, Hyper, Settings, kept_states, torchs_keys
+from ._kinds import kind_of, refuse_group
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of
@@ -86,9 +86,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
         super().add_param_group(param_group)
         try:
-            group = self.param_groups[-1]
-            refuse_group(self._key, group)
-            refuse_formats(self._key, self._formats, (p.dtype for p in group["params"]), hyper_of(self._key, group))
+            refuse_group(self._key, self._formats, self.param_groups[-1])
         except Exception:
             self.param_groups.pop()
             raise
