@@ -3,15 +3,45 @@
 from .ddp import DDPOptimizer, register_ddp
 from .fsdp import FSDPOptimizer, register_fsdp
 from .in_backward import InBackwardOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers
+from .named import (
+    LAMB,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    AdamW8bit,
+    AdEMAMix,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 from .optimizer import FusedOptimizer
 from .overlapped import OverlappedOptimizer, as_overlapped_optim, register_overlapped
 
 __all__ = [
+    "AdEMAMix",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "AdamW8bit",
+    "Adamax",
     "DDPOptimizer",
     "FSDPOptimizer",
     "FusedOptimizer",
     "InBackwardOptimizer",
+    "LAMB",
+    "Lion",
+    "NAdam",
     "OverlappedOptimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
     "apply_optimizer_in_backward",
     "as_overlapped_optim",
     "get_in_backward_optimizers",

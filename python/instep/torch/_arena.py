@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
+from ._formats import MASTER_TYPES, STATE_TYPES, WORDS
 from ._groups import Hyper
 from ._kinds import FIRST, QUANTUM, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
@@ -40,11 +40,10 @@ class Arena:
         key: str,
         kind: Kind,
         members: Sequence[tuple[Tensor, dict[str, Any], Hyper]],
-        formats: Formats,
         after: str,
         threads: int,
     ) -> None:
-        self.key, self.kind, self.formats, self.after, self.threads = key, kind, formats, after, threads
+        self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
         self.params = [param for param, _, _ in members]
         self.groups = [group for _, group, _ in members]
@@ -55,7 +54,7 @@ class Arena:
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))
         self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
-        self.master_word = formats.master_of(self.dtype)
+        self.master_word = self.formats.master_of(self.dtype)
         self.empty = {index for index, shard in enumerate(shards) if shard.numel() == 0}
         self._allocate()
         self.local = [self._views(index) for index in range(len(members))]

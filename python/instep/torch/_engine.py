@@ -104,7 +104,7 @@ class Engine:
         for param, group, hyper, kind in members:
             kinds.setdefault(kind, []).append((param, group, hyper))
         threads = self.threads_now()
-        return [Arena(self.key, kind, some, self.formats, self.after, threads) for kind, some in kinds.items()]
+        return [Arena(self.key, kind, some, self.after, threads) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
         """Gives parameters these places instead of their old ones, and forgets those that are gone."""

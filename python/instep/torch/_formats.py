@@ -4,7 +4,9 @@ By default states have their parameter's type, as in ``torch.optim``; float16 pa
 half a second moment underflows.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import torch
@@ -24,12 +26,19 @@ class Formats:
     """``"float32"``, ``"remainder16"`` or ``"remainder8"`` for 16-bit parameters; None for no master."""
     seed: Optional[int] = None
     """The seed of stochastic rounding; None rounds to the nearest."""
+    min_8bit_size: int = 0
+    """Parameters of fewer elements have states of float32 in the place of 8 bits, as in bitsandbytes."""
 
     def __post_init__(self) -> None:
         for name, known in (("states", STATE_TYPES), ("master", MASTER_TYPES)):
             word = getattr(self, name)
             if word is not None and word not in known:
                 raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
+
+    def of_size(self, elements: int) -> Formats:
+        """The formats of a parameter of so many elements."""
+        is_small = self.states == "8bit" and elements < self.min_8bit_size
+        return replace(self, states="float32", min_8bit_size=0) if is_small else self
 
     def states_of(self, dtype: torch.dtype) -> str:
         """The word for states of such parameters."""

@@ -65,8 +65,8 @@ def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(_native.state_names(key, dict(zip(known, (next(iter(known.values())), *values)))))
 
 
-def refuse_group(key: str, group: dict[str, Any]) -> None:
-    """Refuses a group that would be stepped otherwise than its user means."""
+def refuse_settings(key: str, group: dict[str, Any]) -> None:
+    """Refuses settings of a group that would step otherwise than their user means."""
     known = OPTIMIZERS[key].defaults
     refuse_other_rule(key, group)
     others = group.keys() - known.keys() - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}

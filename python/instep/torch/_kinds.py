@@ -6,6 +6,7 @@ Nothing here keeps a parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import WORDS, Formats
-from ._groups import Hyper, kept_states
+from ._groups import Hyper, hyper_of, kept_states, refuse_settings
 from ._sharded import Holders, is_distributed, shard_of
 
 QUANTUM = 256
 """States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+
+MOST_ACCEPTED = 1024
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
 """States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
@@ -29,6 +32,7 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     holders: Holders
+    formats: Formats
     names: tuple[str, ...]
     """The states that are kept."""
     word: str
@@ -37,7 +41,7 @@ class Kind(NamedTuple):
 
 def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
     """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
-    shard = shard_of(param)
+    shard, formats = shard_of(param), formats.of_size(param.numel())
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
@@ -55,7 +59,7 @@ def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: 
         raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
     if has_overlap(shard):
         raise NotImplementedError("parameter: its elements share memory; give its clone()")
-    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
+    return Kind(dtype, device, holders, formats, *states_of(key, formats, dtype, hyper))
 
 
 def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
@@ -65,8 +69,30 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
     return kept_states(key, hyper), word
 
 
-def refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
-    """Refuses formats that an optimizer cannot have with parameters of these types."""
+_accepted: set[tuple[Any, ...]] = set()
+"""Groups that were accepted, but for their parameters: a program may make an optimizer for each of thousands."""
+
+
+def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
+    """Refuses a group that would be stepped otherwise than its user means, or in formats that its optimizer cannot have."""
+    dtypes = {param.dtype for param in group["params"]}
+    values = [value for name, value in group.items() if name != "params"]
+    # The number in a tensor may change, and a list has no hash.
+    is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
+    asked = (key, formats, frozenset(dtypes), tuple(group), *values) if is_plain else None
+    if asked is not None and asked in _accepted:
+        return
+    refuse_settings(key, group)
+    _refuse_formats(key, formats, dtypes, hyper_of(key, group))
+    if asked is not None and len(_accepted) < MOST_ACCEPTED:
+        _accepted.add(asked)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
     for dtype in WORDS.keys() & set(dtypes):
         _, word = states_of(key, formats, dtype, hyper)
         words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word

@@ -120,7 +120,7 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_formats(formats: Formats, param: Tensor, kept: Sequence[str], values: dict[str, Any]) -> None:
-    is_coded = formats.states_of(param.dtype) == "8bit"
+    is_coded = formats.of_size(param.numel()).states_of(param.dtype) == "8bit"
     for name in (name for name in kept if values.get(name) is not None):
         if values[name].is_floating_point() == is_coded or is_coded and f"{name}_scales" not in values:
             raise ValueError(f"state {name!r} of {values[name].dtype}: saved with other states=; use the same")

@@ -83,7 +83,7 @@ def apply_optimizer_in_backward(
 
     """
     key = key_of(optimizer_class)
-    formats = Formats(*(optimizer_kwargs.get(name) for name in ("states", "master", "seed")))
+    formats = Formats(optimizer_kwargs.get("states"), optimizer_kwargs.get("master"), optimizer_kwargs.get("seed"))
     shared: list[Shared] = []
     listed: dict[int, int] = {}
     made: list[tuple[Tensor, InBackwardOptimizer]] = []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, hyper_of, kept_states, refuse_group, torchs_keys
-from ._kinds import kind_of, refuse_formats
+from ._groups import RUNNING, Hyper, Settings, kept_states, torchs_keys
+from ._kinds import kind_of, refuse_group
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of
@@ -39,12 +39,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
         seed: rounds stochastically, with this seed, what is kept in fewer bits than float32.
         threads: threads of a step on the CPU; unset, ``torch.get_num_threads()``.
+        min_8bit_size: with states of 8 bits, parameters of fewer elements have states of float32.
         hyperparameters: as ``torch.optim`` names them; those of param groups come first.
 
     Gradients may be of any strides and may move between steps. A parameter without a gradient is passed over.
 
     """
 
+    key: ClassVar[str] = ""
+    """Of a named class, its key in ``instep.OPTIMIZERS``."""
     _runs_in_backward = False
 
     def __init__(
@@ -57,6 +60,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         master: Optional[str] = None,
         seed: Optional[int] = None,
         threads: Optional[int] = None,
+        min_8bit_size: int = 0,
         **hyperparameters: Any,
     ) -> None:
         self._key = key_of(optimizer)
@@ -69,20 +73,20 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
         seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
-        self._formats = Formats(states, master, seed)
+        size = _number("min_8bit_size", min_8bit_size, int, lambda size: size >= 0, "0 or more") or 0
+        self._formats = Formats(states, master, seed, size)
         self._threads = _number(
             "threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}"
         )
         self._reset()
-        super().__init__(params, {**known, **torchs_keys(self._key), **hyperparameters})
+        # A named class also has a class of torch.optim as its base, whose own constructor takes other arguments.
+        torch.optim.Optimizer.__init__(self, params, {**known, **torchs_keys(self._key), **hyperparameters})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
         super().add_param_group(param_group)
         try:
-            group = self.param_groups[-1]
-            refuse_group(self._key, group)
-            refuse_formats(self._key, self._formats, (p.dtype for p in group["params"]), hyper_of(self._key, group))
+            refuse_group(self._key, self._formats, self.param_groups[-1])
         except Exception:
             self.param_groups.pop()
             raise
@@ -320,7 +324,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if options is not None:
             self._key, self._max_norm, self._formats, self._threads = options
             self._reset()
-        super().__setstate__(state)
+        torch.optim.Optimizer.__setstate__(self, state)
         for group in self.param_groups:
             group.update(with_defaults(self._key, group))
         # A dict of its own for every parameter: what is loaded stays its giver's.
@@ -356,6 +360,8 @@ def key_of(optimizer: Union[str, type]) -> str:
     if not isinstance(optimizer, (str, type)):
         raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
     name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+    if isinstance(optimizer, type) and issubclass(optimizer, FusedOptimizer) and optimizer.key:
+        return optimizer.key
     if isinstance(optimizer, type) and getattr(torch.optim, name, None) is not optimizer:
         raise ValueError(f"{optimizer.__module__}.{name}: not a class of torch.optim; use one of {', '.join(OPTIMIZERS)}")
     key = name.lower()

@@ -1,0 +1,391 @@
+"""A class for each optimizer, with the signature that ``torch.optim`` gives it: one name to change in a program.
+
+Written by scripts/named-optimizers.py. Those that torch has are its subclasses, so ``isinstance`` says so. They share none
+of its code but that of ``torch.optim.Optimizer``.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, Optional, Union
+
+import torch
+from torch import Tensor
+
+from .optimizer import FusedOptimizer
+
+__all__ = [
+    "AdEMAMix", "Adadelta", "Adagrad", "Adam", "AdamW", "AdamW8bit", "Adamax", "LAMB", "Lion", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD",
+]
+
+Number = Union[float, Tensor]
+Pair = tuple[float, float]
+
+
+class Named(FusedOptimizer):
+    """What the classes have in common: no step goes through the internals of their base in torch."""
+
+    def _init_group(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"_init_group: torch's own; {type(self).__name__} has one fused step, call step()")
+
+    def share_memory(self) -> NoReturn:
+        """Refuses: states lie over memory of the library's own."""
+        raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
+
+
+def _given(**running: Any) -> dict[str, Any]:
+    """How torch should run a step, of what it has no such option for: without effect, and so left out unless it is on."""
+    return {name: value for name, value in running.items() if value}
+
+
+class SGD(Named, torch.optim.SGD):
+    """SGD in one fused launch.
+
+    As ``torch.optim.SGD``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Sutskever et al., ICML 2013, in the variant of `torch.optim.SGD`: a parameter's first buffer is a copy of
+    its gradient, without dampening.
+    """
+
+    key = "sgd"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: Number = 0.0, nesterov: bool = False, *, maximize: bool = False, foreach: Optional[bool] = None,
+        differentiable: bool = False, fused: Optional[bool] = None, capturable: bool = False,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
+            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused, max_norm=max_norm,
+            states=states, master=master, seed=seed, threads=threads, **_given(capturable=capturable),
+        )
+
+
+class Adam(Named, torch.optim.Adam):
+    """Adam in one fused launch.
+
+    As ``torch.optim.Adam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Kingma & Ba, ICLR 2015; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
+    """
+
+    key = "adam"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.0, amsgrad: bool = False, *, foreach: Optional[bool] = None, maximize: bool = False,
+        capturable: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
+        decoupled_weight_decay: bool = False, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "adam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, foreach=foreach,
+            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay, max_norm=max_norm, states=states, master=master, seed=seed,
+            threads=threads,
+        )
+
+
+class AdamW(Named, torch.optim.AdamW):
+    """AdamW in one fused launch.
+
+    As ``torch.optim.AdamW``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Loshchilov & Hutter, ICLR 2019; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
+    """
+
+    key = "adamw"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.01, amsgrad: bool = False, *, maximize: bool = False, foreach: Optional[bool] = None,
+        capturable: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
+            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, max_norm=max_norm,
+            states=states, master=master, seed=seed, threads=threads,
+        )
+
+
+class Adagrad(Named, torch.optim.Adagrad):
+    """Adagrad in one fused launch.
+
+    As ``torch.optim.Adagrad``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Duchi, Hazan & Singer, JMLR 12, 2011, in the variant of `torch.optim.Adagrad`.
+    """
+
+    key = "adagrad"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.01, lr_decay: float = 0.0, weight_decay: Number = 0.0,
+        initial_accumulator_value: float = 0.0, eps: float = 1e-10, foreach: Optional[bool] = None, *,
+        maximize: bool = False, differentiable: bool = False, fused: Optional[bool] = None, capturable: bool = False,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value, eps=eps, foreach=foreach, maximize=maximize,
+            differentiable=differentiable, fused=fused, max_norm=max_norm, states=states, master=master, seed=seed,
+            threads=threads, **_given(capturable=capturable),
+        )
+
+
+class RMSprop(Named, torch.optim.RMSprop):
+    """RMSprop in one fused launch.
+
+    As ``torch.optim.RMSprop``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, 2013; in the variant of `torch.optim.RMSprop`.
+    """
+
+    key = "rmsprop"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.01, alpha: float = 0.99, eps: float = 1e-08,
+        weight_decay: Number = 0.0, momentum: float = 0.0, centered: bool = False, capturable: bool = False,
+        foreach: Optional[bool] = None, maximize: bool = False, differentiable: bool = False, *,
+        fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "rmsprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum,
+            centered=centered, capturable=capturable, foreach=foreach, maximize=maximize, differentiable=differentiable,
+            max_norm=max_norm, states=states, master=master, seed=seed, threads=threads, **_given(fused=fused),
+        )
+
+
+class Adadelta(Named, torch.optim.Adadelta):
+    """Adadelta in one fused launch.
+
+    As ``torch.optim.Adadelta``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Zeiler, 2012, in the variant of `torch.optim.Adadelta`, which adds a learning rate.
+    """
+
+    key = "adadelta"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 1.0, rho: float = 0.9, eps: float = 1e-06, weight_decay: Number = 0.0,
+        foreach: Optional[bool] = None, *, capturable: bool = False, maximize: bool = False,
+        differentiable: bool = False, fused: Optional[bool] = None, max_norm: Optional[float] = None,
+        states: Optional[str] = None, master: Optional[str] = None, seed: Optional[int] = None,
+        threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "adadelta", lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach,
+            capturable=capturable, maximize=maximize, differentiable=differentiable, max_norm=max_norm, states=states,
+            master=master, seed=seed, threads=threads, **_given(fused=fused),
+        )
+
+
+class Adamax(Named, torch.optim.Adamax):
+    """Adamax in one fused launch.
+
+    As ``torch.optim.Adamax``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Kingma & Ba, ICLR 2015, section 7.1, in the variant of `torch.optim.Adamax`, which adds eps to the
+    gradient's size inside the maximum.
+    """
+
+    key = "adamax"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.002, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.0, foreach: Optional[bool] = None, *, maximize: bool = False,
+        differentiable: bool = False, capturable: bool = False, fused: Optional[bool] = None,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "adamax", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach,
+            maximize=maximize, differentiable=differentiable, capturable=capturable, max_norm=max_norm, states=states,
+            master=master, seed=seed, threads=threads, **_given(fused=fused),
+        )
+
+
+class Rprop(Named, torch.optim.Rprop):
+    """Rprop in one fused launch.
+
+    As ``torch.optim.Rprop``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Riedmiller & Braun, ICNN 1993, in the variant of `torch.optim.Rprop`: an element is not updated in a step in
+    which its gradient changes sign.
+    """
+
+    key = "rprop"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.01, etas: Pair = (0.5, 1.2), step_sizes: Pair = (1e-06, 50.0), *,
+        capturable: bool = False, foreach: Optional[bool] = None, maximize: bool = False, differentiable: bool = False,
+        fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "rprop", lr=lr, etas=etas, step_sizes=step_sizes, capturable=capturable, foreach=foreach,
+            maximize=maximize, differentiable=differentiable, max_norm=max_norm, states=states, master=master,
+            seed=seed, threads=threads, **_given(fused=fused),
+        )
+
+
+class Lion(Named):
+    """Lion in one fused launch.
+
+    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023.
+    """
+
+    key = "lion"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.0001, betas: Pair = (0.9, 0.99), weight_decay: Number = 0.0, *,
+        maximize: bool = False, foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
+        fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "lion", lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, max_norm=max_norm,
+            states=states, master=master, seed=seed, threads=threads, **_given(foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused),
+        )
+
+
+class NAdam(Named, torch.optim.NAdam):
+    """NAdam in one fused launch.
+
+    As ``torch.optim.NAdam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of
+    `torch.optim.NAdam`.
+    """
+
+    key = "nadam"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.002, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.0, momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
+        foreach: Optional[bool] = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+        fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "nadam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
+            decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
+            differentiable=differentiable, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
+            **_given(fused=fused),
+        )
+
+
+class RAdam(Named, torch.optim.RAdam):
+    """RAdam in one fused launch.
+
+    As ``torch.optim.RAdam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of
+    `torch.optim.RAdam`.
+    """
+
+    key = "radam"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.0, decoupled_weight_decay: bool = False, *, foreach: Optional[bool] = None,
+        maximize: bool = False, capturable: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "radam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
+            differentiable=differentiable, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
+            **_given(fused=fused),
+        )
+
+
+class LAMB(Named):
+    """LAMB in one fused launch.
+
+    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm
+    2.
+    """
+
+    key = "lamb"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-06,
+        weight_decay: Number = 0.01, *, maximize: bool = False, foreach: Optional[bool] = None,
+        capturable: bool = False, differentiable: bool = False, fused: Optional[bool] = None,
+        max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
+        seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "lamb", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize,
+            max_norm=max_norm, states=states, master=master, seed=seed, threads=threads, **_given(foreach=foreach,
+            capturable=capturable, differentiable=differentiable, fused=fused),
+        )
+
+
+class AdEMAMix(Named):
+    """AdEMAMix in one fused launch.
+
+    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+
+    Source: Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1.
+    """
+
+    key = "ademamix"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), beta3: float = 0.9999,
+        alpha: float = 5.0, eps: float = 1e-08, weight_decay: Number = 0.0, *, maximize: bool = False,
+        foreach: Optional[bool] = None, capturable: bool = False, differentiable: bool = False,
+        fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
+        master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
+    ) -> None:
+        super().__init__(
+            params, "ademamix", lr=lr, betas=betas, beta3=beta3, alpha=alpha, eps=eps, weight_decay=weight_decay,
+            maximize=maximize, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
+            **_given(foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused),
+        )
+
+
+class AdamW8bit(Named, torch.optim.AdamW):
+    """AdamW with states of 8 bits and the signature of bitsandbytes' class of this name.
+
+    Parameters of fewer than ``min_8bit_size`` elements have states of float32.
+    """
+
+    key = "adamw"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.01, amsgrad: bool = False, optim_bits: int = 32, args: None = None,
+        min_8bit_size: int = 4096, percentile_clipping: int = 100, block_wise: bool = True, is_paged: bool = False, *,
+        max_norm: Optional[float] = None, master: Optional[str] = None, seed: Optional[int] = None,
+        threads: Optional[int] = None,
+    ) -> None:
+        others = {
+            "optim_bits": (optim_bits, 32, "states have 8 bits; leave it out"),
+            "args": (args, None, "leave it out"),
+            "percentile_clipping": (percentile_clipping, 100, "use max_norm="),
+            "block_wise": (block_wise, True, "scales are of blocks; leave it out"),
+            "is_paged": (is_paged, False, "states lie where their parameter does; leave it out"),
+        }
+        for name, (value, default, cure) in others.items():
+            if value != default:
+                raise NotImplementedError(f"{name} = {value!r}: not supported; {cure}")
+        super().__init__(
+            params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, states="8bit",
+            min_8bit_size=min_8bit_size, max_norm=max_norm, master=master, seed=seed, threads=threads,
+        )

@@ -1,0 +1,136 @@
+"""The named classes: torch's signatures, torch's subclasses, the bits of FusedOptimizer, and 8 bits as bitsandbytes asks."""
+
+import copy
+import importlib.util
+import inspect
+import io
+import pathlib
+
+import pytest
+import torch
+
+import instep.torch
+from instep import OPTIMIZERS
+from instep.torch import AdamW, AdamW8bit, FusedOptimizer
+from instep.torch.optimizer import key_of
+
+CLASSES = {key: getattr(instep.torch, descriptor.name) for key, descriptor in OPTIMIZERS.items()}
+NAMES = list(CLASSES)
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/named-optimizers.py"
+
+
+def params(count=3, size=300):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(size + k)) for k in range(count)]
+
+
+def set_grads(some, seed):
+    torch.manual_seed(seed)
+    for param in some:
+        param.grad = torch.randn_like(param)
+
+
+def test_the_file_is_what_the_tables_make():
+    spec = importlib.util.spec_from_file_location("named_optimizers", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.file(), "run scripts/named-optimizers.py --bless"
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_a_class_has_torchs_signature_defaults_and_base(key):
+    one, torchs = CLASSES[key], getattr(torch.optim, OPTIMIZERS[key].name, None)
+    own = inspect.signature(one).parameters
+    assert {
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
+        "max_norm",
+        "states",
+        "master",
+        "seed",
+        "threads",
+    } <= own.keys()
+    if torchs is None:
+        assert list(own)[1 : 1 + len(OPTIMIZERS[key].defaults) - 1] == list(OPTIMIZERS[key].defaults)[:-1]
+        return
+    assert issubclass(one, torchs)
+    theirs = inspect.signature(torchs).parameters
+    assert [n for n in own if n in theirs] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (own[name].kind, own[name].default) == (parameter.kind, parameter.default), name
+    ours, expected = one(params()).param_groups[0], torchs(params()).param_groups[0]
+    assert {k: v for k, v in ours.items() if k != "params"} == {k: v for k, v in expected.items() if k != "params"}
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_a_class_steps_as_fused_optimizer_does_after_a_copy_and_a_state_dict_too(key):
+    one, other = params(), params()
+    named, fused = CLASSES[key](one), FusedOptimizer(other, key)
+    for step in range(4):
+        if step == 2:
+            file = io.BytesIO()
+            torch.save(named.state_dict(), file)
+            file.seek(0)
+            named = CLASSES[key](one)
+            named.load_state_dict(torch.load(file))
+        if step == 3:
+            one, named = copy.deepcopy((one, named))
+        for some, optimizer in ((one, named), (other, fused)):
+            set_grads(some, step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_what_is_torchs_own_is_refused_by_name(key):
+    optimizer = CLASSES[key](params())
+    with pytest.raises(NotImplementedError, match="_init_group"):
+        optimizer._init_group(optimizer.param_groups[0], [], [])
+    with pytest.raises(NotImplementedError, match="share_memory"):
+        optimizer.share_memory()
+    with pytest.raises(NotImplementedError, match="differentiable"):
+        CLASSES[key](params(), differentiable=True)
+    CLASSES[key](params(), foreach=True, fused=False, capturable=False, differentiable=False)
+
+
+def test_a_learning_rate_may_be_a_tensor_and_a_scheduler_moves_it():
+    (one,), (other,) = params(1), params(1)
+    ours, torchs = AdamW([one], torch.tensor(0.1)), torch.optim.AdamW([other], torch.tensor(0.1))
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (ours, torchs)]
+    for step in range(3):
+        for param, optimizer, schedule in zip((one, other), (ours, torchs), schedules):
+            set_grads([param], step)
+            optimizer.step()
+            schedule.step()
+    assert isinstance(ours.param_groups[0]["lr"], torch.Tensor)
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_wrapper_takes_a_class_for_its_key():
+    assert key_of(AdamW) == "adamw" and key_of(AdamW8bit) == "adamw"
+
+
+def test_eight_bits_are_of_parameters_that_are_large_enough():
+    small, large = torch.nn.Parameter(torch.ones(4095)), torch.nn.Parameter(torch.ones(4096))
+    optimizer = AdamW8bit([small, large])
+    for step in range(2):
+        set_grads([small, large], step)
+        optimizer.step()
+    assert optimizer.state[small]["exp_avg"].dtype == torch.float32
+    assert optimizer.state[large]["exp_avg"].dtype == torch.uint8 and "exp_avg_scales" in optimizer.state[large]
+    again = AdamW8bit([small, large])
+    again.load_state_dict(optimizer.state_dict())
+    all_coded = AdamW8bit([torch.nn.Parameter(torch.ones(7))], min_8bit_size=0)
+    set_grads(all_coded.param_groups[0]["params"], 0)
+    all_coded.step()
+    assert next(iter(all_coded.state.values()))["exp_avg"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    "option", [{"optim_bits": 8}, {"args": {}}, {"percentile_clipping": 5}, {"block_wise": False}, {"is_paged": True}]
+)
+def test_other_options_of_bitsandbytes_are_refused_by_name(option):
+    with pytest.raises(NotImplementedError, match=next(iter(option))):
+        AdamW8bit(params(), **option)

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Writes python/instep/torch/named.py: a class for each optimizer, with the signature that torch.optim gives it.
+
+    scripts/named-optimizers.py          prints the file
+    scripts/named-optimizers.py --bless  writes it
+
+It needs the package and torch. Names, defaults and sources are the library's; the order of arguments is torch's, or the
+library's where torch has no such optimizer. python/tests/test_named.py holds the file to this.
+"""
+
+import argparse, inspect, textwrap
+from pathlib import Path
+
+import torch
+
+from instep import OPTIMIZERS
+
+PAGE = Path(__file__).resolve().parent.parent / "python/instep/torch/named.py"
+RUNNING = {"foreach": "Optional[bool] = None", "capturable": "bool = False", "differentiable": "bool = False",
+           "fused": "Optional[bool] = None"}
+OWN = {"max_norm": "Optional[float] = None", "states": "Optional[str] = None", "master": "Optional[str] = None",
+       "seed": "Optional[int] = None", "threads": "Optional[int] = None"}
+
+HEAD = '''"""A class for each optimizer, with the signature that ``torch.optim`` gives it: one name to change in a program.
+
+Written by scripts/named-optimizers.py. Those that torch has are its subclasses, so ``isinstance`` says so. They share none
+of its code but that of ``torch.optim.Optimizer``.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, Optional, Union
+
+import torch
+from torch import Tensor
+
+from .optimizer import FusedOptimizer
+
+Number = Union[float, Tensor]
+Pair = tuple[float, float]
+
+
+class Named(FusedOptimizer):
+    """What the classes have in common: no step goes through the internals of their base in torch."""
+
+    def _init_group(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"_init_group: torch's own; {type(self).__name__} has one fused step, call step()")
+
+    def share_memory(self) -> NoReturn:
+        """Refuses: states lie over memory of the library's own."""
+        raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
+
+
+def _given(**running: Any) -> dict[str, Any]:
+    """How torch should run a step, of what it has no such option for: without effect, and so left out unless it is on."""
+    return {name: value for name, value in running.items() if value}
+
+'''
+
+EIGHT_BIT = '''
+class AdamW8bit(Named, torch.optim.AdamW):
+    """AdamW with states of 8 bits and the signature of bitsandbytes' class of this name.
+
+    Parameters of fewer than ``min_8bit_size`` elements have states of float32.
+    """
+
+    key = "adamw"
+
+    def __init__(
+        self, params: Iterable[Any], lr: Number = 0.001, betas: Pair = (0.9, 0.999), eps: float = 1e-08,
+        weight_decay: Number = 0.01, amsgrad: bool = False, optim_bits: int = 32, args: None = None,
+        min_8bit_size: int = 4096, percentile_clipping: int = 100, block_wise: bool = True, is_paged: bool = False, *,
+        max_norm: Optional[float] = None, master: Optional[str] = None, seed: Optional[int] = None,
+        threads: Optional[int] = None,
+    ) -> None:
+        others = {
+            "optim_bits": (optim_bits, 32, "states have 8 bits; leave it out"),
+            "args": (args, None, "leave it out"),
+            "percentile_clipping": (percentile_clipping, 100, "use max_norm="),
+            "block_wise": (block_wise, True, "scales are of blocks; leave it out"),
+            "is_paged": (is_paged, False, "states lie where their parameter does; leave it out"),
+        }
+        for name, (value, default, cure) in others.items():
+            if value != default:
+                raise NotImplementedError(f"{name} = {value!r}: not supported; {cure}")
+        super().__init__(
+            params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, states="8bit",
+            min_8bit_size=min_8bit_size, max_norm=max_norm, master=master, seed=seed, threads=threads,
+        )
+'''
+
+
+def typed(name, default):
+    """The annotation of a hyperparameter, and its default."""
+    if isinstance(default, bool):
+        return f"bool = {default}"
+    if isinstance(default, tuple):
+        return f"Pair = {tuple(map(float, default))}"
+    return f"{'Number' if name in ('lr', 'weight_decay') else 'float'} = {float(default)!r}"
+
+
+def arguments_of(descriptor):
+    """The positional arguments after `params`, and the others, each with its annotation and default."""
+    torchs = getattr(torch.optim, descriptor.name, None)
+    positional, others = {}, {}
+    if torchs is None:
+        positional = {name: typed(name, default) for name, default in descriptor.defaults.items() if name != "maximize"}
+        others = {"maximize": typed("maximize", False)} if "maximize" in descriptor.defaults else {}
+    else:
+        for name, given in list(inspect.signature(torchs).parameters.items())[1:]:
+            kind = positional if given.kind is given.POSITIONAL_OR_KEYWORD else others
+            kind[name] = RUNNING.get(name) or typed(name, given.default)
+    missing = [name for name in RUNNING if name not in positional and name not in others]
+    return positional, others, missing
+
+
+def class_of(key, descriptor):
+    torchs = getattr(torch.optim, descriptor.name, None)
+    positional, others, missing = arguments_of(descriptor)
+    bases = f"Named, torch.optim.{descriptor.name}" if torchs else "Named"
+    beside = f"As ``torch.optim.{descriptor.name}``" if torchs else "As in the publication"
+    keywords = {**others, **{name: RUNNING[name] for name in missing}, **OWN}
+    taken = [f"{name}: {kind}" for name, kind in positional.items()] + ["*"]
+    taken += [f"{name}: {kind}" for name, kind in keywords.items()]
+    handed = [f"{name}={name}" for name in (*positional, *others, *OWN)]
+    handed += [f"**_given({', '.join(f'{name}={name}' for name in missing)})"] if missing else []
+    return "\n".join([
+        f"class {descriptor.name}({bases}):",
+        f'    """{descriptor.name} in one fused launch.',
+        "",
+        f"    {beside}; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.",
+        "",
+        wrapped(f"Source: {descriptor.source}", 4),
+        '    """',
+        "",
+        f'    key = "{key}"',
+        "",
+        "    def __init__(",
+        wrapped(", ".join(["self, params: Iterable[Any]", *taken]) + ",", 8),
+        "    ) -> None:",
+        "        super().__init__(",
+        wrapped(", ".join(["params", f'"{key}"', *handed]) + ",", 12),
+        "        )",
+        "",
+    ])
+
+
+def wrapped(text, indent):
+    """Lines of at most 120 columns. An argument stays on its line."""
+    whole = text.replace(": ", ":\0").replace(" = ", "\0=\0").replace("] ", "]\0") if indent > 4 else text
+    lines = textwrap.wrap(whole, 120 - indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.indent("\n".join(lines), " " * indent).replace("\0", " ")
+
+
+def file():
+    """Its text."""
+    names = sorted([descriptor.name for descriptor in OPTIMIZERS.values()] + ["AdamW8bit"])
+    listed = "__all__ = [\n" + wrapped(", ".join(f'"{name}"' for name in names) + ",", 8).replace("        ", "    ") + "\n]\n"
+    head = HEAD.replace("Number = Union", listed + "\nNumber = Union", 1)
+    return head + "\n" + "\n\n".join(class_of(*item) for item in OPTIMIZERS.items()) + "\n" + EIGHT_BIT
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bless", action="store_true", help="write the file")
+    if parser.parse_args().bless:
+        PAGE.write_text(file())
+    else:
+        print(file(), end="")
