@@ -129,7 +129,7 @@ impl Nccl {
             let why = "it could not make an id; its own error says why".to_owned();
             return Err(shared.fail(Error::PeerLost { rank: members.first, why }));
         }
-        let seat = Seat { rank, ranks: members.count, device: shared.seat.device };
+        let seat = Seat { rank, ranks: members.count, ..shared.seat };
         let raw = Raw::connect(Library::get()?, seat, &id, shared.deadline, || shared.look());
         let raw = raw.map_err(|error| shared.fail(error))?;
         let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
@@ -284,7 +284,7 @@ impl Collective for Nccl {
 
 impl fmt::Debug for Nccl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Seat { rank, ranks, device } = self.shared.seat;
+        let Seat { rank, ranks, device, .. } = self.shared.seat;
         write!(f, "rank {rank} of {ranks} by NCCL on cuda:{device}")
     }
 }
@@ -294,8 +294,8 @@ fn prepare(options: &Options) -> Result<(&'static Library, Seat)> {
     options.refuse()?;
     let library = Library::get()?;
     with_device(options.device, || Ok(()))?;
-    let Options { rank, world_size, device, .. } = *options;
-    Ok((library, Seat { rank, ranks: world_size, device }))
+    let Options { rank, world_size, device, ctas, .. } = *options;
+    Ok((library, Seat { rank, ranks: world_size, device, ctas }))
 }
 
 fn warnings(max_connections: Option<String>) -> Vec<String> {

@@ -33,7 +33,7 @@ mod stub;
 pub use communicator::Nccl;
 #[cfg(feature = "cuda")]
 pub use library::{unique_id, version};
-pub use options::Options;
+pub use options::{Ctas, Options};
 #[cfg(not(feature = "cuda"))]
 pub use stub::{Nccl, unique_id, version};
 

@@ -24,13 +24,37 @@ pub struct Options {
     /// not a hang. It costs an all-reduce of the host per collective, so use it to find faults. Only
     /// [`Nccl::beside`](crate::cuda::Nccl::beside) has a host to compare over.
     pub ledger: bool,
+    /// What NCCL's kernels may take of the GPU, in the communicators that it makes for this group.
+    pub ctas: Ctas,
+}
+
+/// Thread blocks of NCCL's kernels, which take multiprocessors from backward and from steps; the default lets NCCL choose.
+///
+/// # Source
+/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL passes over what it does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ctas {
+    /// Most blocks of one collective: `maxCTAs`.
+    pub most: Option<u32>,
+    /// Few blocks rather than all of the bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
+    pub efficient: bool,
+    /// Blocks of collectives that the NVLink switch sums: `nvlsCTAs`.
+    pub nvls: Option<u32>,
 }
 
 impl Default for Options {
     /// A group of one.
     fn default() -> Self {
         let deadline = Duration::from_secs(60);
-        Options { rank: 0, world_size: 1, device: 0, job: String::new(), deadline, ledger: false }
+        Options {
+            rank: 0,
+            world_size: 1,
+            device: 0,
+            job: String::new(),
+            deadline,
+            ledger: false,
+            ctas: Ctas::default(),
+        }
     }
 }
 
@@ -88,6 +112,11 @@ impl Options {
         }
         if self.world_size > i32::MAX as u32 {
             return Err(Error::range("WORLD_SIZE", self.world_size, "less than 2^31, as NCCL does"));
+        }
+        for (field, ctas) in [("ctas.most", self.ctas.most), ("ctas.nvls", self.ctas.nvls)] {
+            if let Some(ctas) = ctas.filter(|ctas| !(1..=i32::MAX as u32).contains(ctas)) {
+                return Err(Error::range(field, ctas, "1 or more, and less than 2^31"));
+            }
         }
         if self.deadline.is_zero() {
             return Err(Error::range("INSTEP_DEADLINE_MS", 0, "1 or more"));
@@ -155,6 +184,17 @@ mod tests {
         assert_eq!(read(&[("INSTEP_DEADLINE_MS", "250")]).unwrap().deadline, Duration::from_millis(250));
         assert!(read(&[("INSTEP_LEDGER", "1")]).unwrap().ledger);
         assert!(read(&[("TORCHELASTIC_RUN_ID", "")]).unwrap().refuse_job().is_err());
+    }
+
+    #[test]
+    fn no_blocks_at_all_are_refused() {
+        let refused = |ctas| Options { ctas, ..Options::default() }.refuse();
+        let zero = Some(0);
+        let fields =
+            [Ctas { most: zero, ..Ctas::default() }, Ctas { nvls: zero, ..Ctas::default() }].map(refused);
+        assert!(matches!(fields[0], Err(Error::Config { field: "ctas.most", .. })));
+        assert!(matches!(fields[1], Err(Error::Config { field: "ctas.nvls", .. })));
+        assert!(refused(Ctas { most: Some(8), efficient: true, nvls: Some(4) }).is_ok());
     }
 
     #[test]

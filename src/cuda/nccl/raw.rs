@@ -23,6 +23,7 @@ use crate::cuda::nccl::bindings::{
     ncclUniqueId,
 };
 use crate::cuda::nccl::library::Library;
+use crate::cuda::nccl::options::Ctas;
 use crate::cuda::nccl::polling::{Wall, poll};
 use crate::cuda::owned::{Event, OwnedStream};
 use crate::dtype::DType;
@@ -31,6 +32,8 @@ use crate::op::CollectiveKind;
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
+/// `NCCL_CTA_POLICY_EFFICIENCY`.
+const EFFICIENT: i32 = 1;
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
 /// communicators.
@@ -59,6 +62,7 @@ pub(super) struct Seat {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) device: u32,
+    pub(super) ctas: Ctas,
 }
 
 // SAFETY: NCCL lets any thread use a communicator, one at a time, with the device current.
@@ -76,7 +80,7 @@ impl Raw {
         let mut raw = Raw { library, comm: ptr::null_mut(), seat, is_borrowed: false };
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         let (ranks, rank) = (seat.ranks as i32, seat.rank as i32);
-        let mut config = config();
+        let mut config = config(seat.ctas);
         let outcome = with_device(seat.device, || {
             // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
             let code = unsafe {
@@ -120,7 +124,8 @@ impl Raw {
         if let Some((name, code)) = told.into_iter().find(|(_, code)| *code != ncclResult_t::ncclSuccess) {
             return Err(library.error(0, name, code));
         }
-        let seat = Seat { rank: rank as u32, ranks: ranks as u32, device: device as u32 };
+        let seat =
+            Seat { rank: rank as u32, ranks: ranks as u32, device: device as u32, ctas: Ctas::default() };
         Ok(Raw { library, comm, seat, is_borrowed: true })
     }
 
@@ -337,7 +342,8 @@ pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
 }
 
 /// Returns NCCL_CONFIG_INITIALIZER, which is a macro, with non-blocking calls.
-fn config() -> ncclConfig_t {
+fn config(ctas: Ctas) -> ncclConfig_t {
+    let number = |ctas: Option<u32>| ctas.map_or(UNDEFINED, |ctas| ctas as i32);
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: NCCL_API_MAGIC,
@@ -345,15 +351,15 @@ fn config() -> ncclConfig_t {
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
+        maxCTAs: number(ctas.most),
         netName: ptr::null(),
         splitShare: UNDEFINED,
         trafficClass: UNDEFINED,
         commName: ptr::null(),
         collnetEnable: UNDEFINED,
-        CTAPolicy: UNDEFINED,
+        CTAPolicy: if ctas.efficient { EFFICIENT } else { UNDEFINED },
         shrinkShare: UNDEFINED,
-        nvlsCTAs: UNDEFINED,
+        nvlsCTAs: number(ctas.nvls),
         nChannelsPerNetPeer: UNDEFINED,
         nvlinkCentricSched: UNDEFINED,
         graphUsageMode: UNDEFINED,
@@ -366,5 +372,20 @@ fn config() -> ncclConfig_t {
         rmaEagerInit: UNDEFINED,
         hostCftMode: UNDEFINED,
         nvlsHostMode: UNDEFINED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_chooses_blocks_unless_it_is_told_how_many() {
+        let taken = |ctas| {
+            let config = config(ctas);
+            [config.maxCTAs, config.CTAPolicy, config.nvlsCTAs]
+        };
+        assert_eq!(taken(Ctas::default()), [UNDEFINED; 3]);
+        assert_eq!(taken(Ctas { most: Some(8), efficient: true, nvls: Some(4) }), [8, EFFICIENT, 4]);
     }
 }
