@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
+from ._groups import Hyper, hyper_of
 from ._memory import zeros_apart
 from ._sharded import Holders, is_distributed, shard_of, spread_as
 from ._threads import openmp
@@ -23,24 +24,6 @@ from ._threads import openmp
 QUANTUM = 256
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
-
-Hyper = dict[str, Any]
-
-
-def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
-    """The hyperparameters of a param group, as plain numbers."""
-    hyper: Hyper = {}
-    for name, default in OPTIMIZERS[key].defaults.items():
-        value = group[name]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
-        if isinstance(default, tuple):
-            if not isinstance(value, (tuple, list)) or len(value) != len(default):
-                raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
-            hyper[name] = tuple(float(part) for part in value)
-        else:
-            hyper[name] = bool(value) if isinstance(default, bool) else float(value)
-    return hyper
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -76,16 +59,12 @@ class Arena:
             raise NotImplementedError(f"parameter of {self.dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
         if self.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"parameter on {self.device}: no kernel runs there; use cpu or cuda")
-        if holders and self.formats.states_of(self.dtype) == "8bit":
-            raise NotImplementedError(
-                "states='8bit': a shard's blocks are not those of the whole parameter; use 'float32' or 'bfloat16'"
-            )
         self.offsets: list[int] = []
         self.len = 0
-        for param, shard in zip(params, shards):
+        for shard in shards:
             if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
                 raise NotImplementedError(
-                    f"parameter of type {type(param).__name__}: without memory of its own; give plain tensors or DTensors"
+                    f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
                 )
             if shard.is_neg():
                 raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")

@@ -11,8 +11,8 @@ from typing import Any, Optional
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import hyper_of
 from ._formats import MASTER_TYPES, Formats
+from ._groups import hyper_of
 
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
@@ -76,7 +76,9 @@ def _refuse_group(key: str, group: dict[str, Any]) -> None:
     whole = with_defaults(key, group)
     missing = [hyper for hyper in known if hyper not in whole]
     if missing:
-        raise ValueError(f"param group: has no {', '.join(missing)}, so it is not of {name}; load a state of {name}")
+        raise ValueError(
+            f"param group: has no {', '.join(missing)}, which {name} needs; add it to the group, or load a state of {name}"
+        )
     _native.state_names(key, hyper_of(key, whole))
 
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Arena, hyper_of
+from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
+from ._groups import hyper_of, refuse_misspelt
 from ._loading import Saved, carried_of, count_of, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, cut_as, holders_of, shard_of
+from ._sharded import Holders, cut_as, holders_of, refuse_unsteppable, shard_of
 
 EXACT_IN_FLOAT32 = 1 << 24
 
@@ -79,9 +80,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
+        refuse_misspelt(self._key, param_group)
         super().add_param_group(param_group)
         try:
             _native.state_names(self._key, hyper_of(self._key, self.param_groups[-1]))
+            for param in self.param_groups[-1]["params"]:
+                refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
         except Exception:
             self.param_groups.pop()
             raise
@@ -148,6 +152,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if device not in self._norms:
             self._norms[device] = GlobalNorm(device)
         return self._norms[device]
+
+    def last_norm(self) -> Optional[float]:
+        """The norm of the last step's gradients, if a clip or a scaler asked for it. On a GPU it waits."""
+        return next((norm.last() for norm in self._norms.values()), None)
 
     def _holders_of(self, param: Tensor) -> Holders:
         """The ranks that hold the rest of a parameter."""
@@ -364,9 +372,3 @@ def key_of(optimizer: Union[str, type]) -> str:
 def address(tensor: Optional[Tensor]) -> int:
     """The address of a tensor, or 0."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def refuse_late_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.GradScaler]) -> None:
-    """Refuses a scaler's ``step`` if backward has stepped with gradients that still had the scale in them."""
-    if own is None and hasattr(optimizer, "found_inf"):
-        raise RuntimeError("GradScaler: backward has stepped with its scale in the gradients; register with grad_scaler=")
