@@ -129,11 +129,10 @@ class FSDPOptimizer(FusedOptimizer):
         self._spread = list(dict.fromkeys(map(self._holders_of, own)))
         self._agreement = Agreement(member for unit in self._units for member in unit.members)
         self._stepped = SteppedGradients(own)
-        for param in own:
-            watch(param, self._arrive)
+        self._hooks = {param: watch(param, self._arrive) for param in own}
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._follow_conversions)
-        # A rank to which FSDP1 has given no part of any parameter that is used begins so, and decides with the others.
+        self._may_hold_nothing = any(unit.holders is not None for unit in self._units)
         before_backward(module, self._open)
         claim(self)
 
@@ -152,7 +151,8 @@ class FSDPOptimizer(FusedOptimizer):
         if any(not is_distributed(param) for _, param in converted):
             self._wrapped.refuse_converted()  # FSDP1 trains its own memory, of which these were views.
         for _, param in converted:
-            watch(param, self._arrive)
+            self._hooks[param].remove()
+            self._hooks[param] = watch(param, self._arrive)
         self._wrapped.follow()
         self._wrapped.refuse_unfrozen("unfreeze it before register_fsdp")
 
@@ -197,7 +197,9 @@ class FSDPOptimizer(FusedOptimizer):
     def _open(self, _: Tensor) -> None:
         with self._guard:
             self._stepped.warn_if_kept()
-            self._begin()
+            if self._may_hold_nothing:
+                # A rank to which FSDP1 has given no part of any parameter that is used decides with the others.
+                self._begin()
 
     @torch.no_grad()
     def _arrive(self, param: Tensor) -> None:
@@ -285,6 +287,7 @@ class FSDPOptimizer(FusedOptimizer):
         with self._guard:
             self._pass = None
             self._agreement.ask(self._settings)
+            has_stepped = any(unit.arrived for unit in self._units)
             for unit in self._units:
                 if unit.arrived and not unit.is_complete:
                     self._try(self._complete, unit)
@@ -293,8 +296,8 @@ class FSDPOptimizer(FusedOptimizer):
                 self._decide()
             for device, stream in self._streams.items():
                 torch.cuda.current_stream(device).wait_stream(stream)
-            # After FSDP1 has put the gradients where they stay.
-            Variable._execution_engine.queue_callback(self._stepped.note)
+            if has_stepped:  # Noted after FSDP1 has put the gradients where they stay.
+                Variable._execution_engine.queue_callback(self._stepped.note)
             self._agreement.read()
             if self._failure is not None:
                 raise self._failure
@@ -326,12 +329,13 @@ class Arrival:
         """Keeps the gradient until the unit is stepped."""
 
 
-def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> None:
-    """Has a function called for each reduced gradient of a parameter."""
+def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
+    """Has a function called for each reduced gradient of a parameter. Returns the hook, which can be removed."""
     if is_distributed(param):
-        param.register_post_accumulate_grad_hook(arrive)
-    else:
-        setattr(param, ATTACHED, [*getattr(param, ATTACHED, []), Arrival(param, arrive)])
+        return param.register_post_accumulate_grad_hook(arrive)
+    arrival = Arrival(param, arrive)
+    setattr(param, ATTACHED, [arrival])
+    return arrival
 
 
 def units_of(root: nn.Module) -> list[Unit]:
