@@ -31,7 +31,7 @@ TESTS = {
     "rust": ["--test", "faults"],
 }
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
-PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes")]}
+PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes", "states")]}
 DIFFERS = "differs from the CPU's"
 FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
@@ -272,22 +272,32 @@ FAULTS = [
       )],
     ("a parameter once written that is compared for ever", "rust", "src/stepper/open_pass.rs", f"            {FORGET}\n", "",
      "a rank that sets what it has"),
-    ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/optimizer.py",
-     '["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])', '["sum"].fill_(0.0)', "test_a_state_of_adagrad"),
-    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
-     'arena.hypers_of(index)["initial', 'self.defaults["initial', "test_a_sum_of_adagrad"),
-    ("a count that is followed only with a moment", "python", "python/instep/torch/optimizer.py", " and count and carried)", ")",
-     "test_a_state_or_a_count_that_the_user_replaces"),
+    ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/_arena.py",
+     "view.fill_(hyper[first[1]])", "view.zero_()", "test_a_state_of_adagrad"),
+    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/_arena.py",
+     "self.hypers[id(self.groups[index])]", "self.hypers[id(self.groups[0])]", "test_a_sum_of_adagrad_that_had_no_update"),
+    ("a number that is not written", "python", "python/instep/torch/_engine.py",
+     "arena.count_address, arena.carried_address", "0, 0", "test_state_dicts_go_both_ways"),
+    *[(f"a user's {what} that is not noticed", "python", "python/instep/torch/_state.py", old, "True", test)
+      for what, old, test in (
+          ("tensor", "_are_same(self.values, self._values())", "test_what_a_user_writes_counts_as_in_torch"),
+          ("dict", "_are_same(self.held, list(state.values()))", "test_a_state_or_a_count_that_the_user_replaces"),
+          ("memory", "self.addresses == self._addresses()", "test_what_a_user_writes_counts_as_in_torch"),
+          ("write to a count", "self.versions == self._versions()", "test_what_a_user_writes_counts_as_in_torch"),
+      )],
+    ("memory of a parameter that is gone", "python", "python/instep/torch/optimizer.py",
+     "        gone = self._gone()\n", "        gone = []\n", "test_replaced_parameters_are_freed"),
+    ("states that change places one after the other", "python", "python/instep/torch/optimizer.py",
+     "value.clone() if isinstance(value, Tensor) else value for", "value for", "test_two_states_that_change_places"),
     *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
       for when, file, old, new, test in (
-          ("after a state was replaced", "optimizer", "        arena.retire_all()\n", "",
+          ("after a state was replaced", "optimizer", "            arena.retire_all()\n", "",
            "test_a_state_or_a_count_that_the_user_replaces"),
-          ("after a group was replaced", "_arena", "self.retire_all()\n        self._read_groups", "self._read_groups",
-           "test_param_groups_that_the_user_replaces"),
+          ("after a group was replaced", "_arena", "            self.retire_all()\n            for index, (group",
+           "            for index, (group", "test_param_groups_that_the_user_replaces"),
           ("with as many threads", "_arena", "self.retire_all()\n            self.threads", "self.threads",
            "test_a_step_runs_on_torchs_threads"),
-          ("with other states", "_arena", "self.retire_all()\n        self.kept[of]", "self.kept[of]",
-           "test_momentum_may_cycle"),
+          ("with other states", "optimizer", "            return True\n", "            pass\n", "test_momentum_may_cycle"),
           ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
            "test_counts_go_on_where_a_parameter_leaves"),
       )],

@@ -14,6 +14,8 @@ class Bound(TypedDict):
     states: list[int]
     scales: list[int]
     master: int
+    counts: int
+    carried: int
 
 def descriptors() -> list[tuple[str, str, list[tuple[str, Value]], Optional[str], Optional[str], bool, str]]: ...
 def state_names(name: str, hyper: dict[str, Value]) -> list[str]: ...
@@ -29,7 +31,7 @@ class Step:
     def __init__(
         self,
         groups: Sequence[tuple[str, dict[str, Value]]],
-        params: Sequence[tuple[int, int, int]],
+        params: Sequence[tuple[int, int, int, int, int]],
         arena: int,
         formats: tuple[str, str, str, str],
         seed: Optional[int],

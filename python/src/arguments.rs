@@ -27,7 +27,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
 }
 
 /// The tensors of one step, by address: parameters and gradients one by one, the others as runs of the whole arena. A gradient
-/// at 0 is none: its parameter is passed over.
+/// at 0 is none: its parameter is passed over. `counts` and `carried` are vectors with a number per parameter of the arena, or
+/// 0.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -36,6 +37,8 @@ pub(crate) struct Bound {
     states: Vec<usize>,
     scales: Vec<usize>,
     master: usize,
+    counts: usize,
+    carried: usize,
 }
 
 impl Bound {
@@ -51,6 +54,27 @@ impl Bound {
                 .states(self.states.iter().map(run))
                 .scales(self.scales.iter().map(run));
             if self.master == 0 { tensors } else { tensors.master(run(&self.master)) }
+        }
+    }
+
+    pub(crate) fn has_gradient(&self, param: usize) -> bool {
+        !self.grads.0[param].is_null()
+    }
+
+    /// Writes a parameter's progress into its row of the vectors.
+    ///
+    /// # Safety
+    /// The vectors are there or 0, have this row, and nothing else touches them.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn write_progress(&self, row: usize, count: u64, carried: f64) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.counts != 0 {
+                with_exposed_provenance_mut::<f32>(self.counts).add(row).write(count as f32);
+            }
+            if self.carried != 0 {
+                with_exposed_provenance_mut::<f64>(self.carried).add(row).write(carried);
+            }
         }
     }
 

@@ -27,9 +27,20 @@ use crate::optimizers::optimizer;
 pub(crate) struct Step {
     owner: Owner,
     ids: Vec<ParamId>,
+    /// By parameter.
+    shown: Vec<Shown>,
     /// Threads that read counts, which a step waits for: it is a matter of microseconds.
     readers: AtomicUsize,
     inner: ManuallyDrop<Mutex<Engine>>,
+}
+
+/// Where and how a parameter's count is shown.
+#[derive(Clone, Copy)]
+struct Shown {
+    /// The row in the vectors of the arena.
+    row: usize,
+    /// How far the native count is ahead: states of a parameter whose count was set to 0 are not those of a first step.
+    ahead: u64,
 }
 
 enum Engine {
@@ -51,8 +62,8 @@ macro_rules! on_both {
 impl Step {
     /// Builds the step.
     ///
-    /// `groups` are optimizers by key with their hyperparameters. `params` are length, group and offset in the arena of
-    /// `arena` elements. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
+    /// `groups` are optimizers by key with their hyperparameters. `params` are length, group, offset in the arena
+    /// of `arena` elements, row in its vectors, and how far the native count is ahead of the one that is told. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
     /// `GOMP_parallel` in the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for
     /// the CPU.
     #[new]
@@ -60,7 +71,7 @@ impl Step {
     #[allow(clippy::too_many_arguments)]
     fn new(
         groups: Vec<(String, Bound<'_, PyDict>)>,
-        params: Vec<(usize, usize, usize)>,
+        params: Vec<(usize, usize, usize, usize, u64)>,
         arena: usize,
         formats: (String, String, String, String),
         seed: Option<u64>,
@@ -72,14 +83,14 @@ impl Step {
         // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
         let openmp = unsafe { OpenMp::at(openmp) };
         let mut layout = Layout::builder();
-        for (k, (len, group, _)) in params.iter().enumerate() {
+        for (k, (len, group, ..)) in params.iter().enumerate() {
             layout = layout.param(format!("{k}"), *len).in_group(format!("{group}"));
         }
         let layout = layout.build().map_err(raised)?;
         let ids: Vec<ParamId> = layout.ids().collect();
         let places = ids.iter().zip(&params);
         let bucket =
-            places.fold(ForeignBucket::new(arena), |bucket, (id, (_, _, at))| bucket.gradient(*id, *at));
+            places.fold(ForeignBucket::new(arena), |bucket, (id, (_, _, at, ..))| bucket.gradient(*id, *at));
         let Some((key, hyper)) = groups.first() else {
             return Err(PyValueError::new_err("groups: empty; give one at least"));
         };
@@ -90,7 +101,7 @@ impl Step {
             .precision(precision(formats, seed)?)
             .gradients(gradients(after)?);
         for (group, (key, hyper)) in groups.iter().enumerate() {
-            if params.iter().any(|(_, of, _)| *of == group) {
+            if params.iter().any(|(_, of, ..)| *of == group) {
                 builder = builder.group(&format!("{group}"), optimizer(key, hyper)?);
             }
         }
@@ -99,7 +110,8 @@ impl Step {
             Some(ordinal) => Engine::Gpu(Box::new(builder.cuda(&gpu(ordinal)?).map_err(raised)?)),
         };
         let inner = ManuallyDrop::new(Mutex::new(engine));
-        Ok(Step { owner: Owner::current(), ids, readers: AtomicUsize::new(0), inner })
+        let shown = params.iter().map(|&(.., row, ahead)| Shown { row, ahead }).collect();
+        Ok(Step { owner: Owner::current(), ids, shown, readers: AtomicUsize::new(0), inner })
     }
 
     /// Steps the bucket, but for the parameters whose gradient has the address 0.
@@ -111,7 +123,10 @@ impl Step {
             // has passed it.
             unsafe {
                 match engine {
-                    Engine::Host(step) => step.step(&tensors.tensors(), factors.scaling()),
+                    Engine::Host(step) => {
+                        step.step(&tensors.tensors(), factors.scaling())?;
+                        self.write_progress(step, &tensors)
+                    }
                     Engine::Gpu(step) => {
                         step.enqueue(&tensors.tensors(), factors.scaling(), StreamHandle(stream))
                     }
@@ -148,7 +163,10 @@ impl Step {
             // SAFETY: as in `step`.
             unsafe {
                 match (engine, block) {
-                    (Engine::Host(step), Block::Host(norm)) => step.step_decided(&tensors.tensors(), norm),
+                    (Engine::Host(step), Block::Host(norm)) => {
+                        step.step_decided(&tensors.tensors(), norm)?;
+                        self.write_progress(step, &tensors)
+                    }
                     (Engine::Gpu(step), Block::Gpu(norm)) => {
                         step.enqueue_decided(&tensors.tensors(), norm, StreamHandle(stream))
                     }
@@ -178,8 +196,13 @@ impl Step {
             }
         };
         let engine = &mut *inner;
-        let mut read = |id: &ParamId| on_both!(&mut *engine, step => Ok((step.step_count(*id)?, step.carried(*id)?.unwrap_or(1.0))));
-        py.detach(|| self.ids.iter().map(&mut read).collect::<instep::Result<_>>()).map_err(raised)
+        let mut read = |(id, shown): (&ParamId, &Shown)| {
+            on_both!(&mut *engine, step => {
+                Ok((step.step_count(*id)? - shown.ahead, step.carried(*id)?.unwrap_or(1.0)))
+            })
+        };
+        py.detach(|| self.ids.iter().zip(&self.shown).map(&mut read).collect::<instep::Result<_>>())
+            .map_err(raised)
     }
 
     /// Sets them.
@@ -189,12 +212,27 @@ impl Step {
         }
         let mut inner = self.lock(py)?;
         let engine = &mut *inner;
-        let mut write = |(id, progress): (&ParamId, (u64, f64))| on_both!(&mut *engine, step => step.set_step_count(*id, progress));
-        py.detach(|| self.ids.iter().zip(progress).try_for_each(&mut write)).map_err(raised)
+        let mut write = |((id, shown), (count, carried)): ((&ParamId, &Shown), (u64, f64))| on_both!(&mut *engine, step => step.set_step_count(*id, (count + shown.ahead, carried)));
+        py.detach(|| self.ids.iter().zip(&self.shown).zip(progress).try_for_each(&mut write)).map_err(raised)
     }
 }
 
 impl Step {
+    /// Writes the progress of the parameters that a step did not pass over.
+    ///
+    /// # Safety
+    /// As for [`Addresses::write_progress`].
+    unsafe fn write_progress(&self, step: &BucketStep, tensors: &Addresses) -> instep::Result<()> {
+        for (k, (id, Shown { row, ahead })) in self.ids.iter().zip(&self.shown).enumerate() {
+            if tensors.has_gradient(k) {
+                let (count, carried) = (step.step_count(*id)? - ahead, step.carried(*id)?.unwrap_or(1.0));
+                // SAFETY: the caller's promise; the row is of this arena.
+                unsafe { tensors.write_progress(*row, count, carried) }
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for readers alone.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;

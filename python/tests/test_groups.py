@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import instep
 from instep.torch import FusedOptimizer, apply_optimizer_in_backward, register_ddp, register_fsdp
-from instep.torch._groups import KNOWN, refuse_misspelt
+from instep.torch._groups import KNOWN
 
 KEPT = [
     "params",
@@ -44,12 +44,9 @@ def test_a_slip_in_a_key_is_refused_with_the_name_that_was_meant(key):
             optimizer = FusedOptimizer([nn.Parameter(torch.ones(1))], key)
             group = {"params": [nn.Parameter(torch.ones(1))], slip: 0.1}
             for call in (lambda: FusedOptimizer([group], key), lambda: optimizer.add_param_group(dict(group))):
-                with pytest.raises(ValueError, match="is no hyperparameter of") as error:
+                with pytest.raises(TypeError, match=f"{slip}: .* has no such hyperparameter; did you mean {name}"):
                     call()
-                assert f"{slip!r}" in str(error.value)
             assert len(optimizer.param_groups) == 1
-    with pytest.raises(ValueError, match="'weight_decya' is no hyperparameter of AdamW; 'weight_decay' is"):
-        refuse_misspelt("adamw", ["weight_decya"])
 
 
 @pytest.mark.parametrize("key", instep.OPTIMIZERS)
@@ -58,9 +55,10 @@ def test_keys_of_others_are_kept(key):
         "params": [nn.Parameter(torch.ones(1))],
         **{name: None for name in KEPT if name not in ("params", "param_names")},
     }
+    group |= {name: None for name in KNOWN if name not in instep.OPTIMIZERS[key].defaults}
+    group |= {"decoupled_weight_decay": key == "adamw", "differentiable": False}
     kept = FusedOptimizer([group], key).param_groups[0]
     assert all(name in kept for name in KEPT if name != "param_names")
-    refuse_misspelt(key, [*KEPT, *KNOWN])
 
 
 @pytest.mark.parametrize("key", instep.OPTIMIZERS)
@@ -83,14 +81,14 @@ def test_every_entry_refuses_a_slip():
     try:
         model = nn.Linear(2, 2)
         group = {"params": list(model.parameters()), "weight_decya": 0.1}
-        with pytest.raises(ValueError, match="'weight_decay' is"):
+        with pytest.raises(TypeError, match="did you mean weight_decay"):
             register_ddp(DistributedDataParallel(model), "adamw", params=[group])
         sharded = fully_shard(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match="'weight_decay' is"):
+        with pytest.raises(TypeError, match="did you mean weight_decay"):
             register_fsdp(sharded, "adamw", params=[{**group, "params": list(sharded.parameters())}])
         with pytest.raises(TypeError, match="has no such hyperparameter"):
             apply_optimizer_in_backward("adamw", model.parameters(), {"weight_decya": 0.1})
-        with pytest.raises(TypeError, match="lr = '1e-3': text"):
+        with pytest.raises(TypeError, match="lr = '1e-3': a text"):
             apply_optimizer_in_backward("adamw", model.parameters(), {"lr": "1e-3"})
     finally:
         dist.destroy_process_group()

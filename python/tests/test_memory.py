@@ -35,7 +35,7 @@ def test_large_states_ask_for_huge_pages():
 @pytest.mark.parametrize("length", [1000, 4 << 20])
 def test_parameters_and_states_start_apart_in_a_page(length: int):
     param, optimizer = stepped(length)
-    starts = [tensor.data_ptr() % 4096 for tensor in (*optimizer.state[param].values(),)]
+    starts = [tensor.data_ptr() % 4096 for tensor in optimizer.state[param].values() if tensor.dim() > 0]
     distances = [abs(a - b) for k, a in enumerate(starts) for b in starts[:k]]
     assert all(512 <= distance <= 4096 - 512 for distance in distances)
 

@@ -263,16 +263,14 @@ def test_states_of_fewer_bits_resume_with_the_same_bits(options):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
 
 
-def test_counts_are_read_once_however_many_parameters_there_are(monkeypatch):
+def test_no_native_count_is_read_for_a_state_dict(monkeypatch):
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(20)]
     optimizer = FusedOptimizer(params, "adamw")
     for param in params:
         param.grad = torch.ones(2)
     optimizer.step()
-    reads, counts = [], Arena.counts
-    monkeypatch.setattr(Arena, "counts", lambda arena: reads.append(arena) or counts(arena))
+    monkeypatch.setattr(Arena, "counts", lambda _: pytest.fail("a count was read"))
     assert all(float(state["step"]) == 1 for state in optimizer.state_dict()["state"].values())
-    assert len(reads) == 1
 
 
 def test_a_master_keeps_what_bfloat16_loses():
@@ -331,9 +329,9 @@ def test_tensors_that_no_kernel_takes_are_refused():
     double = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     double.grad = torch.ones(3, dtype=torch.float64)
     refused(double, NotImplementedError, "float64: no kernel has this type")
-    sliced = torch.nn.Parameter(torch.zeros(4, 4)[:, ::2])
-    sliced.grad = torch.ones(4, 2)
-    refused(sliced, NotImplementedError, "do not fill one run of memory")
+    expanded = torch.nn.Parameter(torch.zeros(4, 1).expand(4, 2))
+    expanded.grad = torch.ones(4, 2)
+    refused(expanded, NotImplementedError, "its elements share memory")
     sparse = torch.nn.Parameter(torch.zeros(4, 4))
     sparse.grad = torch.eye(4).to_sparse()
     refused(sparse, NotImplementedError, "torch.sparse_coo")

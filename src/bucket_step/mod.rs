@@ -74,6 +74,8 @@ pub struct BucketStep<E = OnHost> {
     constants: StepConstants,
     /// As the next step is to read them.
     settings: Settings,
+    /// By parameter of the layout, the first of its segments.
+    segments: Vec<Option<usize>>,
     /// By segment.
     left: Vec<Left>,
     /// A gradient was missing in the last call.
@@ -122,8 +124,13 @@ impl<E> BucketStep<E> {
             state_names: optimizer.state_names(),
             optimizer,
         };
+        let mut segments = vec![None; layout.parameters().len()];
+        for (k, segment) in plan.segments().iter().enumerate() {
+            segments[segment.param as usize].get_or_insert(k);
+        }
         Ok(BucketStep {
             left: vec![Left::default(); plan.segments().len()],
+            segments,
             optimizers: optimizers.into_iter().map(with_states).collect(),
             layout,
             plan,
@@ -159,7 +166,7 @@ impl<E> BucketStep<E> {
     /// The record of a parameter.
     fn record(&self, id: ParamId) -> Result<usize> {
         let param = self.layout.index(id)?;
-        match self.plan.segments().iter().position(|segment| segment.param as usize == param) {
+        match self.segments[param] {
             Some(segment) => Ok(self.assignment.record(0, segment)),
             None => {
                 let name = &self.layout.parameters()[param].name;

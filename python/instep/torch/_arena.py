@@ -1,29 +1,74 @@
-"""Parameters of one type on one device, their optimizer states, and the native steps over them.
+"""Parameters of one kind, their optimizer states, and the native steps over them.
 
 States lie in the order in which parameters were registered, each at a multiple of 256 elements. So DDP may cut its
-buckets anew and no state moves: a bucket's step names the same places. Step counts live in the native steps; when a
-bucket of other parameters takes some over, they go along.
+buckets anew and no state moves: a bucket's step names the same places. Tensors over this memory are what a user sees as
+``optimizer.state``. Step counts live in the native steps, which write them, as numbers of float32, into a vector that is
+shown too; when a bucket of other parameters takes some over, they go along.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
-from ._groups import Hyper, hyper_of
-from ._memory import zeros_apart
-from ._sharded import Holders, is_distributed, shard_of, spread_as
+from ._groups import Hyper
+from ._memory import alone, zeros_apart
+from ._sharded import Holders, cut_as, is_distributed, shard_of, spread_as
 from ._threads import openmp
 
 QUANTUM = 256
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
+
+FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
+"""States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
+
+Progress = tuple[int, float]
+"""The updates that a parameter has had, and the number that its optimizer carries."""
+
+
+class Kind(NamedTuple):
+    """What the parameters of an arena have in common."""
+
+    dtype: torch.dtype
+    device: torch.device
+    holders: Holders
+    names: tuple[str, ...]
+    """The states that are kept."""
+    word: str
+    """Their element type."""
+
+
+def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
+    """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
+    shard = shard_of(param)
+    dtype, device = shard.dtype, shard.device
+    if dtype not in WORDS:
+        raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
+    if device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"parameter on {device}: no kernel runs there; use cpu or cuda")
+    if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
+        raise NotImplementedError(
+            f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
+        )
+    if shard.is_neg():
+        raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
+    if _has_overlap(shard):
+        raise NotImplementedError("parameter: its elements share memory; give its clone()")
+    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
+
+
+def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
+    """The states of such a parameter, and their element type."""
+    field = OPTIMIZERS[key].needs_float32_states
+    word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
+    return tuple(_native.state_names(key, hyper)), word
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -38,70 +83,73 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def _has_overlap(tensor: Tensor) -> bool:
+    """Whether elements may lie in the same place, as an expanded tensor's do."""
+    reach = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
+        if size > 1 and stride < reach:
+            return tensor.numel() > 0
+        reach += (size - 1) * stride
+    return False
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of its states: its own, or those of a copy if its elements have gaps between them."""
+    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+
+
+def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
+    """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
+    if key not in FIRST:
+        return False
+    name, source = FIRST[key]
+    value = values.get(name)
+    if value is None or not value.is_floating_point():
+        return False
+    return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())
+
+
 class Arena:
     """See the module."""
 
     def __init__(
         self,
         key: str,
-        params: Sequence[Tensor],
-        groups: Sequence[dict[str, Any]],
+        kind: Kind,
+        members: Sequence[tuple[Tensor, dict[str, Any], Hyper]],
         formats: Formats,
         after: str,
         threads: int,
-        holders: Holders = (),
     ) -> None:
-        self.key, self.params = key, list(params)
-        self.formats, self.after, self.threads, self.holders = formats, after, threads, holders
-        shards = [shard_of(param) for param in params]
-        self.dtype, self.device = shards[0].dtype, shards[0].device
-        if self.dtype not in WORDS:
-            raise NotImplementedError(f"parameter of {self.dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
-        if self.device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(f"parameter on {self.device}: no kernel runs there; use cpu or cuda")
-        self.offsets: list[int] = []
-        self.len = 0
-        for shard in shards:
-            if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
-                raise NotImplementedError(
-                    f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
-                )
-            if shard.is_neg():
-                raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
-            self.offsets.append(self.len)
-            self.len += -(-shard.numel() // QUANTUM) * QUANTUM
-        self.strides = [shard.stride() for shard in shards]
-        self.is_cut = any(is_distributed(param) for param in params)
-        self.shapes = [shard.shape for shard in shards]
-        self._read_groups(list(groups))
-        self.names = max(self.kept.values(), key=len)
+        self.key, self.kind, self.formats, self.after, self.threads = key, kind, formats, after, threads
+        self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
+        self.params = [param for param, _, _ in members]
+        self.groups = [group for _, group, _ in members]
+        self.hypers = {id(group): hyper for _, group, hyper in members}
+        shards = [shard_of(param) for param in self.params]
+        sizes = [-(-shard.numel() // QUANTUM) * QUANTUM for shard in shards]
+        *self.offsets, length = itertools.accumulate(sizes, initial=0)
+        # Empty parameters alone have addresses, too.
+        self.len = max(length, QUANTUM)
+        self.is_cut = any(is_distributed(param) for param in self.params)
+        self.has_gaps = not all(map(is_dense, shards))
+        self.shapes, self.strides = [shard.shape for shard in shards], [_dense_strides(shard) for shard in shards]
+        self.master_word = formats.master_of(self.dtype)
         self._allocate()
-        self.shown: dict[int, dict[str, Tensor]] = {}
-        self.present: dict[int, tuple[Tensor, ...]] = {}
-        # Counts and carried numbers as they were last written into what is shown.
-        self.written: dict[int, dict[str, Tensor]] = {}
-        self.seen = [(0, 0)] * len(self.params)
-        self.live: dict[tuple[int, ...], _native.Step] = {}
-        # By the same, the parameters, and their shapes, strides, types and devices when they were last checked.
+        self.local = [self._views(index) for index in range(len(members))]
+        self.shown = [
+            {name: view if name in self.numbers else spread_as(view, param) for name, view in views.items()}
+            for views, param in zip(self.local, self.params)
+        ]
+        self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
+        self.goes_on = [False] * len(members)
+        self.seen = [(0, 0)] * len(members)
+        self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
+        # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
         self.known: dict[tuple[int, ...], tuple[list[Tensor], list[tuple[Any, ...]]]] = {}
         # By group, the live steps that know it and its number there.
-        self.stepped_by: dict[int, dict[tuple[int, ...], tuple[_native.Step, int]]] = {}
-        self.progress: list[tuple[int, float]] = [FRESH] * len(self.params)
-
-    def _read_groups(self, groups: list[dict[str, Any]]) -> None:
-        distinct = {id(group): group for group in groups}
-        hypers = {of: hyper_of(self.key, group) for of, group in distinct.items()}
-        self.kept = {of: _native.state_names(self.key, hyper) for of, hyper in hypers.items()}
-        self.hypers, self.groups = hypers, groups
-
-    def regroup(self, changed: dict[int, dict[str, Any]]) -> None:
-        """Takes other dicts for the groups of these parameters, as loading a state dict makes them."""
-        if all(self.groups[index] is group for index, group in changed.items()):
-            return
-        groups = [changed.get(index, group) for index, group in enumerate(self.groups)]
-        self.retire_all()
-        self._read_groups(groups)
-        self._keep_names()
+        self.stepped_by: dict[int, dict[tuple[tuple[int, ...], torch.dtype], tuple[_native.Step, int]]] = {}
+        self.progress: list[Progress] = [FRESH] * len(members)
 
     def _allocate(self) -> None:
         made = itertools.count()
@@ -109,72 +157,95 @@ class Arena:
         def zeros(dtype: torch.dtype, length: int = self.len) -> Tensor:
             return zeros_apart(length, dtype, self.device, next(made))
 
-        field = OPTIMIZERS[self.key].needs_float32_states
-        needs_float32 = field is not None and any(hyper[field] for hyper in self.hypers.values())
-        self.state_word = self.formats.states_of(torch.float32 if needs_float32 else self.dtype)
-        self.master_word = self.formats.master_of(self.dtype)
-        self.states = {name: zeros(STATE_TYPES[self.state_word]) for name in self.names}
-        blocks = self.len // QUANTUM if self.state_word == "8bit" else 0
-        self.scales = {name: zeros(torch.float32, blocks) for name in self.names} if blocks else {}
+        names, count = self.kind.names, len(self.params)
+        self.states = {name: zeros(STATE_TYPES[self.kind.word]) for name in names}
+        is_coded = self.kind.word == "8bit"
+        self.scales = {name: zeros(torch.float32, self.len // QUANTUM) for name in names} if is_coded else {}
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
-        if self.master is not None and self.master_word == "float32":
-            for index, param in enumerate(self.params):
-                self._strided(self.master, index).copy_(shard_of(param).detach())
+        carried = OPTIMIZERS[self.key].carried
+        self.numbers: dict[str, Tensor] = {}
+        # SGD has no count in torch. It matters where rounding depends on it.
+        if self.key != "sgd" or self.formats.seed_of(self.dtype, self.kind.word) is not None:
+            self.numbers["step"] = torch.zeros(count, dtype=torch.float32, device=self.device)
+        if carried is not None:
+            self.numbers[carried] = torch.ones(count, dtype=torch.float64, device=self.device)
+        addresses = [self.numbers[name].data_ptr() if name in self.numbers else 0 for name in ("step", carried)]
+        self.count_address, self.carried_address = addresses
+        # What a user writes here tells a first step from others.
+        self.watched = {*self.numbers, *FIRST.get(self.key, ())[:1]}
 
-    def _strided(self, run: Tensor, index: int) -> Tensor:
-        """A parameter's part of a run, with the shape and strides of what this rank holds of it."""
-        start = run.storage_offset() + self.offsets[index]
-        return torch.as_strided(run, self.shapes[index], self.strides[index], start)
-
-    def views(self, index: int) -> dict[str, Tensor]:
+    def _views(self, index: int) -> dict[str, Tensor]:
         """Everything that is kept for a parameter, by the names of a state dict."""
-        views = {name: self._strided(run, index) for name, run in self.states.items()}
-        first, count = self.offsets[index] // QUANTUM, -(-self.shapes[index].numel() // QUANTUM)
-        views |= {f"{name}_scales": run[first : first + count] for name, run in self.scales.items()}
-        if self.master is not None:
-            views["master"] = self._strided(self.master, index)
-        return views
+        shape, strides, offset = self.shapes[index], self.strides[index], self.offsets[index]
 
-    def hypers_of(self, index: int) -> Hyper:
+        def part(run: Tensor) -> Tensor:
+            return alone(torch.as_strided(run, shape, strides, run.storage_offset() + offset))
+
+        first, count = offset // QUANTUM, -(-shape.numel() // QUANTUM)
+        views = {name: alone(vector[index]) for name, vector in self.numbers.items()}
+        views |= {name: part(run) for name, run in self.states.items()}
+        views |= {f"{name}_scales": alone(run[first : first + count]) for name, run in self.scales.items()}
+        return views if self.master is None else views | {"master": part(self.master)}
+
+    def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
+        """The entries of a dict that are what is shown here, at the same address, and not written if that must be noticed."""
+        local, shown, marks = self.local[index], self.shown[index], self.marks[index]
+        return {name for name in shown if held.get(name) is shown[name] and self._mark(name, local[name]) == marks[name]}
+
+    def _mark(self, name: str, view: Tensor) -> tuple[int, Optional[int]]:
+        return view.data_ptr(), view._version if name in self.watched else None
+
+    def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
+        """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
+        param, first, hyper = self.params[index], FIRST.get(self.key), self.hyper_of(index)
+        self.progress[index] = progress
+        self.goes_on[index] = progress[0] == 0 and goes_on_from(self.key, hyper, values)
+        for name, view in self.local[index].items():
+            # A user may have given it other memory.
+            if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
+                fresh = self._views(index)[name]
+                view.data = fresh
+            if name in self.numbers:
+                view.fill_(progress[0 if name == "step" else 1])
+            elif isinstance(values.get(name), Tensor):
+                view.copy_(values[name] if name.endswith("_scales") else cut_as(values[name], param))
+            elif name == "master" and view.is_floating_point():
+                view.copy_(shard_of(param).detach())
+            elif first is not None and name == first[0] and progress[0] == 0:
+                view.fill_(hyper[first[1]])
+            else:
+                view.zero_()
+        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
+        self.note([index])
+
+    def hyper_of(self, index: int) -> Hyper:
         """A parameter's hyperparameters, as the native steps have them."""
         return self.hypers[id(self.groups[index])]
 
-    @property
-    def view_names(self) -> list[str]:
-        """The names of `views`, in order."""
-        scales = [f"{name}_scales" for name in self.scales]
-        return [*self.states, *scales, *([] if self.master is None else ["master"])]
+    def keeps(self, hyper: Hyper) -> bool:
+        """Whether these are the states of a group with such hyperparameters."""
+        return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
-    def show(self, index: int) -> dict[str, Tensor]:
-        """The same, cut as the parameter is, in a dict that always shows the present tensors."""
-        return self.shown[index] if index in self.shown else self.show_anew(index)
+    def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
+        """Takes these groups and hyperparameters of parameters, as loading a state dict or a schedule makes them."""
+        if any(self.goes_on) or any(self.groups[index] is not group for index, (group, _) in changed.items()):
+            self.retire_all()
+            for index, (group, _) in changed.items():
+                self.groups[index] = group
+            hypers = {**self.hypers, **{id(group): hyper for group, hyper in changed.values()}}
+            self.hypers = {id(group): hypers[id(group)] for group in self.groups}
+            return
+        for group, hyper in {id(group): (group, hyper) for group, hyper in changed.values()}.values():
+            if hyper is not self.hypers[id(group)]:
+                self.hypers[id(group)] = hyper
+                for step, number in self.stepped_by.get(id(group), {}).values():
+                    step.set_hyper(number, self.key, hyper)
 
-    def show_anew(self, index: int) -> dict[str, Tensor]:
-        """The same in a new dict."""
-        self.shown[index] = self._spread(index)
-        self.present[index] = tuple(self.shown[index].values())
-        return self.shown[index]
-
-    def _spread(self, index: int) -> dict[str, Tensor]:
-        return {name: spread_as(view, self.params[index]) for name, view in self.views(index).items()}
-
-    def is_shown(self, index: int, held: dict[str, Any]) -> bool:
-        """Whether a dict still is the one that shows the states, with the tensors that it had."""
-        is_same = held is self.shown.get(index) and len(held) >= len(self.present[index])
-        return is_same and all(held.get(n) is t for n, t in zip(self.view_names, self.present[index]))
-
-    def is_number_own(self, index: int, held: dict[str, Any], name: Optional[str]) -> bool:
-        """Whether a dict is the one that shows the states, with no other number of this name than what was written there."""
-        is_own = name not in held or held[name] is self.written.get(index, {}).get(name)
-        return held is self.shown.get(index) and is_own
-
-    def _refresh(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if index in self.shown:
-                views = self._spread(index)
-                self.shown[index].clear()
-                self.shown[index].update(views)
-                self.present[index] = tuple(views.values())
+    def use_threads(self, threads: int) -> None:
+        """Steps on so many threads from now on."""
+        if threads != self.threads:
+            self.retire_all()
+            self.threads = threads
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[int]]:
         """Returns what this rank holds of parameters, and the addresses. A change is followed or refused."""
@@ -189,7 +260,7 @@ class Arena:
             self.known[indices] = params, seen
         if self.master is not None:
             for index in indices:
-                self.follow_master(index)
+                self._follow_master(index)
         return shards, [shard.data_ptr() for shard in shards]
 
     def _follow_one(self, index: int) -> None:
@@ -204,103 +275,67 @@ class Arena:
                 f"parameter of {self.dtype} on {self.device}: it is {param.dtype} on {param.device} now; "
                 "move the model before the first step, or make a new optimizer and load the old one's state"
             )
-        strides = param.stride()
-        if strides == self.strides[index]:
+        self.has_gaps = self.has_gaps or not is_dense(param)
+        strides = _dense_strides(param)
+        if strides == self.strides[index] or param.numel() == 0:
             return
-        if not is_dense(param):
-            raise NotImplementedError("parameter: its elements do not fill one run of memory; make it contiguous")
-        old = {name: view.clone() for name, view in self.views(index).items() if not name.endswith("_scales")}
         if self.scales:
             raise NotImplementedError("parameter: its strides have changed, and 8-bit states cannot follow")
         self.strides[index] = strides
-        for name, view in self.views(index).items():
-            view.copy_(old[name])
-        self._refresh([index])
+        for name, view in self.local[index].items():
+            if name not in self.numbers:
+                old = view.clone()
+                view.as_strided_(view.shape, strides).copy_(old)
+        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
 
-    def step_over(self, indices: tuple[int, ...]) -> _native.Step:
+    def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
         """The native step over these parameters, with the counts that they have had elsewhere."""
-        step = self.live.get(indices)
+        key = indices, grad_dtype
+        step = self.live.get(key)
         if step is None:
             wanted = set(indices)
-            for other in [key for key in self.live if not wanted.isdisjoint(key)]:
+            for other in [other for other in self.live if not wanted.isdisjoint(other[0])]:
                 self._retire(other)
-            step = self.live[indices] = self._native(indices)
+            step = self.live[key] = self._native(*key)
             step.set_progress([self.progress[index] for index in indices])
         return step
 
-    def _retire(self, indices: tuple[int, ...]) -> None:
-        for index, progress in zip(indices, self.live.pop(indices).progress()):
+    def _retire(self, key: tuple[tuple[int, ...], torch.dtype]) -> None:
+        indices, _ = key
+        for index, progress in zip(indices, self.live.pop(key).progress()):
             self.progress[index] = progress
         for of in {id(self.groups[index]) for index in indices}:
-            del self.stepped_by[of][indices]
+            del self.stepped_by[of][key]
         self.known.pop(indices, None)
 
     def retire_all(self) -> None:
         """Brings every count home."""
-        for indices in list(self.live):
-            self._retire(indices)
+        for key in list(self.live):
+            self._retire(key)
 
-    def _native(self, indices: tuple[int, ...]) -> _native.Step:
-        # Parameters that share a dict of options share a native group.
+    def _native(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
         numbers: dict[int, int] = {}
         for index in indices:
             numbers.setdefault(id(self.groups[index]), len(numbers))
-        params = [(self.shapes[i].numel(), numbers[id(self.groups[i])], self.offsets[i]) for i in indices]
-        word = WORDS[self.dtype]
+        params = [(self.shapes[i].numel(), numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
         step = _native.Step(
             [(self.key, self.hypers[of]) for of in numbers],
             params,
             self.len,
-            (word, word, self.master_word, self.state_word),
-            self.formats.seed_of(self.dtype, self.state_word),
+            (WORDS[self.dtype], WORDS[grad_dtype], self.master_word, self.kind.word),
+            self.formats.seed_of(self.dtype, self.kind.word),
             self.after,
             self.threads,
             openmp(),
             self.device.index if self.device.type == "cuda" else None,
         )
         for of, number in numbers.items():
-            self.stepped_by.setdefault(of, {})[indices] = (step, number)
+            self.stepped_by.setdefault(of, {})[indices, grad_dtype] = (step, number)
         return step
 
-    def use_threads(self, threads: int) -> None:
-        """Steps on so many threads from now on."""
-        if threads != self.threads:
-            self.retire_all()
-            self.threads = threads
-
-    def update_hyper(self, group: dict[str, Any]) -> None:
-        """Hands a param group's hyperparameters to the native steps, if they have changed."""
-        of = id(group)
-        if of not in self.hypers:
-            return  # It has no parameter here.
-        hyper = hyper_of(self.key, group)
-        if hyper == self.hypers[of]:
-            return
-        kept = _native.state_names(self.key, hyper)
-        if kept != self.kept[of]:
-            self._keep(of, kept)
-        self.hypers[of] = hyper
-        for step, number in self.stepped_by.get(of, {}).values():
-            step.set_hyper(number, self.key, hyper)
-
-    def _keep(self, of: int, kept: list[str]) -> None:
-        """Goes on with other states of a group: the old ones that remain, and zeros. Its native steps are made anew."""
-        self.retire_all()
-        self.kept[of] = kept
-        self._keep_names()
-
-    def _keep_names(self) -> None:
-        names = max(self.kept.values(), key=len)
-        if names == self.names:
-            return
-        states, scales, master = self.states, self.scales, self.master
-        self.names = names
-        self._allocate()
-        for ours, theirs in ((self.states, states), (self.scales, scales)):
-            for name in ours.keys() & theirs.keys():
-                ours[name].copy_(theirs[name])
-        self.master = master
-        self._refresh(range(len(self.params)))
+    def _ahead(self, index: int) -> int:
+        """How far the native count is ahead: a first step would not read states that came with a count of 0."""
+        return int(self.goes_on[index] and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
         """Notes the parameters' values as those of the masters, after a step or a load."""
@@ -309,14 +344,11 @@ class Arena:
                 param = shard_of(self.params[index])
                 self.seen[index] = (param.data_ptr(), param._version)
 
-    def follow_master(self, index: int) -> None:
+    def _follow_master(self, index: int) -> None:
         """Takes a parameter's value into its master, where somebody else than a step has written it."""
-        if self.master is None:
-            return
-        param = shard_of(self.params[index])
+        param, master = shard_of(self.params[index]), self.local[index]["master"]
         if self.seen[index] == (param.data_ptr(), param._version):
             return
-        master = self._strided(self.master, index)
         if self.master_word == "float32":
             # Where the master still rounds to the parameter, it has bits that the parameter lacks.
             master.copy_(torch.where(master.to(param.dtype) == param, master, param.detach().float()))
@@ -324,10 +356,16 @@ class Arena:
             master.zero_()
         self.note([index])
 
-    def counts(self) -> list[tuple[int, float]]:
-        """Updates and carried numbers of all parameters."""
+    def counts(self) -> list[Progress]:
+        """The progress of all parameters."""
         counts = list(self.progress)
-        for indices, step in self.live.items():
+        for (indices, _), step in self.live.items():
             for index, progress in zip(indices, step.progress()):
                 counts[index] = progress
         return counts
+
+    def write_numbers(self) -> None:
+        """Writes into the vectors what a GPU has counted, which it waits for. A step on the CPU has done so."""
+        if self.device.type == "cuda":
+            for vector, values in zip(self.numbers.values(), zip(*self.counts()) if "step" in self.numbers else ()):
+                vector.copy_(torch.tensor(values, dtype=vector.dtype))

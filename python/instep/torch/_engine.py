@@ -7,7 +7,7 @@ parameters may come from different threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._arena import Arena, is_dense
-from ._formats import Formats
+from ._arena import Arena, Kind, is_dense
+from ._formats import WORDS, Formats
+from ._groups import Hyper
 from ._sharded import Holders, cut_as, is_distributed, shard_of
 
 NO_FACTORS = (1, 1.0, 0, 0)
@@ -32,11 +33,12 @@ Gradient = Union[Tensor, int, None]
 
 @dataclass
 class Batch:
-    """Parameters of one arena whose gradients are complete."""
+    """Parameters of one arena whose gradients are complete, and of one type."""
 
     arena: Arena
     indices: tuple[int, ...]
     grads: Sequence[Gradient]
+    grad_dtype: torch.dtype
 
     @property
     def has_any(self) -> bool:
@@ -54,8 +56,19 @@ class Route:
     """The places of those without an arena."""
 
     def batches(self, grads: Sequence[Gradient]) -> list[Batch]:
-        """Sorts the gradients of these parameters by arena."""
-        return [Batch(arena, indices, [grads[k] for k in places]) for arena, indices, places in self.parts]
+        """Sorts the gradients of these parameters by arena and type."""
+        batches = []
+        for arena, indices, places in self.parts:
+            own = [grads[k] for k in places]
+            dtypes = dict.fromkeys(grad.dtype for grad in own if isinstance(grad, Tensor)) or {arena.dtype: None}
+            if len(dtypes) == 1:
+                batches.append(Batch(arena, indices, own, _taken_as(*dtypes)))
+                continue
+            for dtype in dtypes:
+                members = [k for k, grad in enumerate(own) if isinstance(grad, Tensor) and grad.dtype == dtype]
+                some = tuple(indices[k] for k in members), [own[k] for k in members]
+                batches.append(Batch(arena, *some, _taken_as(dtype)))
+        return batches
 
 
 @dataclass
@@ -65,6 +78,8 @@ class Prepared:
     step: _native.Step
     bound: _native.Bound
     keeps: list[Tensor]
+    copies: list[tuple[Tensor, Tensor]]
+    """Parameters with gaps between their elements, and copies without, which are stepped."""
 
 
 class Engine:
@@ -80,28 +95,27 @@ class Engine:
         self.known: set[int] = set()
         self.lock = threading.RLock()
 
-    def add(self, params: Sequence[Tensor], groups: Sequence[dict[str, Any]], holders: Sequence[Holders]) -> None:
-        """Makes arenas for parameters that have none yet, one for each type and device and the ranks that hold the rest."""
-        kinds: dict[tuple[torch.dtype, torch.device, Holders], list[int]] = {}
-        for k, param in enumerate(params):
-            shard = shard_of(param)
-            if not is_dense(shard):
-                raise NotImplementedError("parameter: its elements do not fill one run of memory; make it contiguous")
-            kinds.setdefault((shard.dtype, shard.device, holders[k]), []).append(k)
-        for (_, _, held_by), members in kinds.items():
-            arena = Arena(
-                self.key,
-                [params[k] for k in members],
-                [groups[k] for k in members],
-                self.formats,
-                self.after,
-                self.threads_now(),
-                held_by,
-            )
-            self.arenas.append(arena)
-            self.places.update((param, (arena, k)) for k, param in enumerate(arena.params))
-        self.known.update(map(id, params))
+    def build(self, members: Iterable[tuple[Tensor, dict[str, Any], Hyper, Kind]]) -> list[Arena]:
+        """Makes an arena for each kind of parameters. It counts once it is registered."""
+        kinds: dict[Kind, list[tuple[Tensor, dict[str, Any], Hyper]]] = {}
+        for param, group, hyper, kind in members:
+            kinds.setdefault(kind, []).append((param, group, hyper))
+        threads = self.threads_now()
+        return [Arena(self.key, kind, some, self.formats, self.after, threads) for kind, some in kinds.items()]
+
+    def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
+        """Gives parameters these places instead of their old ones, and forgets those that are gone."""
+        for param in gone:
+            del self.places[param]
+        self.places.update(places)
+        self.known = set(map(id, self.places))
+        self.arenas = list({id(arena): arena for arena, _ in self.places.values()}.values())
         self.routes.clear()
+
+    def group_of(self, param: Tensor) -> dict[str, Any]:
+        """The param group that a parameter with a place was last stepped with."""
+        arena, index = self.places[param]
+        return arena.groups[index]
 
     @property
     def holders(self) -> list[Holders]:
@@ -112,14 +126,11 @@ class Engine:
         """Threads of a step on the CPU: as the user says, or as many as torch's own loops have, as far as that goes."""
         return min(torch.get_num_threads(), _native.MAX_THREADS) if self.threads is None else self.threads
 
-    def follow_settings(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Hands on what the user has changed: threads, and hyperparameters of these groups. No step may be under way."""
-        with self.lock:
-            threads = self.threads_now()
-            for arena in self.arenas:
-                arena.use_threads(threads)
-                for group in groups:
-                    arena.update_hyper(group)
+    def follow_threads(self) -> None:
+        """Steps on as many threads as torch has now."""
+        threads = self.threads_now()
+        for arena in self.arenas:
+            arena.use_threads(threads)
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Those that have no arena yet, each once."""
@@ -152,12 +163,17 @@ class Engine:
         arena = batch.arena
         with self.lock:
             shards, addresses = arena.follow(batch.indices)
-            grads, keeps = list(batch.grads), []
+            grads, keeps, copies = list(batch.grads), [], []
             for k, grad in enumerate(grads):
                 if isinstance(grad, Tensor):
                     if arena.is_cut:
                         grad = _cut(grad, arena.params[batch.indices[k]])
-                    grad = _as_param(grad, shards[k])
+                    shard = shards[k]
+                    if arena.has_gaps and not is_dense(shard):
+                        copies.append((shard, torch.empty_like(shard, memory_format=torch.preserve_format).copy_(shard)))
+                        shard = copies[-1][1]
+                        addresses[k] = shard.data_ptr()
+                    grad = _as_param(grad, shard, batch.grad_dtype)
                     keeps.append(grad)
                     grads[k] = grad.data_ptr() or NOWHERE
             bound: _native.Bound = {
@@ -166,8 +182,12 @@ class Engine:
                 "states": [run.data_ptr() for run in arena.states.values()],
                 "scales": [run.data_ptr() for run in arena.scales.values()],
                 "master": 0 if arena.master is None else arena.master.data_ptr(),
+                "counts": 0,
+                "carried": 0,
             }
-            return Prepared(arena.step_over(batch.indices), bound, keeps)
+            if arena.device.type == "cpu":
+                bound["counts"], bound["carried"] = arena.count_address, arena.carried_address
+            return Prepared(arena.step_over(batch.indices, batch.grad_dtype), bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
         """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
@@ -180,7 +200,7 @@ class Engine:
 
     def _run(self, batch: Batch, prepared: Prepared, factors: _native.Factors) -> None:
         prepared.step.step(prepared.bound, factors, stream_on(batch.arena.device))
-        self._written(batch)
+        self._written(batch, prepared)
 
     def add_norm(self, batch: Batch, norm: _native.Norm) -> Prepared:
         """Adds the gradients of a batch to a norm, but for parameters to pass over."""
@@ -191,10 +211,12 @@ class Engine:
     def step_decided(self, batch: Batch, prepared: Prepared, norm: _native.Norm) -> None:
         """Steps a batch as a norm has decided."""
         prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
-        self._written(batch)
+        self._written(batch, prepared)
 
-    def _written(self, batch: Batch) -> None:
+    def _written(self, batch: Batch, prepared: Prepared) -> None:
         """Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values."""
+        for param, copy in prepared.copies:
+            param.detach().copy_(copy)
         stepped = [index for index, grad in zip(batch.indices, batch.grads) if grad is not None]
         torch.autograd.graph.increment_version([batch.arena.params[index] for index in stepped])
         batch.arena.note(stepped)
@@ -235,14 +257,21 @@ def _cut(grad: Tensor, param: Tensor) -> Tensor:
     return shard_of(grad) if grad.placements == param.placements else cut_as(grad, param)  # type: ignore[attr-defined]  # of DTensor
 
 
-def _as_param(grad: Tensor, param: Tensor) -> Tensor:
-    """A gradient with its parameter's type and order of elements in memory: itself where it has both."""
+def _taken_as(dtype: torch.dtype) -> torch.dtype:
+    """The type that a gradient is handed over in."""
+    if not dtype.is_floating_point:
+        raise NotImplementedError(f"gradient of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
+    return dtype if dtype in WORDS else torch.float32
+
+
+def _as_param(grad: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gradient with its parameter's order of elements in memory: itself where it has that."""
     if grad.layout != torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
     if grad.shape != param.shape or grad.device != param.device:
         raise ValueError(
             f"gradient of {tuple(grad.shape)} on {grad.device}: its parameter is {tuple(param.shape)} on {param.device}"
         )
-    if grad.dtype == param.dtype and grad.stride() == param.stride() and not grad.is_neg():
+    if grad.dtype == dtype and grad.stride() == param.stride() and not grad.is_neg():
         return grad
-    return torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad)
+    return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(grad)

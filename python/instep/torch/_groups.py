@@ -1,22 +1,38 @@
-"""Param groups: hyperparameters as plain numbers, and keys that look like a hyperparameter's and are none.
+"""Param groups: the hyperparameters in them, the keys that ``torch.optim`` has beside these, and what is refused.
 
-Any other key of a group is its owner's: schedulers and model libraries keep numbers of their own there.
+It depends on torch and the native half alone, and changes no group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from operator import is_, itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .. import OPTIMIZERS
+from .. import OPTIMIZERS, _native
 
 Hyper = dict[str, Any]
-SHORT = 5
-"""Names of so few letters are near to words of their own: of these, one edit is a slip, of longer ones two."""
+
+RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
+
 KNOWN = frozenset(name for optimizer in OPTIMIZERS.values() for name in optimizer.defaults)
 """Scripts give one group to several optimizers, so a hyperparameter of another one is no slip."""
+
+
+@cache
+def torchs_keys(key: str) -> dict[str, Any]:
+    """The keys, with their defaults, that the optimizer of this name in ``torch.optim`` has beside our hyperparameters."""
+    descriptor = OPTIMIZERS[key]
+    torchs = getattr(torch.optim, descriptor.name, None)
+    if torchs is None:
+        return {}
+    defaults = torchs([torch.nn.Parameter(torch.zeros(0, device="cpu"))]).defaults
+    return {name: value for name, value in defaults.items() if name not in descriptor.defaults}
 
 
 def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
@@ -24,6 +40,8 @@ def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
     hyper: Hyper = {}
     for name, default in OPTIMIZERS[key].defaults.items():
         value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
         if isinstance(default, tuple):
             if not isinstance(value, (tuple, list)) or len(value) != len(default):
                 raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
@@ -35,36 +53,73 @@ def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
     if isinstance(value, (str, bytes)):
         # Python reads numbers from text, and takes any text for true.
-        raise TypeError(f"{name} = {value!r}: text; give a number")
+        raise TypeError(f"{name} = {value!r}: a text; give a number")
     try:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} = {value!r}: not a number; give one") from None
 
 
-def refuse_misspelt(key: str, names: Iterable[Any]) -> None:
-    """Refuses keys that are a hyperparameter's but for a slip, since nothing would ever read them."""
-    for name in names:
-        if not isinstance(name, str) or name in KNOWN:
-            continue
-        for meant in OPTIMIZERS[key].defaults:
-            if _edits(name.lower(), meant) <= (1 if len(meant) <= SHORT else 2):
-                raise ValueError(f"param group: {name!r} is no hyperparameter of {OPTIMIZERS[key].name}; {meant!r} is")
+def refuse_group(key: str, group: dict[str, Any]) -> None:
+    """Refuses a group that would be stepped otherwise than its user means."""
+    known = OPTIMIZERS[key].defaults
+    refuse_other_rule(key, group)
+    others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
+    for name in sorted(others, key=str):
+        edits, meant = min((_edits(str(name).lower(), hyper), hyper) for hyper in known)
+        # Short names are near to words of their own: "meta" is two letters from "betas".
+        if edits <= (1 if len(meant) < 6 else 2):
+            raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant}?")
+    _native.state_names(key, hyper_of(key, group))
 
 
-def _edits(one: str, other: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours that make one word of the other."""
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one):
-        last, before, row = before, row, [i + 1]
-        for j, wanted in enumerate(other):
-            best = min(before[j] + (letter != wanted), before[j + 1] + 1, row[j] + 1)
-            if i and j and one[i - 1] == wanted and letter == other[j - 1]:
-                best = min(best, last[j - 1] + 1)
-            row.append(best)
+def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
+    """Refuses options of ``torch.optim`` that make another rule of an optimizer."""
+    if group.get("differentiable"):
+        raise NotImplementedError("differentiable=True: autograd does not see a fused step; use False")
+    flag = "decoupled_weight_decay"
+    is_own = flag in OPTIMIZERS[key].defaults
+    if not is_own and bool(group.get(flag, key == "adamw")) != (key == "adamw"):
+        raise ValueError(f"{flag} = {group[flag]}: {OPTIMIZERS[key].name} has no such option here; it is another rule")
+
+
+def _edits(name: str, meant: str) -> int:
+    """The mistakes that make one name of the other: letters lost, added or replaced, and neighbours swapped."""
+    before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))
+    for i, letter in enumerate(name, 1):
+        last, before, row = before, row, [i]
+        for j, other in enumerate(meant, 1):
+            edits = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, name[i - 2]) == (meant[j - 2], other):
+                edits = min(edits, last[j - 2] + 1)
+            row.append(edits)
     return row[-1]
+
+
+class Settings:
+    """The hyperparameters of param groups as they were last read. To see that none has changed takes no conversion."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)
+        self._read: dict[int, tuple[dict[str, Any], tuple[Any, ...], Hyper, bool]] = {}
+
+    def of(self, group: dict[str, Any]) -> Hyper:
+        """The hyperparameters of a group: the same dict for as long as they are the same."""
+        values = self._values(group)
+        known = self._read.get(id(group))
+        if known is not None and known[0] is not group:
+            known = None
+        if known is not None and not known[3] and all(map(is_, values, known[1])):
+            return known[2]
+        hyper = hyper_of(self.key, group)
+        if known is not None and known[2] == hyper:
+            hyper = known[2]
+        # The number in a tensor may change while the tensor stays the same.
+        self._read[id(group)] = group, values, hyper, any(isinstance(value, Tensor) for value in values)
+        return hyper
+
+    def forget_others(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Forgets the groups that are not among these."""
+        self._read = {id(group): self._read[id(group)] for group in groups if id(group) in self._read}

@@ -1,18 +1,20 @@
-"""What a state dict must be before anything of it is taken: of this optimizer, whole, and of these sizes and formats.
+"""What states must be before anything of them is taken: of this optimizer, whole, and of these sizes and formats.
 
-Nothing here changes an optimizer, so one that refuses a state dict stays as it was.
+It is asked of a state dict, and of what a user puts into ``state``. Nothing here changes an optimizer, so one that refuses
+stays as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
+from ._arena import Progress, goes_on_from
 from ._formats import MASTER_TYPES, Formats
-from ._groups import hyper_of
+from ._groups import Hyper, hyper_of, refuse_other_rule, torchs_keys
 
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
@@ -21,20 +23,33 @@ WITHOUT_COUNT = ("sgd", "lion")
 
 
 def with_defaults(key: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A saved param group with the flags that an older program did not know."""
+    """A saved param group with the flags that an older program, and the keys that another one, did not know."""
     flags = {name: value for name, value in OPTIMIZERS[key].defaults.items() if isinstance(value, bool)}
-    return {**flags, **group}
+    return {**torchs_keys(key), **flags, **group}
 
 
 def refuse_unfit(key: str, formats: Formats, groups: Iterable[dict[str, Any]], saved: Iterable[Saved]) -> None:
     """Refuses what would be stepped differently here."""
     for group in groups:
-        _refuse_group(key, group)
+        # torch.distributed.checkpoint saves nothing of a group without parameters.
+        if group["params"]:
+            _refuse_group(key, group)
     for param, group, values in saved:
-        kept = _native.state_names(key, hyper_of(key, with_defaults(key, group)))
-        _refuse_parts(key, kept, values)
-        _refuse_sizes(param, values)
-        _refuse_formats(formats, param, kept, values)
+        hyper = hyper_of(key, with_defaults(key, group))
+        progress_of(key, formats, param, _native.state_names(key, hyper), hyper, values)
+
+
+def progress_of(
+    key: str, formats: Formats, param: Tensor, kept: Sequence[str], hyper: Hyper, values: dict[str, Any]
+) -> Progress:
+    """The progress of a state that can be taken. Another one is refused."""
+    _refuse_parts(key, kept, values)
+    _refuse_sizes(param, kept, values)
+    _refuse_formats(formats, param, kept, values)
+    count = count_of(kept, values)
+    if count == 0 and hyper.get("lr_decay") and goes_on_from(key, hyper, values):
+        raise ValueError("state 'sum' with a 'step' of 0: it is the first step's that lr_decay counts from; set 'step' to 1")
+    return count, carried_of(key, count, values)
 
 
 def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
@@ -49,7 +64,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
     return int(number)
 
 
-def carried_of(key: str, values: dict[str, Any]) -> float:
+def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
     """The number that a saved state carries beside the count."""
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
@@ -57,6 +72,8 @@ def carried_of(key: str, values: dict[str, Any]) -> float:
     number = _number(values[name])
     if number is None or not 0 <= number <= 1:
         raise ValueError(f"state {name!r} = {values[name]!r}: not a number from 0 to 1; load a state as it was saved")
+    if (number == 1) != (count == 0):
+        raise ValueError(f"state {name!r} = {number:g} at step {count}: it is 1 before the first update alone; set both")
     return float(number)
 
 
@@ -69,20 +86,15 @@ def _number(value: Any) -> Optional[float]:
 
 def _refuse_group(key: str, group: dict[str, Any]) -> None:
     name, known = OPTIMIZERS[key].name, OPTIMIZERS[key].defaults
-    for flag in ("decoupled_weight_decay", "differentiable"):
-        is_own = key == "adamw" and flag == "decoupled_weight_decay"
-        if group.get(flag) and flag not in known and not is_own:
-            raise ValueError(f"{flag} = True: {name} has no such option here; it is another rule")
+    refuse_other_rule(key, group)
     whole = with_defaults(key, group)
     missing = [hyper for hyper in known if hyper not in whole]
     if missing:
-        raise ValueError(
-            f"param group: has no {', '.join(missing)}, which {name} needs; add it to the group, or load a state of {name}"
-        )
+        raise ValueError(f"param group: has no {', '.join(missing)}, which {name} needs; load a whole state of {name}")
     _native.state_names(key, hyper_of(key, whole))
 
 
-def _refuse_parts(key: str, kept: list[str], values: dict[str, Any]) -> None:
+def _refuse_parts(key: str, kept: Sequence[str], values: dict[str, Any]) -> None:
     for name in kept:
         if values.get(name) is not None and not isinstance(values[name], Tensor):
             word = type(values[name]).__name__
@@ -94,13 +106,11 @@ def _refuse_parts(key: str, kept: list[str], values: dict[str, Any]) -> None:
     missing = [name for name in [*kept, *numbers] if values.get(name) is None]
     if found and missing:
         raise ValueError(f"state of a parameter: has {', '.join(found)}, but no {', '.join(missing)}; load a whole state")
-    count_of(kept, values)
-    carried_of(key, values)
 
 
-def _refuse_sizes(param: Tensor, values: dict[str, Any]) -> None:
+def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) -> None:
     for name, value in values.items():
-        is_whole = name != "step" and not name.endswith("_scales") and isinstance(value, Tensor)
+        is_whole = name in {*kept, "master"} and isinstance(value, Tensor)
         if is_whole and value.dim() > 0 and value.shape != param.shape:
             raise ValueError(
                 f"state {name!r} of {tuple(value.shape)}: its parameter is {tuple(param.shape)}; "
@@ -108,7 +118,7 @@ def _refuse_sizes(param: Tensor, values: dict[str, Any]) -> None:
             )
 
 
-def _refuse_formats(formats: Formats, param: Tensor, kept: list[str], values: dict[str, Any]) -> None:
+def _refuse_formats(formats: Formats, param: Tensor, kept: Sequence[str], values: dict[str, Any]) -> None:
     is_coded = formats.states_of(param.dtype) == "8bit"
     for name in (name for name in kept if values.get(name) is not None):
         if values[name].is_floating_point() == is_coded or is_coded and f"{name}_scales" not in values:

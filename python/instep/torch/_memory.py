@@ -1,6 +1,6 @@
-"""Memory of optimizer states: where it starts within a page, and the size of its pages.
+"""Memory of optimizer states: where it starts within a page, the size of its pages, and the tensors over it.
 
-It depends on torch alone. Every tensor is zeros, and lives as long as a view of it.
+It depends on torch alone. Memory starts as zeros, and lives as long as a tensor over it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: i
     whole = _zero_bytes(length * size + 2 * PAGE).view(dtype)
     start = (64 + 512 + 1024 * number - whole.data_ptr()) % PAGE
     return whole[start // size : start // size + length]
+
+
+def alone(view: Tensor) -> Tensor:
+    """The memory of a view in a storage that has nothing else, so that saving it writes its own bytes alone."""
+    if view.numel() == 0:
+        return torch.empty_like(view, memory_format=torch.preserve_format)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
+    start = view.storage_offset() * view.itemsize
+    storage = view.untyped_storage()[start : start + reach * view.itemsize]
+    return torch.empty(0, dtype=view.dtype, device=view.device).set_(storage, 0, view.shape, view.stride())
 
 
 def _zero_bytes(count: int) -> Tensor:

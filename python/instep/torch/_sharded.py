@@ -41,18 +41,7 @@ def spread_as(shard: Tensor, param: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
-    local = with_storage_of_its_own(shard)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
-
-
-def with_storage_of_its_own(view: Tensor) -> Tensor:
-    """The same memory, in a storage that has nothing else. ``deepcopy`` of a ``DTensor`` fails if its shard starts later."""
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
-    if view.storage_offset() == 0 or view.numel() == 0:
-        return view
-    start = view.storage_offset() * view.itemsize
-    storage = view.untyped_storage()[start : start + reach * view.itemsize]
-    return torch.empty(0, dtype=view.dtype, device=view.device).set_(storage, 0, view.shape, view.stride())
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
 
 
 def cut_as(value: Tensor, param: Tensor) -> Tensor:

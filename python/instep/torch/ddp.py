@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, starts_in
 from ._futures import awaited, joined, wait_for
-from ._groups import hyper_of
 from ._later import Agreement
 from ._norm import GlobalNorm
 from ._running import claim, refuse_attached, refuse_claimed
@@ -93,7 +92,6 @@ class DDPOptimizer(FusedOptimizer):
     """The optimizer that `register_ddp` makes."""
 
     _runs_in_backward = True
-    _step_supports_amp_scaling = True
     _made_by = "register_ddp"
 
     def __init__(
@@ -212,7 +210,7 @@ class DDPOptimizer(FusedOptimizer):
         def sum_then_step(_, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.
             buffer = bucket.buffer()
             if bucket.index() == 0:
-                self._agreement.ask(self._settings)
+                self._agreement.ask(self._in_common)
                 try:
                     self._failure = None
                     self._begin()
@@ -266,9 +264,9 @@ class DDPOptimizer(FusedOptimizer):
         address = buffer.data_ptr()
         return [address + start for start in starts]
 
-    def _settings(self) -> object:
-        """What ranks must have in common."""
-        hypers = [(len(group["params"]), hyper_of(self._key, group)) for group in self.param_groups]
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
         return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
 
     def _note_at_the_end(self) -> None:
@@ -284,9 +282,8 @@ class DDPOptimizer(FusedOptimizer):
             self._agreement.read()
             self._stepped.read()
             # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
-            self._adopt(p for group in self.param_groups for p in group["params"])
             self._follow_states()
-            self._engine.follow_settings(self.param_groups)
+            self._adopt(p for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     def _arrive(

@@ -19,7 +19,6 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from ._engine import Batch, Prepared
-from ._groups import hyper_of
 from ._later import Agreement, Member
 from ._norm import GlobalNorm
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
@@ -91,7 +90,6 @@ class FSDPOptimizer(FusedOptimizer):
     """The optimizer that `register_fsdp` makes."""
 
     _runs_in_backward = True
-    _step_supports_amp_scaling = True
     _made_by = "register_fsdp"
 
     def __init__(
@@ -189,9 +187,9 @@ class FSDPOptimizer(FusedOptimizer):
         self._stepped.refuse_changes()
         return result
 
-    def _settings(self) -> object:
-        """What ranks must have in common."""
-        hypers = [(len(group["params"]), hyper_of(self._key, group)) for group in self.param_groups]
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
         return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
 
     def _open(self, _: Tensor) -> None:
@@ -239,7 +237,6 @@ class FSDPOptimizer(FusedOptimizer):
     def _follow(self) -> None:
         self._stepped.read()
         self._follow_states()
-        self._engine.follow_settings(self.param_groups)
 
     def _try(self, call: Callable[..., None], *given: Any) -> None:
         """Calls it, unless the pass has failed. What it raises, backward raises after the sums that other ranks wait for."""
@@ -286,7 +283,7 @@ class FSDPOptimizer(FusedOptimizer):
         """After backward, and after what FSDP does then: steps what waits, and lets the caller's stream wait for it."""
         with self._guard:
             self._pass = None
-            self._agreement.ask(self._settings)
+            self._agreement.ask(self._in_common)
             has_stepped = any(unit.arrived for unit in self._units)
             for unit in self._units:
                 if unit.arrived and not unit.is_complete:

@@ -7,7 +7,7 @@ module answers in PyTorch's place where an optimizer is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
@@ -22,10 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ._engine import Engine, in_param_order
 from ._formats import Formats
 from ._futures import awaited, joined, wait_for
-from ._groups import hyper_of
 from ._later import Agreement
 from ._running import ATTACHED, refuse_claimed
-from ._sharded import holders_of
 from ._usage import usage_of, watch
 from ._wrapped import Wrapped, before_forward
 from .optimizer import FusedOptimizer, key_of
@@ -49,18 +47,15 @@ class InBackwardOptimizer(FusedOptimizer):
         self._shared.members.append(self)
         return self._shared.engine
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of this parameter alone: a view would be saved with all that it is a view of."""
-        state_dict = super().state_dict()
-        states = state_dict["state"]
-        state_dict["state"] = {
-            number: {name: value.clone() for name, value in values.items()} for number, values in states.items()
-        }
-        return state_dict
+    def _family(self) -> Sequence[FusedOptimizer]:
+        return self._shared.members
+
+    def _gone(self) -> list[Tensor]:
+        return []
 
     def _adopt(self, params: Iterable[Tensor]) -> None:
         if self._engine.without_place(params):
-            self._shared.adopt()
+            super()._adopt(p for one in self._shared.members for p in one._listed())
 
 
 class Shared:
@@ -70,14 +65,6 @@ class Shared:
         self.key = key
         self.engine = Engine(key, formats, threads=threads)
         self.members: list[InBackwardOptimizer] = []
-
-    def adopt(self) -> None:
-        """Makes the states of all members at once."""
-        groups = [member.param_groups[0] for member in self.members]
-        params = [group["params"][0] for group in groups]
-        self.engine.add(params, groups, [holders_of(param) for param in params])
-        for member in self.members:
-            member._show_states()
 
 
 def apply_optimizer_in_backward(
@@ -197,18 +184,18 @@ class BucketHook:
         return joined(sums).then(awaited(step))
 
     def _ask(self) -> None:
-        self.agreement.ask(self._settings)
+        self.agreement.ask(self._in_common)
         self.failure = None
         try:
             self.agreement.read()
         except RuntimeError as error:
             self.failure = error  # After the sum, which other ranks wait for.
 
-    def _settings(self) -> object:
-        """What ranks must have in common."""
+    def _in_common(self) -> object:
+        """What every rank must step with."""
         attached = [one for param in self.params for one in getattr(param, ATTACHED, [])]
         ours = [one for one in attached if isinstance(one, InBackwardOptimizer)]
-        return [(one._key, one._formats, hyper_of(one._key, one.param_groups[0])) for one in ours]
+        return [(one._key, one._formats, one._settings.of(one.param_groups[0])) for one in ours]
 
     @torch.no_grad()
     def _step(self, params: list[Tensor], grads: list[Tensor], flags: Optional[Tensor], divisor: int) -> None:
@@ -237,10 +224,9 @@ class BucketHook:
         for of_call in by_call.values():
             engine = of_call[0][0]._engine
             with engine.lock:
-                of_call[0][0]._adopt([param for _, param, _ in of_call])
                 for optimizer, _, _ in of_call:
                     optimizer._follow_states()
-                engine.follow_settings([optimizer.param_groups[0] for optimizer, _, _ in of_call])
+                of_call[0][0]._adopt([param for _, param, _ in of_call])
                 for batch in engine.route([p for _, p, _ in of_call]).batches([g for _, _, g in of_call]):
                     engine.step(batch, (divisor, 1.0, 0, 0))
 

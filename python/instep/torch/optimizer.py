@@ -1,30 +1,30 @@
 """An ordinary ``torch.optim.Optimizer`` whose step is one fused launch for all parameters of a type.
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so its state dicts load here and ours load there.
-They are made at the first step. The native steps count updates; ``state[p]["step"]`` is written when it is asked for.
+``state`` is the only place of states: its tensors lie over the memory that steps write. What a user puts there in their
+place is noticed by identity and address before the next step, and copied into that memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
-from operator import is_
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Arena
+from ._arena import Arena, kind_of
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import hyper_of, refuse_misspelt
-from ._loading import Saved, carried_of, count_of, refuse_unfit, with_defaults
+from ._groups import RUNNING, Hyper, Settings, refuse_group, torchs_keys
+from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, cut_as, holders_of, refuse_unsteppable, shard_of
-
-EXACT_IN_FLOAT32 = 1 << 24
+from ._sharded import Holders, holders_of, refuse_unsteppable
+from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced, show
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -44,7 +44,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     """
 
-    _step_supports_amp_scaling = True
     _runs_in_backward = False
 
     def __init__(
@@ -61,14 +60,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._key = key_of(optimizer)
         known = OPTIMIZERS[self._key].defaults
-        ignored = hyperparameters.keys() & IGNORED
-        unknown = hyperparameters.keys() - known.keys() - ignored
+        unknown = hyperparameters.keys() - known.keys() - torchs_keys(self._key).keys() - RUNNING
         if unknown:
             raise TypeError(
                 f"{', '.join(sorted(unknown))}: {OPTIMIZERS[self._key].name} has no such hyperparameter; "
                 f"use {', '.join(known)}"
             )
-        hyper = {name: value for name, value in hyperparameters.items() if name in known}
         self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
         seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
         self._formats = Formats(states, master, seed)
@@ -76,25 +73,34 @@ class FusedOptimizer(torch.optim.Optimizer):
             "threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}"
         )
         self._reset()
-        super().__init__(params, {**known, **hyper})
+        super().__init__(params, {**known, **torchs_keys(self._key), **hyperparameters})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
-        refuse_misspelt(self._key, param_group)
         super().add_param_group(param_group)
         try:
-            _native.state_names(self._key, hyper_of(self._key, self.param_groups[-1]))
+            refuse_group(self._key, self.param_groups[-1])
             for param in self.param_groups[-1]["params"]:
                 refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
         except Exception:
             self.param_groups.pop()
             raise
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward has stepped."""
+        return self._runs_in_backward or bool(self.defaults.get("fused"))
+
+    def last_norm(self) -> Optional[float]:
+        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. On a GPU it waits."""
+        return next((norm.last() for norm in self._norms.values()), None)
+
     def _reset(self) -> None:
         self._engine = self._new_engine()
         self._norms: dict[torch.device, GlobalNorm] = {}
-        self._followed = Snapshot({})
-        self._grouped: list[tuple[dict[str, Any], list[Tensor]]] = []
+        self._settings = Settings(self._key)
+        self._grouped: Optional[GroupSnapshot] = None
+        self._followed: Optional[StateSnapshot] = None
 
     def _new_engine(self) -> Engine:
         return Engine(self._key, self._formats, self._after(), self._threads)
@@ -119,9 +125,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         grads = [param.grad for param in params]
         if all(grad is None for grad in grads):
             return
-        self._adopt(param for param, grad in zip(params, grads) if grad is not None)
         self._follow_states()
-        self._engine.follow_settings(self.param_groups)
+        self._adopt([param for param, grad in zip(params, grads) if grad is not None])
         batches = self._engine.route(params).batches(grads)
         factors = (1, 1.0, address(getattr(self, "grad_scale", None)), address(getattr(self, "found_inf", None)))
         if self._max_norm is None:
@@ -153,72 +158,138 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._norms[device] = GlobalNorm(device)
         return self._norms[device]
 
-    def last_norm(self) -> Optional[float]:
-        """The norm of the last step's gradients, if a clip or a scaler asked for it. On a GPU it waits."""
-        return next((norm.last() for norm in self._norms.values()), None)
-
     def _holders_of(self, param: Tensor) -> Holders:
         """The ranks that hold the rest of a parameter."""
         return holders_of(param)
+
+    def _family(self) -> Sequence[FusedOptimizer]:
+        """The optimizers whose parameters share this one's engine."""
+        return (self,)
 
     def _adopt(self, params: Iterable[Tensor]) -> None:
         """Makes states for parameters that have none yet."""
         new = self._engine.without_place(params)
         if new:
-            groups = {param: group for group in self.param_groups for param in group["params"]}
-            self._engine.add(new, [groups[param] for param in new], [self._holders_of(param) for param in new])
-            self._show_states()
+            self._place(new)
 
-    def _placed(self) -> Iterator[tuple[Tensor, Arena, int]]:
-        """This optimizer's parameters that have states."""
-        for param in chain.from_iterable(group["params"] for group in self.param_groups):
-            if param in self._engine.places:
-                yield (param, *self._engine.places[param])
+    def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
+        """Lays out parameters, with what ``state`` holds for them. Those that are gone lose their place."""
+        engine, reader = self._engine, Reader(self._engine)
+        owners = {p: (one, group) for one in self._family() for group in one.param_groups for p in group["params"]}
+        members, entries = [], []
+        for param in params:
+            # One that has left its group goes on as it was.
+            owner, group = owners.get(param) or (self, engine.group_of(param))
+            hyper = owner._settings.of(group)
+            kind = kind_of(self._key, self._formats, param, owner._holders_of(param), hyper)
+            members.append((param, group, hyper, kind))
+            entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
+        arenas = engine.build(members)
+        places = {param: (arena, index) for arena in arenas for index, param in enumerate(arena.params)}
+        for _, param, entry, _ in entries:
+            arena, index = places[param]
+            arena.take(index, entry.values, entry.progress)
+        engine.register(places, gone)
+        for owner, param, _, old in entries:
+            if old is not None:
+                let_go(owner.state, param, *old)
+            show(owner.state, param, *places[param])
+            owner._followed = None
 
-    def _show_states(self) -> None:
-        """Lets ``state`` show the states."""
-        for param, arena, index in self._placed():
-            self.state[param] = arena.show(index)
+    def _own_places(self) -> dict[Tensor, Place]:
+        """This optimizer's parameters that have a place: those in groups, and those that ``state`` alone has."""
+        listed = chain.from_iterable(group["params"] for group in self.param_groups)
+        known, places = self._engine.known, self._engine.places
+        return {param: places[param] for param in chain(listed, list(self.state)) if id(param) in known}
 
-    def _write_counts(self) -> None:
-        """Writes the counts into the states, as ``torch.optim`` has them."""
-        carried_name = OPTIMIZERS[self._key].carried
-        counts = {of: arena.counts() for of, arena in {id(arena): arena for _, arena, _ in self._placed()}.items()}
-        for param, arena, index in self._placed():
-            count, carried = counts[id(arena)][index]
-            dtype = torch.float32 if count <= EXACT_IN_FLOAT32 else torch.float64
-            if count == 0 and self._key == "adagrad":
-                self.state[param]["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])
-            numbers = {"step": torch.tensor(float(count), dtype=dtype, device="cpu")}
-            if carried_name is not None:
-                numbers[carried_name] = torch.tensor(carried, dtype=torch.float64, device="cpu")
-            arena.written[index] = numbers
-            self.state[param].update(numbers)
+    def _gone(self) -> list[Tensor]:
+        """The parameters that neither a group nor ``state`` has any more."""
+        own = self._own_places()
+        return [param for param in self._engine.places if param not in own]
+
+    def _follow_states(self) -> None:
+        """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
+        self._engine.follow_threads()
+        groups = GroupSnapshot(self.param_groups, self._settings)
+        is_grouped = self._grouped is not None and groups.is_same(self._grouped)
+        if is_grouped and self._followed is not None and self._followed.holds(self.state):
+            return
+        moved = not is_grouped and self._follow_groups(groups)
+        gone = self._gone()
+        if moved or gone:
+            away = set(map(id, gone))
+            self._place([param for param in self._engine.places if id(param) not in away], gone)
+        self._take_replaced()
+        self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
+
+    def _follow_groups(self, groups: GroupSnapshot) -> bool:
+        """Takes over other groups and hyperparameters. Returns whether a parameter has other states than its arena now."""
+        places, kept = self._engine.places, {}
+        for group, hyper in zip(groups.groups, groups.hypers):
+            kept[id(group)] = _native.state_names(self._key, hyper)  # Refuses what is out of range.
+        changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
+        for group, hyper in zip(groups.groups, groups.hypers):
+            for param in group["params"]:
+                if id(param) in self._engine.known:
+                    arena, index = places[param]
+                    changed.setdefault(id(arena), (arena, {}))[1][index] = group, hyper
+        if self._runs_in_backward and sum(len(members) for _, members in changed.values()) < len(places):
+            raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
+        if any(not arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
+            return True
+        for arena, members in changed.values():
+            arena.regroup(members)
+        self._settings.forget_others(groups.groups)
+        return False
+
+    def _take_replaced(self) -> None:
+        """Copies what the user has put in the place of states into the memory that steps write."""
+        places, reader = self._own_places(), Reader(self._engine)
+        entries = []
+        for param in replaced(self.state, places):
+            arena, index = places[param]
+            entry = reader.entry(self.state, param, arena.kind.names, arena.hyper_of(index))
+            # It may be the memory of another parameter's states, so all of it is copied before any state changes.
+            values = {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.values.items()}
+            entries.append((param, arena, index, values, entry.progress))
+        for param, arena, index, values, progress in entries:
+            arena.retire_all()
+            arena.take(index, values, progress)
+            show(self.state, param, arena, index)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in ``torch.optim``'s format, which its optimizer of this name loads."""
+        """The state in ``torch.optim``'s format, which its optimizer of this name loads. Its tensors are live."""
         if self._key == "adagrad":
             # torch makes its states at once, not at a parameter's first step, and expects them so.
-            self._adopt(chain.from_iterable(group["params"] for group in self.param_groups))
-        self._write_counts()
+            self._adopt(self._listed())
+        self._count_on_gpu()
         return super().state_dict()
+
+    def _count_on_gpu(self) -> None:
+        """Lets ``state`` show what a GPU has counted."""
+        if any(arena.device.type == "cuda" for arena in self._engine.arenas):
+            self._follow_states()
+            for arena in self._engine.arenas:
+                arena.write_numbers()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state dict of this class, or of ``torch.optim``'s optimizer of this name, in any device and type."""
-        given: dict[str, Any] = {}
 
-        def take(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            given.update(state_dict)
-            refuse_unfit(self._key, self._formats, given["param_groups"], self._saved(given))
-            return {**state_dict, "state": {}}
+        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            saved_groups = [
+                saved if saved["params"] or own["params"] else {**own, **saved}
+                for own, saved in zip(self.param_groups, given["param_groups"])
+            ] + given["param_groups"][len(self.param_groups) :]
+            refuse_unfit(self._key, self._formats, saved_groups, self._saved(given))
+            state = {key: Kept(values) if isinstance(values, dict) else values for key, values in given["state"].items()}
+            return {**given, "param_groups": saved_groups, "state": state}
 
-        # The base class would round the states to their parameter's type. The last hook sees what all others have made.
+        # The last hook sees what all others have made.
         handle = self.register_load_state_dict_pre_hook(take)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        self._fill({param: values for param, _, values in self._saved(given)})
 
     def _saved(self, state_dict: dict[str, Any]) -> list[Saved]:
         """Finds the parameter of each saved state by its place in the groups."""
@@ -227,74 +298,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         saved = state_dict["state"]
         return [(param, group, saved[number]) for (number, group), param in zip(groups, params) if saved.get(number)]
 
-    def _fill(self, saved: dict[Tensor, dict[str, Any]]) -> None:
-        """Makes the states what was saved, and as new where nothing was."""
-        self._adopt(saved)
-        self._follow_groups()
-        for param, arena, index in self._placed():
-            self._fill_one(arena, index, saved.get(param, {}))
-        self._show_states()
-
-    def _fill_one(self, arena: Arena, index: int, values: dict[str, Any], keeps: tuple[bool, bool] = (False, False)) -> None:
-        """Makes the states of a parameter what these values say, and its count and carried number unless it keeps them."""
-        param = arena.params[index]
-        # A live step would go on with the counts that it has.
-        arena.retire_all()
-        count, carried = arena.progress[index]
-        arena.progress[index] = (
-            count if keeps[0] else count_of(arena.names, values),
-            carried if keeps[1] else carried_of(self._key, values),
-        )
-        for name, view in arena.views(index).items():
-            if isinstance(values.get(name), Tensor):
-                view.copy_(values[name] if name.endswith("_scales") else cut_as(values[name], param))
-            elif name == "master" and view.is_floating_point():
-                view.copy_(shard_of(param).detach())
-            else:
-                view.zero_()
-        arena.note([index])
-
-    def _follow_groups(self) -> None:
-        """Takes over what the user has put in the place of param groups, or of parameters in them."""
-        known, now = self._grouped, self.param_groups
-        if len(known) == len(now) and all(one is two and _are_same(a, two["params"]) for (one, a), two in zip(known, now)):
-            return
-        changed: dict[int, tuple[Arena, dict[int, dict[str, Any]]]] = {}
-        for group in now:
-            for param in group["params"]:
-                if param in self._engine.places:
-                    arena, index = self._engine.places[param]
-                    changed.setdefault(id(arena), (arena, {}))[1][index] = group
-        if self._runs_in_backward and sum(len(groups) for _, groups in changed.values()) < len(self._engine.places):
-            raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
-        for arena, groups in changed.values():
-            arena.regroup(groups)
-        self._grouped = [(group, list(group["params"])) for group in now]
-
-    def _follow_states(self) -> None:
-        """Takes over what the user has put in the place of states."""
-        self._follow_groups()
-        if self._followed.holds(self.state):
-            return
-        replaced = []
-        for param, arena, index in self._placed():
-            held = self.state.get(param)
-            # A number in the dict is as old as the last state dict, unless somebody else has put it there.
-            count, carried = (
-                held is not None and arena.is_number_own(index, held, name)
-                for name in ("step", OPTIMIZERS[self._key].carried)
-            )
-            if held is None or not (arena.is_shown(index, held) and count and carried):
-                # What is put here may be shown elsewhere, so all of it is copied before any state changes.
-                values = {name: value.clone() if isinstance(value, Tensor) else value for name, value in (held or {}).items()}
-                replaced.append((param, arena, index, values, (count, carried)))
-        for param, arena, index, values, keeps in replaced:
-            self._fill_one(arena, index, values, keeps)
-            self.state[param] = arena.show_anew(index)
-        self._followed = Snapshot(self.state)
-
     def __getstate__(self) -> dict[str, Any]:
-        self._write_counts()
+        self._count_on_gpu()
         options = (self._key, self._max_norm, self._formats, self._threads)
         return {**super().__getstate__(), "_options": options}
 
@@ -303,44 +308,23 @@ class FusedOptimizer(torch.optim.Optimizer):
         options = state.pop("_options", None)
         if options is not None:
             self._key, self._max_norm, self._formats, self._threads = options
+            self._reset()
         super().__setstate__(state)
         for group in self.param_groups:
             group.update(with_defaults(self._key, group))
-        if options is None:
-            return  # The base class has loaded param groups; `load_state_dict` fills the states.
-        saved = {param: values for param, values in self.state.items() if values}
-        self.state.clear()
-        self._reset()
-        self._fill(saved)
+        # A dict of its own for every parameter: what is loaded stays its giver's.
+        for param, held in self.state.items():
+            if isinstance(held, (Kept, dict)):
+                self.state[param] = dict(held.values if isinstance(held, Kept) else held)
+        self._follow_states()
+        self._adopt(param for param in self._listed() if self.state.get(param))
 
 
-class Snapshot:
-    """The objects of a ``state`` at one time: whether they are still the same takes a comparison of identities."""
+@dataclass(frozen=True)
+class Kept:
+    """The states of a parameter on their way through the base class, which would round them to the parameter's type."""
 
-    def __init__(self, state: Mapping[Tensor, dict[str, Any]]) -> None:
-        self.params, self.held = list(state), list(state.values())
-        self.names, self.values = list(chain.from_iterable(self.held)), self._values(self.held)
-
-    def holds(self, state: Mapping[Tensor, dict[str, Any]]) -> bool:
-        """Whether the state has the same parameters and dicts, and these the same values, in the same order."""
-        return (
-            _are_same(self.params, state)
-            and _are_same(self.held, state.values())
-            and _are_same(self.values, self._values(self.held))
-            and self.names == list(chain.from_iterable(self.held))
-        )
-
-    @staticmethod
-    def _values(held: Iterable[dict[str, Any]]) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, held)))
-
-
-def _are_same(known: Collection[Any], now: Collection[Any]) -> bool:
-    return len(known) == len(now) and all(map(is_, known, now))
-
-
-IGNORED = frozenset({"foreach", "fused", "capturable"})
-"""How torch.optim should run a step: another program with the same result."""
+    values: dict[str, Any]
 
 
 def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
@@ -372,3 +356,9 @@ def key_of(optimizer: Union[str, type]) -> str:
 def address(tensor: Optional[Tensor]) -> int:
     """The address of a tensor, or 0."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def refuse_late_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.GradScaler]) -> None:
+    """Refuses a scaler's ``step`` if backward has stepped with gradients that still had the scale in them."""
+    if own is None and hasattr(optimizer, "found_inf"):
+        raise RuntimeError("GradScaler: backward has stepped with its scale in the gradients; register with grad_scaler=")

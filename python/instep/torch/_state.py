@@ -1,0 +1,146 @@
+"""What ``optimizer.state`` and the param groups hold, and whether a user has changed it since it was last looked at.
+
+A step looks at identities, addresses and versions alone, never at values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor
+
+from ._arena import Arena, Progress
+from ._engine import Engine
+from ._groups import Hyper, Settings
+from ._loading import progress_of
+
+State = MutableMapping[Any, Any]
+Place = tuple[Arena, int]
+version_of = attrgetter("_version")
+
+
+@dataclass
+class Entry:
+    """What ``state`` holds for a parameter."""
+
+    values: dict[str, Any]
+    progress: Progress
+
+
+class Reader:
+    """Reads the entries of parameters, and refuses what cannot be taken."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._counts: dict[int, list[Progress]] = {}
+
+    def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
+        """The entry of a parameter whose group keeps these states."""
+        held = state.get(param)
+        values = dict(held) if isinstance(held, dict) else {}
+        arena, index = self.engine.places.get(param, (None, 0))
+        if arena is not None:
+            # A state that the group has not kept so far starts at zero.
+            names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
+        count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
+        if arena is not None and "step" in arena.own_names(index, values):
+            # The number in float32 may be rounded.
+            count = self._counts_of(arena)[index][0]
+        return Entry(values, (count, carried))
+
+    def _counts_of(self, arena: Arena) -> list[Progress]:
+        if id(arena) not in self._counts:
+            self._counts[id(arena)] = arena.counts()
+        return self._counts[id(arena)]
+
+
+def show(state: State, param: Tensor, arena: Arena, index: int) -> None:
+    """Lets ``state`` show the tensors of an arena, beside what a user has put there."""
+    shown = arena.shown[index]
+    if shown:
+        if not isinstance(state.get(param), dict):
+            state[param] = {}
+        state[param].update(shown)
+
+
+def let_go(state: State, param: Tensor, arena: Arena, index: int) -> None:
+    """Gives ``state`` copies of what it shows of an arena, whose memory would live on for them."""
+    for name in arena.own_names(index, state.get(param, {})):
+        state[param][name] = state[param][name].clone()
+
+
+def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
+    """The parameters whose entries no longer are what their arenas show."""
+    found, seen = [], set()
+    for param, (arena, index) in places.items():
+        held = state.get(param)
+        if isinstance(held, dict):
+            if id(held) in seen:
+                held = state[param] = dict(held)
+            seen.add(id(held))
+        if len(arena.own_names(index, held if isinstance(held, dict) else {})) < len(arena.shown[index]):
+            found.append(param)
+    return found
+
+
+class GroupSnapshot:
+    """The param groups at one time: the dicts, the parameters and the hyperparameters in them."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: Settings) -> None:
+        self.groups = list(groups)
+        lists = [group["params"] for group in self.groups]
+        self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
+        self.hypers = list(map(settings.of, self.groups))
+
+    def is_same(self, other: GroupSnapshot) -> bool:
+        """Whether nothing has changed between them."""
+        return (
+            _are_same(self.groups, other.groups)
+            and self.sizes == other.sizes
+            and _are_same(self.params, other.params)
+            and _are_same(self.hypers, other.hypers)
+        )
+
+
+class StateSnapshot:
+    """The objects of a ``state`` at one time, with the addresses and versions of the tensors that arenas show there."""
+
+    def __init__(self, state: State, places: Iterable[Place]) -> None:
+        self.params, self.held = list(state), list(state.values())
+        self.dicts = [held for held in self.held if isinstance(held, dict)]
+        self.names, self.values = self._names(), self._values()
+        shown = [(arena.watched, arena.local[index]) for arena, index in places]
+        self.tensors = [view for _, views in shown for view in views.values()]
+        self.watched = [views[name] for names, views in shown for name in names if name in views]
+        self.addresses, self.versions = self._addresses(), self._versions()
+
+    def holds(self, state: State) -> bool:
+        """Whether the state has the same entries with the same tensors, in the same order, and unwritten numbers."""
+        return (
+            _are_same(self.params, list(state))
+            and _are_same(self.held, list(state.values()))
+            and _are_same(self.values, self._values())
+            and self.names == self._names()
+            and self.addresses == self._addresses()
+            and self.versions == self._versions()
+        )
+
+    def _names(self) -> list[Any]:
+        return list(chain.from_iterable(self.dicts))
+
+    def _values(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self.dicts)))
+
+    def _addresses(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self.tensors))
+
+    def _versions(self) -> list[int]:
+        return list(map(version_of, self.watched))
+
+
+def _are_same(known: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(known) == len(now) and all(map(is_, known, now))
