@@ -53,11 +53,9 @@ class Agreement:
     def __init__(self, groups: Iterable[Member]) -> None:
         self._groups = list(dict.fromkeys(groups))
         self._asked: list[Later] = []
-        self._asked_before: list[Later] = []
 
     def ask(self, settings: Callable[[], object]) -> None:
         """Compares the settings of this pass, without waiting. Every rank calls it in every pass."""
-        self._asked_before, self._asked = self._asked, []
         try:
             text = repr(settings())
         except Exception:
@@ -69,8 +67,8 @@ class Agreement:
             self._asked.append(Later(most_and_least, work))
 
     def read(self) -> None:
-        """Raises if the ranks' settings differed in the pass before this one: on all ranks alike."""
-        answers, self._asked_before = [later.read() for later in self._asked_before], []
+        """Raises if the ranks' settings differed in the last pass: on all ranks alike."""
+        answers, self._asked = [later.read() for later in self._asked], []
         if any(most != -least for most, least in answers):
             raise RuntimeError(
                 "hyperparameters: ranks stepped with different ones in the last pass, so their parameters differ now; "

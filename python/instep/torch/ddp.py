@@ -210,7 +210,6 @@ class DDPOptimizer(FusedOptimizer):
         def sum_then_step(_, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.
             buffer = bucket.buffer()
             if bucket.index() == 0:
-                self._agreement.ask(self._in_common)
                 try:
                     self._failure = None
                     self._begin()
@@ -221,10 +220,12 @@ class DDPOptimizer(FusedOptimizer):
                 buffer.div_(self._world_size)
             if bucket.is_last():
                 self._expected = bucket.index() + 1
-                self._note_at_the_end()
             summed = self._sum(bucket)
             if not isinstance(summed, torch._C.Future):
                 raise TypeError(f"hook: returned {type(summed).__name__}; return the Future of the sum")
+            if bucket.is_last():
+                self._agreement.ask(self._in_common)
+                self._note_at_the_end()
             sums: list[Future[Any]] = [summed]
             flags = None
             if self._usage is not None:

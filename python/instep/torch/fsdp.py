@@ -235,6 +235,7 @@ class FSDPOptimizer(FusedOptimizer):
         self._try(self._follow)
 
     def _follow(self) -> None:
+        self._agreement.read()
         self._stepped.read()
         self._follow_states()
 
@@ -295,7 +296,6 @@ class FSDPOptimizer(FusedOptimizer):
                 torch.cuda.current_stream(device).wait_stream(stream)
             if has_stepped:  # Noted after FSDP1 has put the gradients where they stay.
                 Variable._execution_engine.queue_callback(self._stepped.note)
-            self._agreement.read()
             if self._failure is not None:
                 raise self._failure
 

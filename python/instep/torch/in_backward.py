@@ -156,7 +156,7 @@ class BucketHook:
         params, buffer = bucket.parameters(), bucket.buffer()
         grads = in_param_order(params, bucket.gradients())
         if bucket.index() == 0:
-            self._ask()
+            self._begin()
         if not self.is_queued and torch._C._current_graph_task_id() != -1:
             # There is no backward pass where a rank has joined, and no gradient to take away.
             Variable._execution_engine.queue_callback(self._after_backward)
@@ -167,6 +167,8 @@ class BucketHook:
             buffer.div_(divisor)
             divisor = 1
         sums: list[Future[Any]] = [dist.all_reduce(buffer, group=self.group, async_op=True).get_future()]
+        if bucket.is_last():
+            self.agreement.ask(self._in_common)
         flags: Optional[Tensor] = None
         if self.usage is not None:
             asked, flags = self.usage.anywhere(params, buffer.device)
@@ -183,8 +185,7 @@ class BucketHook:
 
         return joined(sums).then(awaited(step))
 
-    def _ask(self) -> None:
-        self.agreement.ask(self._in_common)
+    def _begin(self) -> None:
         self.failure = None
         try:
             self.agreement.read()
