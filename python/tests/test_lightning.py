@@ -1,4 +1,4 @@
-"""FusedOptimizer in Lightning's Trainer, beside torch's AdamW, in every precision that a CPU has."""
+"""FusedOptimizer in Lightning's Trainer: precisions, clipping, accumulation and resuming, beside torch's optimizer. 3 s."""
 
 import pytest
 import torch
@@ -7,81 +7,96 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from instep.torch import FusedOptimizer
 
-lightning = pytest.importorskip("pytorch_lightning")
-MAKERS = {
-    "ours": FusedOptimizer,
-    "ours-fused": FusedOptimizer,
-    "theirs": torch.optim.AdamW,
-    "theirs-fused": torch.optim.AdamW,
-}
+lightning = pytest.importorskip("lightning")
 
 
-class Net(lightning.LightningModule):
-    """Two layers, their optimizer and a schedule."""
+class Module(lightning.LightningModule):
+    """Two layers, one of FusedOptimizer or torch's AdamW, and a schedule."""
 
-    def __init__(self, which: str) -> None:
+    def __init__(self, side: str, fused: bool, is_manual: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.which = which
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.side, self.fused = side, fused
+        self.automatic_optimization = not is_manual
+
+    def configure_optimizers(self):
+        options = {"lr": 0.01, "weight_decay": 0.1, "fused": self.fused}
+        ours = lambda params: FusedOptimizer(params, "adamw", **options)
+        optimizer = (ours if self.side == "ours" else lambda params: torch.optim.AdamW(params, **options))(self.parameters())
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        return (self.net(batch[0]).float() - batch[0].sum(1, keepdim=True)).pow(2).mean()
-
-    def configure_optimizers(self) -> dict:
-        optimizer = MAKERS[self.which](self.parameters(), lr=0.01, weight_decay=0.1, fused=self.which.endswith("-fused"))
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)}
-
-
-def batches() -> DataLoader:
-    """Always the same, in the same order."""
-    return DataLoader(TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(1))), batch_size=4)
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+            optimizer.step()
+        return loss
 
 
-def trainer(precision: str, epochs: int, **options) -> lightning.Trainer:
-    """A trainer that says little."""
-    if precision == "16-mixed":  # By its name alone, Lightning takes bfloat16 on a CPU.
+def fit(module: Module, folder, epochs: int, resume=None, **options) -> tuple[list[Tensor], torch.optim.Optimizer, object]:
+    if options.get("precision") == "16-mixed":  # By this name alone, Lightning takes bfloat16 on a CPU, and no scaler.
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-        options["plugins"] = lightning.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    else:
-        options["precision"] = precision
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return lightning.Trainer(accelerator="cpu", max_epochs=epochs, enable_checkpointing=False, **quiet, **options)
+        mixed = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
+        options = {**options, "precision": None, "plugins": mixed}
+    torch.manual_seed(1)
+    data = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 1)), batch_size=8)
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(module, data, ckpt_path=resume)
+    return [param.detach() for param in module.parameters()], trainer.optimizers[0], trainer
 
 
-def fit(which: str, precision: str, **options) -> list[Tensor]:
-    """The parameters after some epochs."""
-    model = Net(which)
-    trainer(precision, 3, **options).fit(model, batches())
-    return [param.detach().clone() for param in model.parameters()]
+OPTIONS = [
+    {"precision": "32-true"},
+    {"precision": "32-true", "gradient_clip_val": 0.1},
+    {"precision": "32-true", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    {"precision": "32-true", "accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    {"precision": "bf16-mixed", "gradient_clip_val": 0.1},
+    {"precision": "16-mixed", "gradient_clip_val": 0.1},
+    {"precision": "16-mixed"},
+]
 
 
-@pytest.mark.parametrize("clip", [None, 0.05], ids=["free", "clipped"])
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
-def test_lightning_trains_to_the_same_parameters(precision, clip):
-    ours, theirs = (fit(which, precision, gradient_clip_val=clip) for which in ("ours", "theirs"))
-    assert all(torch.allclose(p, q, rtol=1e-4, atol=1e-5) for p, q in zip(ours, theirs))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_lightning_trains_and_resumes_to_the_same_parameters(options, tmp_path):
+    wanted, _, _ = fit(Module("theirs", False), tmp_path / "theirs", 4, **options)
+    whole, optimizer, _ = fit(Module("ours", False), tmp_path / "ours", 4, **options)
+    _, _, trainer = fit(Module("ours", False), tmp_path / "part", 2, **options)
+    trainer.save_checkpoint(tmp_path / "part.ckpt")
+    resumed, again, _ = fit(Module("ours", False), tmp_path / "part", 4, tmp_path / "part.ckpt", **options)
+    # Torch's optimizer goes on from our checkpoint, too.
+    theirs, _, _ = fit(Module("theirs", False), tmp_path / "other", 4, tmp_path / "part.ckpt", **options)
+    for ours, other in zip(whole, wanted):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+    for ours, other, third in zip(whole, resumed, theirs):
+        assert torch.equal(ours, other)
+        torch.testing.assert_close(ours, third, rtol=1e-4, atol=1e-5)
+    for one in (optimizer, again):
+        steps = 16 // options.get("accumulate_grad_batches", 1)
+        assert all(state["step"] == steps for state in one.state.values())
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
-def test_what_lightning_says_to_a_fused_optimizer_it_says_to_ours(precision):
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        fit("theirs-fused", precision, gradient_clip_val=0.05)
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        fit("ours-fused", precision, gradient_clip_val=0.05)
-    ours, theirs = (fit(which, precision) for which in ("ours-fused", "theirs-fused"))
-    assert all(torch.allclose(p, q, rtol=1e-4, atol=1e-5) for p, q in zip(ours, theirs))
+def test_lightning_refuses_to_clip_beside_a_fused_step_as_with_torchs(tmp_path):
+    for side in ("ours", "theirs"):
+        with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+            fit(Module(side, True), tmp_path, 1, precision="bf16-mixed", gradient_clip_val=0.1)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
-@pytest.mark.parametrize("first, then", [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
-def test_lightning_resumes_here_and_in_torch(tmp_path, first, then, precision):
-    whole = fit(first, precision, gradient_clip_val=0.05)
-    half = trainer(precision, 2, gradient_clip_val=0.05)
-    half.fit(Net(first), batches())
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    model = Net(then)
-    trainer(precision, 3, gradient_clip_val=0.05).fit(model, batches(), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
-    assert all(torch.allclose(p, q, rtol=1e-4, atol=1e-5) for p, q in zip(whole, model.parameters()))
-    moved = [torch.equal(p, q) for p, q in zip(Net(then).parameters(), model.parameters())]
-    assert not any(moved)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_manual_loop_of_lightning_clips(precision, tmp_path):
+    wanted, _, _ = fit(Module("theirs", False, True), tmp_path / "theirs", 2, precision=precision)
+    ours, _, _ = fit(Module("ours", False, True), tmp_path / "ours", 2, precision=precision)
+    for mine, other in zip(ours, wanted):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)

@@ -59,7 +59,7 @@ def test_a_parameter_is_stepped_in_one_way_inside_backward(two):
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("wrapper", ["ddp", "ddp-view"])
+@pytest.mark.parametrize("wrapper", ["ddp", "ddp-view", "fsdp1"])
 def test_a_model_that_is_converted_after_registration_is_refused(two, wrapper, steps):
     two.run("mistakes_cases", "converted", wrapper=wrapper, steps=steps)
 

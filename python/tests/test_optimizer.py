@@ -339,7 +339,7 @@ def test_tensors_that_no_kernel_takes_are_refused():
 
 def test_a_norm_takes_each_batch_once_and_may_be_decided_when_no_parameter_has_a_gradient():
     optimizer = FusedOptimizer(build().parameters(), "sgd", lr=1.0)
-    params = optimizer._listed()
+    params = list(optimizer._listed())
     optimizer._adopt(params)
     engine, norm = optimizer._engine, GlobalNorm(torch.device("cpu"))
     norm.begin((1, 1.0, 0, 0))

@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import gc
 import io
 import weakref
 
@@ -293,7 +292,6 @@ def test_replaced_parameters_are_freed_and_keep_their_states(at_once):
     fresh = FusedOptimizer([nn.Parameter(group["params"][0].detach()) for group in optimizer.param_groups], "adam")
     step(fresh, 0)
     assert bytes_of(optimizer) <= 1.1 * bytes_of(fresh)
-    gc.collect()
     alive = [arena for arena in (ref() for ref in old) if arena is not None]
     assert len(old) >= 100 and all(arena in optimizer._engine.arenas for arena in alive)
 
@@ -306,8 +304,24 @@ def test_a_parameter_that_neither_a_group_nor_a_state_has_is_freed():
     del optimizer.state[params[1]], params[1]
     optimizer.param_groups[0]["params"].pop()
     step(optimizer, 1)
-    gc.collect()
     assert gone() is None and optimizer.state[params[0]]["step"] == 2
+
+
+@pytest.mark.parametrize("key, flag, off, on", [("sgd", "momentum", 0.0, 0.9), ("rmsprop", "centered", False, True)])
+def test_states_that_a_group_keeps_no_more_stay_as_they_are_and_are_taken_up_again(key, flag, off, on):
+    params, others = two(), two()
+    optimizer, wanted = ours(params, key, **{flag: on}), theirs(others, key, **{flag: on})
+    old = []
+    for number in range(9):
+        for one in (optimizer, wanted):
+            if number in (3, 6):
+                one.param_groups[0][flag] = off if number == 3 else on
+            step(one, number)
+        old += [weakref.ref(arena.states[name]) for arena in optimizer._engine.arenas for name in arena.states if number == 2]
+        assert all((ref() is None) == (number > 2) for ref in old)
+    assert_alike(params, others)
+    for param, other in zip(params, others):
+        assert_alike(optimizer.state[param].values(), [wanted.state[other][name] for name in optimizer.state[param]])
 
 
 def test_a_count_above_two_to_the_24_goes_on_and_its_float_is_rounded():

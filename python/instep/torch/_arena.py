@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -18,95 +18,18 @@ from torch import Tensor
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, STATE_TYPES, WORDS, Formats
 from ._groups import Hyper
+from ._kinds import FIRST, QUANTUM, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
-from ._sharded import Holders, cut_as, is_distributed, shard_of, spread_as
+from ._sharded import cut_as, is_distributed, shard_of, spread_as
 from ._threads import openmp
 
-QUANTUM = 256
+ELEMENT = 16
+"""Bytes between what is stepped in place of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
-FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
-"""States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
-
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
-
-
-class Kind(NamedTuple):
-    """What the parameters of an arena have in common."""
-
-    dtype: torch.dtype
-    device: torch.device
-    holders: Holders
-    names: tuple[str, ...]
-    """The states that are kept."""
-    word: str
-    """Their element type."""
-
-
-def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
-    """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
-    shard = shard_of(param)
-    dtype, device = shard.dtype, shard.device
-    if dtype not in WORDS:
-        raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
-    if device.type not in ("cpu", "cuda"):
-        raise NotImplementedError(f"parameter on {device}: no kernel runs there; use cpu or cuda")
-    if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
-        raise NotImplementedError(
-            f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
-        )
-    if shard.is_neg():
-        raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
-    if _has_overlap(shard):
-        raise NotImplementedError("parameter: its elements share memory; give its clone()")
-    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
-
-
-def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
-    """The states of such a parameter, and their element type."""
-    field = OPTIMIZERS[key].needs_float32_states
-    word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
-    return tuple(_native.state_names(key, hyper)), word
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one run of memory, in any order of dimensions."""
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: (pair[1], pair[0])):
-        if size == 1:
-            continue
-        if stride != expected:
-            return tensor.numel() == 0
-        expected *= size
-    return True
-
-
-def _has_overlap(tensor: Tensor) -> bool:
-    """Whether elements may lie in the same place, as an expanded tensor's do."""
-    reach = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
-        if size > 1 and stride < reach:
-            return tensor.numel() > 0
-        reach += (size - 1) * stride
-    return False
-
-
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of its states: its own, or those of a copy if its elements have gaps between them."""
-    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
-
-
-def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
-    """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
-    if key not in FIRST:
-        return False
-    name, source = FIRST[key]
-    value = values.get(name)
-    if value is None or not value.is_floating_point():
-        return False
-    return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())
 
 
 class Arena:
@@ -127,14 +50,13 @@ class Arena:
         self.groups = [group for _, group, _ in members]
         self.hypers = {id(group): hyper for _, group, hyper in members}
         shards = [shard_of(param) for param in self.params]
-        sizes = [-(-shard.numel() // QUANTUM) * QUANTUM for shard in shards]
-        *self.offsets, length = itertools.accumulate(sizes, initial=0)
-        # Empty parameters alone have addresses, too.
-        self.len = max(length, QUANTUM)
+        self.lengths = [shard.numel() or 1 for shard in shards]
+        *self.offsets, self.len = itertools.accumulate((-(-n // QUANTUM) * QUANTUM for n in self.lengths), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))
-        self.shapes, self.strides = [shard.shape for shard in shards], [_dense_strides(shard) for shard in shards]
+        self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
         self.master_word = formats.master_of(self.dtype)
+        self.empty = {index for index, shard in enumerate(shards) if shard.numel() == 0}
         self._allocate()
         self.local = [self._views(index) for index in range(len(members))]
         self.shown = [
@@ -142,7 +64,8 @@ class Arena:
             for views, param in zip(self.local, self.params)
         ]
         self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
-        self.goes_on = [False] * len(members)
+        # The parameters whose states came with a count of 0, which a first step would not read.
+        self.goes_on: set[int] = set()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
@@ -162,6 +85,7 @@ class Arena:
         is_coded = self.kind.word == "8bit"
         self.scales = {name: zeros(torch.float32, self.len // QUANTUM) for name in names} if is_coded else {}
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
+        self.instead = torch.zeros(2 * ELEMENT * count if self.empty else 0, dtype=torch.uint8, device=self.device)
         carried = OPTIMIZERS[self.key].carried
         self.numbers: dict[str, Tensor] = {}
         # SGD has no count in torch. It matters where rounding depends on it.
@@ -199,7 +123,9 @@ class Arena:
         """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
         param, first, hyper = self.params[index], FIRST.get(self.key), self.hyper_of(index)
         self.progress[index] = progress
-        self.goes_on[index] = progress[0] == 0 and goes_on_from(self.key, hyper, values)
+        self.goes_on.discard(index)
+        if progress[0] == 0 and goes_on_from(self.key, hyper, values):
+            self.goes_on.add(index)
         for name, view in self.local[index].items():
             # A user may have given it other memory.
             if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
@@ -227,19 +153,26 @@ class Arena:
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
-        """Takes these groups and hyperparameters of parameters, as loading a state dict or a schedule makes them."""
-        if any(self.goes_on) or any(self.groups[index] is not group for index, (group, _) in changed.items()):
+        """Takes these groups and hyperparameters of parameters, as loading a state dict makes them."""
+        if any(self.groups[index] is not group for index, (group, _) in changed.items()):
             self.retire_all()
-            for index, (group, _) in changed.items():
+            for index, (group, hyper) in changed.items():
                 self.groups[index] = group
-            hypers = {**self.hypers, **{id(group): hyper for group, hyper in changed.values()}}
-            self.hypers = {id(group): hypers[id(group)] for group in self.groups}
+                self.hypers.setdefault(id(group), hyper)
+            self.hypers = {id(group): self.hypers[id(group)] for group in self.groups}
+        for group, hyper in changed.values():
+            self.set_hyper(group, hyper)
+
+    def set_hyper(self, group: dict[str, Any], hyper: Hyper) -> None:
+        """Hands a param group's hyperparameters to the native steps, if they have changed."""
+        of = id(group)
+        if self.hypers.get(of, hyper) is hyper:
             return
-        for group, hyper in {id(group): (group, hyper) for group, hyper in changed.values()}.values():
-            if hyper is not self.hypers[id(group)]:
-                self.hypers[id(group)] = hyper
-                for step, number in self.stepped_by.get(id(group), {}).values():
-                    step.set_hyper(number, self.key, hyper)
+        if self.goes_on:
+            self.retire_all()
+        for step, number in self.stepped_by.get(of, {}).values():
+            step.set_hyper(number, self.key, hyper)
+        self.hypers[of] = hyper
 
     def use_threads(self, threads: int) -> None:
         """Steps on so many threads from now on."""
@@ -247,8 +180,11 @@ class Arena:
             self.retire_all()
             self.threads = threads
 
-    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[int]]:
-        """Returns what this rank holds of parameters, and the addresses. A change is followed or refused."""
+    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[tuple[Any, ...]], list[int]]:
+        """Returns what this rank holds of parameters, the shapes, strides, types and devices of that, and the addresses.
+
+        A change is followed or refused.
+        """
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
@@ -261,7 +197,7 @@ class Arena:
         if self.master is not None:
             for index in indices:
                 self._follow_master(index)
-        return shards, [shard.data_ptr() for shard in shards]
+        return shards, seen, [shard.data_ptr() for shard in shards]
 
     def _follow_one(self, index: int) -> None:
         """Checks that a parameter still is what the states were made for; they move along if its strides have changed."""
@@ -276,7 +212,7 @@ class Arena:
                 "move the model before the first step, or make a new optimizer and load the old one's state"
             )
         self.has_gaps = self.has_gaps or not is_dense(param)
-        strides = _dense_strides(param)
+        strides = dense_strides(param)
         if strides == self.strides[index] or param.numel() == 0:
             return
         if self.scales:
@@ -287,6 +223,11 @@ class Arena:
                 old = view.clone()
                 view.as_strided_(view.shape, strides).copy_(old)
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
+
+    def instead_of(self, index: int) -> tuple[int, int]:
+        """Where zeros lie that are stepped, with zeros, in place of an empty parameter: so its updates are counted, too."""
+        start = self.instead.data_ptr() + 2 * ELEMENT * index
+        return start, start + ELEMENT
 
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
         """The native step over these parameters, with the counts that they have had elsewhere."""
@@ -317,7 +258,7 @@ class Arena:
         numbers: dict[int, int] = {}
         for index in indices:
             numbers.setdefault(id(self.groups[index]), len(numbers))
-        params = [(self.shapes[i].numel(), numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
+        params = [(self.lengths[i], numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
         step = _native.Step(
             [(self.key, self.hypers[of]) for of in numbers],
             params,
@@ -334,8 +275,8 @@ class Arena:
         return step
 
     def _ahead(self, index: int) -> int:
-        """How far the native count is ahead: a first step would not read states that came with a count of 0."""
-        return int(self.goes_on[index] and self.progress[index][0] == 0)
+        """How far the native count of a parameter is ahead."""
+        return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
         """Notes the parameters' values as those of the masters, after a step or a load."""

@@ -9,24 +9,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from .. import _native
-from ._arena import Arena, Kind, is_dense
+from ._arena import Arena
 from ._formats import WORDS, Formats
 from ._groups import Hyper
+from ._kinds import Kind, is_dense
 from ._sharded import Holders, cut_as, is_distributed, shard_of
 
 NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
 """Lists of parameters whose arenas are remembered. DDP has one per bucket; only unused parameters make many."""
 
-NOWHERE = 1
-"""The address of a gradient without elements, which torch has at 0. A native step takes 0 for no gradient."""
-
+dtype_of = attrgetter("dtype")
 Gradient = Union[Tensor, int, None]
 """A tensor; the address of one of its parameter's type and order of elements; or None for a parameter to pass over."""
 
@@ -60,11 +60,14 @@ class Route:
         batches = []
         for arena, indices, places in self.parts:
             own = [grads[k] for k in places]
-            dtypes = dict.fromkeys(grad.dtype for grad in own if isinstance(grad, Tensor)) or {arena.dtype: None}
+            try:
+                dtypes = set(map(dtype_of, own))
+            except AttributeError:  # None and addresses have no type.
+                dtypes = {grad.dtype for grad in own if isinstance(grad, Tensor)} or {arena.dtype}
             if len(dtypes) == 1:
-                batches.append(Batch(arena, indices, own, _taken_as(*dtypes)))
+                batches.append(Batch(arena, indices, own, _taken_as(dtypes.pop())))
                 continue
-            for dtype in dtypes:
+            for dtype in sorted(dtypes, key=str):
                 members = [k for k, grad in enumerate(own) if isinstance(grad, Tensor) and grad.dtype == dtype]
                 some = tuple(indices[k] for k in members), [own[k] for k in members]
                 batches.append(Batch(arena, *some, _taken_as(dtype)))
@@ -134,7 +137,9 @@ class Engine:
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Those that have no arena yet, each once."""
-        return [param for param in {id(p): p for p in params if id(p) not in self.known}.values()]
+        known = self.known
+        new = [param for param in params if id(param) not in known]
+        return list({id(param): param for param in new}.values())
 
     def route(self, params: Sequence[Tensor]) -> Route:
         """Finds the arenas of parameters. The same list again costs a comparison of identities."""
@@ -162,20 +167,31 @@ class Engine:
         """Finds the native step of a batch and the addresses of its tensors."""
         arena = batch.arena
         with self.lock:
-            shards, addresses = arena.follow(batch.indices)
+            shards, forms, addresses = arena.follow(batch.indices)
             grads, keeps, copies = list(batch.grads), [], []
             for k, grad in enumerate(grads):
                 if isinstance(grad, Tensor):
                     if arena.is_cut:
                         grad = _cut(grad, arena.params[batch.indices[k]])
-                    shard = shards[k]
-                    if arena.has_gaps and not is_dense(shard):
-                        copies.append((shard, torch.empty_like(shard, memory_format=torch.preserve_format).copy_(shard)))
-                        shard = copies[-1][1]
-                        addresses[k] = shard.data_ptr()
-                    grad = _as_param(grad, shard, batch.grad_dtype)
+                    shape, strides, _, device = forms[k]
+                    if arena.has_gaps and not is_dense(shards[k]):
+                        copy = torch.empty_like(shards[k], memory_format=torch.preserve_format).copy_(shards[k])
+                        copies.append((shards[k], copy))
+                        strides, addresses[k] = copy.stride(), copy.data_ptr()
+                    if (
+                        grad.layout is not torch.strided
+                        or grad.dtype is not batch.grad_dtype
+                        or grad.stride() != strides
+                        or grad.shape != shape
+                        or grad.device != device
+                        or grad.is_neg()
+                    ):
+                        grad = _as_param(grad, shards[k], batch.grad_dtype)
                     keeps.append(grad)
-                    grads[k] = grad.data_ptr() or NOWHERE
+                    grads[k] = grad.data_ptr()
+            for k, index in enumerate(batch.indices if arena.empty else ()):
+                if index in arena.empty and grads[k] is not None:
+                    addresses[k], grads[k] = arena.instead_of(index)
             bound: _native.Bound = {
                 "params": addresses,
                 "grads": [0 if grad is None else grad for grad in grads],  # type: ignore[misc]
@@ -265,13 +281,11 @@ def _taken_as(dtype: torch.dtype) -> torch.dtype:
 
 
 def _as_param(grad: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gradient with its parameter's order of elements in memory: itself where it has that."""
+    """A copy of a gradient with its parameter's order of elements in memory."""
     if grad.layout != torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
     if grad.shape != param.shape or grad.device != param.device:
         raise ValueError(
             f"gradient of {tuple(grad.shape)} on {grad.device}: its parameter is {tuple(param.shape)} on {param.device}"
         )
-    if grad.dtype == dtype and grad.stride() == param.stride() and not grad.is_neg():
-        return grad
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(grad)

@@ -6,7 +6,7 @@ It depends on torch and the native half alone, and changes no group.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from operator import is_, itemgetter
 from typing import Any
 
@@ -37,19 +37,18 @@ def torchs_keys(key: str) -> dict[str, Any]:
 
 def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
     """The hyperparameters of a param group, as plain numbers."""
-    hyper: Hyper = {}
-    for name, default in OPTIMIZERS[key].defaults.items():
-        value = group[name]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
-        if isinstance(default, tuple):
-            if not isinstance(value, (tuple, list)) or len(value) != len(default):
-                raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
-            hyper[name] = tuple(_number(name, part) for part in value)
-        else:
-            number = _number(name, value)
-            hyper[name] = bool(number) if isinstance(default, bool) else number
-    return hyper
+    return {name: _plain(name, group[name], default) for name, default in OPTIMIZERS[key].defaults.items()}
+
+
+def _plain(name: str, value: Any, default: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name} of {tuple(value.shape)}: not one number; give a tensor of one element")
+    if isinstance(default, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(default):
+            raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
+        return tuple(_number(name, part) for part in value)
+    number = _number(name, value)
+    return bool(number) if isinstance(default, bool) else number
 
 
 def _number(name: str, value: Any) -> float:
@@ -60,6 +59,18 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} = {value!r}: not a number; give one") from None
+
+
+def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
+    """The names of the states that an optimizer keeps with these hyperparameters, whose ranges are checked but for lr."""
+    return _kept_states(key, tuple(hyper.values())[1:])
+
+
+@lru_cache(256)
+def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
+    # The learning rate comes first. It changes most often, and no state depends on it.
+    known = OPTIMIZERS[key].defaults
+    return tuple(_native.state_names(key, dict(zip(known, (next(iter(known.values())), *values)))))
 
 
 def refuse_group(key: str, group: dict[str, Any]) -> None:
@@ -103,20 +114,26 @@ class Settings:
 
     def __init__(self, key: str) -> None:
         self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)
-        self._read: dict[int, tuple[dict[str, Any], tuple[Any, ...], Hyper, bool]] = {}
+        self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
 
     def of(self, group: dict[str, Any]) -> Hyper:
         """The hyperparameters of a group: the same dict for as long as they are the same."""
         values = self._values(group)
-        known = self._read.get(id(group))
-        if known is not None and known[0] is not group:
-            known = None
-        if known is not None and not known[3] and all(map(is_, values, known[1])):
-            return known[2]
-        hyper = hyper_of(self.key, group)
-        if known is not None and known[2] == hyper:
-            hyper = known[2]
-        # The number in a tensor may change while the tensor stays the same.
+        known, read, hyper, has_tensor = self._read.get(id(group), (None, (), {}, False))
+        if known is not group:
+            hyper = hyper_of(self.key, group)
+        elif not has_tensor and all(map(is_, values, read)):
+            return hyper
+        else:
+            defaults = OPTIMIZERS[self.key].defaults.items()
+            changed = {
+                name: _plain(name, value, default)
+                for (name, default), value, old in zip(defaults, values, read)
+                # The number in a tensor may change while the tensor stays the same.
+                if value is not old or isinstance(value, Tensor)
+            }
+            if any(hyper[name] != value for name, value in changed.items()):
+                hyper = {**hyper, **changed}
         self._read[id(group)] = group, values, hyper, any(isinstance(value, Tensor) for value in values)
         return hyper
 

@@ -12,9 +12,10 @@ from typing import Any, Optional
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Progress, goes_on_from
+from ._arena import Progress
 from ._formats import MASTER_TYPES, Formats
 from ._groups import Hyper, hyper_of, refuse_other_rule, torchs_keys
+from ._kinds import goes_on_from
 
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -40,8 +41,7 @@ class Reader:
 
     def entry(self, state: State, param: Tensor, names: Sequence[str], hyper: Hyper) -> Entry:
         """The entry of a parameter whose group keeps these states."""
-        held = state.get(param)
-        values = dict(held) if isinstance(held, dict) else {}
+        values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
             # A state that the group has not kept so far starts at zero.
@@ -58,31 +58,37 @@ class Reader:
         return self._counts[id(arena)]
 
 
+def held_in(state: State, param: Tensor) -> dict[str, Any]:
+    """The dict that ``state`` holds for a parameter; an empty one if it holds none."""
+    held = state.get(param)
+    return held if isinstance(held, dict) else {}
+
+
 def show(state: State, param: Tensor, arena: Arena, index: int) -> None:
     """Lets ``state`` show the tensors of an arena, beside what a user has put there."""
-    shown = arena.shown[index]
-    if shown:
-        if not isinstance(state.get(param), dict):
-            state[param] = {}
-        state[param].update(shown)
+    if arena.shown[index]:
+        held = held_in(state, param)
+        held.update(arena.shown[index])
+        state[param] = held
 
 
-def let_go(state: State, param: Tensor, arena: Arena, index: int) -> None:
-    """Gives ``state`` copies of what it shows of an arena, whose memory would live on for them."""
-    for name in arena.own_names(index, state.get(param, {})):
-        state[param][name] = state[param][name].clone()
+def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
+    """Leaves copies of the states that a parameter keeps no more: the memory of the old arena would live on for them."""
+    held = held_in(state, param)
+    for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
+        held[name] = held[name].clone()
 
 
 def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
     """The parameters whose entries no longer are what their arenas show."""
     found, seen = [], set()
     for param, (arena, index) in places.items():
-        held = state.get(param)
-        if isinstance(held, dict):
-            if id(held) in seen:
-                held = state[param] = dict(held)
+        held = held_in(state, param)
+        if held and id(held) in seen:
+            held = state[param] = dict(held)
+        if held:
             seen.add(id(held))
-        if len(arena.own_names(index, held if isinstance(held, dict) else {})) < len(arena.shown[index]):
+        if len(arena.own_names(index, held)) < len(arena.shown[index]):
             found.append(param)
     return found
 
@@ -96,14 +102,18 @@ class GroupSnapshot:
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
 
-    def is_same(self, other: GroupSnapshot) -> bool:
-        """Whether nothing has changed between them."""
-        return (
-            _are_same(self.groups, other.groups)
-            and self.sizes == other.sizes
-            and _are_same(self.params, other.params)
-            and _are_same(self.hypers, other.hypers)
-        )
+    @cached_property
+    def listed(self) -> list[Tensor]:
+        """The parameters, each once though it be listed twice."""
+        return list({id(param): param for param in self.params}.values())
+
+    def has_members_of(self, other: GroupSnapshot) -> bool:
+        """Whether these are the same dicts with the same parameters in them."""
+        return _are_same(self.groups, other.groups) and self.sizes == other.sizes and _are_same(self.params, other.params)
+
+    def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
+        """The groups, of the same ones, that have other hyperparameters."""
+        return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
 
 
 class StateSnapshot:

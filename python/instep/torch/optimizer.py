@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._arena import Arena, kind_of
+from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, refuse_group, torchs_keys
+from ._groups import RUNNING, Hyper, Settings, hyper_of, kept_states, refuse_group, torchs_keys
+from ._kinds import kind_of, refuse_formats
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, holders_of, refuse_unsteppable
@@ -79,8 +80,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
         super().add_param_group(param_group)
         try:
-            refuse_group(self._key, self.param_groups[-1])
-            for param in self.param_groups[-1]["params"]:
+            group = self.param_groups[-1]
+            refuse_group(self._key, group)
+            refuse_formats(self._key, self._formats, (p.dtype for p in group["params"]), hyper_of(self._key, group))
+            for param in group["params"]:
                 refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
         except Exception:
             self.param_groups.pop()
@@ -121,12 +124,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_now(self) -> None:
-        params = self._listed()
+        params = self._follow_states().listed
         grads = [param.grad for param in params]
-        if all(grad is None for grad in grads):
+        given = [param for param, grad in zip(params, grads) if grad is not None]
+        if not given:
             return
-        self._follow_states()
-        self._adopt([param for param, grad in zip(params, grads) if grad is not None])
+        self._adopt(given)
         batches = self._engine.route(params).batches(grads)
         factors = (1, 1.0, address(getattr(self, "grad_scale", None)), address(getattr(self, "found_inf", None)))
         if self._max_norm is None:
@@ -134,12 +137,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             return
         self._step_clipped(batches, factors)
 
-    def _listed(self) -> list[Tensor]:
-        """All parameters, each once though it be listed twice."""
-        listed = list(chain.from_iterable(group["params"] for group in self.param_groups))
-        if len(set(map(id, listed))) == len(listed):
-            return listed
-        return list(dict.fromkeys(listed))
+    def _listed(self) -> Iterable[Tensor]:
+        """All parameters."""
+        return chain.from_iterable(group["params"] for group in self.param_groups)
 
     def _step_clipped(self, batches: list[Batch], factors: _native.Factors) -> None:
         norm = self._norm({batch.arena.device for batch in batches})
@@ -192,54 +192,67 @@ class FusedOptimizer(torch.optim.Optimizer):
         engine.register(places, gone)
         for owner, param, _, old in entries:
             if old is not None:
-                let_go(owner.state, param, *old)
+                let_go(owner.state, param, old, places[param])
             show(owner.state, param, *places[param])
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
         """This optimizer's parameters that have a place: those in groups, and those that ``state`` alone has."""
-        listed = chain.from_iterable(group["params"] for group in self.param_groups)
         known, places = self._engine.known, self._engine.places
-        return {param: places[param] for param in chain(listed, list(self.state)) if id(param) in known}
+        return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
     def _gone(self) -> list[Tensor]:
         """The parameters that neither a group nor ``state`` has any more."""
         own = self._own_places()
         return [param for param in self._engine.places if param not in own]
 
-    def _follow_states(self) -> None:
+    def _follow_states(self) -> GroupSnapshot:
         """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
         self._engine.follow_threads()
-        groups = GroupSnapshot(self.param_groups, self._settings)
-        is_grouped = self._grouped is not None and groups.is_same(self._grouped)
-        if is_grouped and self._followed is not None and self._followed.holds(self.state):
-            return
-        moved = not is_grouped and self._follow_groups(groups)
-        gone = self._gone()
+        groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
+        is_held = self._followed is not None and self._followed.holds(self.state)
+        if known is not None and is_held and groups.has_members_of(known):
+            changed = groups.changed_since(known)
+            if not changed:
+                return known
+            if self._take_hypers(changed):
+                self._grouped = groups
+                return groups
+        moved, gone = self._take_groups(groups), self._gone()
         if moved or gone:
             away = set(map(id, gone))
             self._place([param for param in self._engine.places if id(param) not in away], gone)
         self._take_replaced()
+        self._settings.forget_others(groups.groups)
         self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
+        return groups
 
-    def _follow_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over other groups and hyperparameters. Returns whether a parameter has other states than its arena now."""
-        places, kept = self._engine.places, {}
-        for group, hyper in zip(groups.groups, groups.hypers):
-            kept[id(group)] = _native.state_names(self._key, hyper)  # Refuses what is out of range.
+    def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
+        """Takes over other hyperparameters, unless an arena would have other states with them."""
+        arenas = self._engine.arenas
+        if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
+            return False
+        for arena in arenas:
+            for group, hyper in changed:
+                arena.set_hyper(group, hyper)
+        return True
+
+    def _take_groups(self, groups: GroupSnapshot) -> bool:
+        """Takes over other groups. Returns whether the arena of a parameter would have other states with its group now."""
+        places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
         for group, hyper in zip(groups.groups, groups.hypers):
+            kept_states(self._key, hyper)  # Refuses what is out of range before anything has changed.
             for param in group["params"]:
                 if id(param) in self._engine.known:
                     arena, index = places[param]
                     changed.setdefault(id(arena), (arena, {}))[1][index] = group, hyper
         if self._runs_in_backward and sum(len(members) for _, members in changed.values()) < len(places):
             raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
-        if any(not arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
+        if not all(arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
             return True
         for arena, members in changed.values():
             arena.regroup(members)
-        self._settings.forget_others(groups.groups)
         return False
 
     def _take_replaced(self) -> None:

@@ -1,0 +1,107 @@
+"""Kinds of parameters: what must be alike for states to lie together, what no kernel takes, and what first steps do.
+
+Nothing here keeps a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import OPTIMIZERS, _native
+from ._formats import WORDS, Formats
+from ._groups import Hyper, kept_states
+from ._sharded import Holders, is_distributed, shard_of
+
+QUANTUM = 256
+"""States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+
+FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
+"""States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
+
+
+class Kind(NamedTuple):
+    """What the parameters of an arena have in common."""
+
+    dtype: torch.dtype
+    device: torch.device
+    holders: Holders
+    names: tuple[str, ...]
+    """The states that are kept."""
+    word: str
+    """Their element type."""
+
+
+def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
+    """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
+    shard = shard_of(param)
+    dtype, device = shard.dtype, shard.device
+    if dtype not in WORDS:
+        raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
+    if device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"parameter on {device}: no kernel runs there; use cpu or cuda")
+    if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
+        raise NotImplementedError(
+            f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
+        )
+    if shard.is_neg():
+        raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
+    if has_overlap(shard):
+        raise NotImplementedError("parameter: its elements share memory; give its clone()")
+    return Kind(dtype, device, holders, *states_of(key, formats, dtype, hyper))
+
+
+def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:
+    """The states of such a parameter, and their element type."""
+    field = OPTIMIZERS[key].needs_float32_states
+    word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
+    return kept_states(key, hyper), word
+
+
+def refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], hyper: Hyper) -> None:
+    """Refuses formats that an optimizer cannot have with parameters of these types."""
+    for dtype in WORDS.keys() & set(dtypes):
+        _, word = states_of(key, formats, dtype, hyper)
+        words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
+        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill one run of memory, in any order of dimensions."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: (pair[1], pair[0])):
+        if size == 1:
+            continue
+        if stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True
+
+
+def has_overlap(tensor: Tensor) -> bool:
+    """Whether elements may lie in the same place, as an expanded tensor's do."""
+    reach = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
+        if size > 1 and stride < reach:
+            return tensor.numel() > 0
+        reach += (size - 1) * stride
+    return False
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of its states: its own, or those of a copy if its elements have gaps between them."""
+    return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
+
+
+def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
+    """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
+    if key not in FIRST:
+        return False
+    name, source = FIRST[key]
+    value = values.get(name)
+    if value is None or not value.is_floating_point():
+        return False
+    return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())

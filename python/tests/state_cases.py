@@ -1,0 +1,224 @@
+"""Cases of FusedOptimizer in what torch.distributed puts around an optimizer, for `test_distributed_states`."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from instep.torch import (
+    FusedOptimizer,
+    apply_optimizer_in_backward,
+    get_in_backward_optimizers,
+    register_ddp,
+    register_fsdp,
+)
+
+TORCH = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim) if name[0].isupper()}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+
+
+def give(param: Tensor, number: int, k: int) -> None:
+    """A gradient that depends on the step and the parameter alone, cut as the parameter is."""
+    grad = torch.linspace(-1, 1, param.numel()).view(param.shape) * (0.5 + k - 0.3 * number)
+    param.grad = distribute_tensor(grad, param.device_mesh, param.placements) if hasattr(param, "placements") else grad
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for number in numbers:
+        for k, param in enumerate(net.parameters()):
+            give(param, number, k)
+        optimizer.step()
+
+
+def whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
+
+
+def assert_alike(net: nn.Module, other: nn.Module) -> None:
+    for p, q in zip(net.parameters(), other.parameters()):
+        torch.testing.assert_close(whole(p), whole(q), rtol=1e-5, atol=2e-6)
+
+
+def make(side: str, params: Any, key: str, options: dict[str, Any]) -> torch.optim.Optimizer:
+    return FusedOptimizer(params, key, **options) if side == "ours" else TORCH[key](params, foreach=False, **options)
+
+
+def zero(rank: int, world: int, key: str, options: dict[str, Any], resumes: bool) -> None:
+    """Parameters are spread over ranks as whole tensors; a consolidated state dict is loaded into a new optimizer."""
+    ours, theirs = model(), model()
+    optimizer = ZeroRedundancyOptimizer(ours.parameters(), FusedOptimizer, optimizer=key, **options)
+    wanted = TORCH[key](theirs.parameters(), foreach=False, **options)
+    train(ours, optimizer, range(3))
+    train(theirs, wanted, range(3))
+    assert_alike(ours, theirs)
+    if resumes:
+        optimizer.consolidate_state_dict(to=0)
+        saved = [optimizer.state_dict() if rank == 0 else None]
+        dist.broadcast_object_list(saved)
+        optimizer = ZeroRedundancyOptimizer(ours.parameters(), FusedOptimizer, optimizer=key, **options)
+        optimizer.load_state_dict(copy.deepcopy(saved[0]))
+        # Torch's own optimizer of this name takes it, too.
+        twin = model()
+        for p, q in zip(twin.parameters(), theirs.parameters()):
+            p.data.copy_(q.data)
+        other = ZeroRedundancyOptimizer(twin.parameters(), TORCH[key], **options)
+        other.load_state_dict(copy.deepcopy(saved[0]))
+        train(twin, other, range(3, 6))
+    train(ours, optimizer, range(3, 6))
+    train(theirs, wanted, range(3, 6))
+    assert_alike(ours, theirs)
+    if resumes:
+        assert_alike(twin, theirs)
+    for state in optimizer.optim.state.values():
+        assert float(state.get("step", 6)) == 6
+
+
+def local_sgd(rank: int, world: int, key: str, options: dict[str, Any]) -> None:
+    """Ranks step by themselves, and their parameters are averaged from time to time; it is saved and goes on."""
+    nets, optimizers = [model(), model()], []
+    for side, net in zip(("ours", "theirs"), nets):
+        inner = make(side, net.parameters(), key, options)
+        optimizers.append(PostLocalSGDOptimizer(inner, PeriodicModelAverager(period=2, warmup_steps=1)))
+    for number in range(8):
+        for net, optimizer in zip(nets, optimizers):
+            train(net, optimizer, range(number + rank, number + rank + 1))
+        assert_alike(*nets)
+        if number == 4:
+            saved = copy.deepcopy(optimizers[0].state_dict())
+            inner = make("ours", nets[0].parameters(), key, options)
+            optimizers[0] = PostLocalSGDOptimizer(inner, PeriodicModelAverager(period=2, warmup_steps=1))
+            optimizers[0].load_state_dict(saved)
+
+
+def checkpoint(
+    rank: int, world: int, key: str, options: dict[str, Any], side: str, numbers: tuple[int, int], load: Any, save: Any
+) -> list[Tensor]:
+    """Goes on from a checkpoint, with one side's optimizer, and writes another one. Returns the parameters."""
+    net = model()
+    if world > 1:
+        fully_shard(net)
+    params = list(net.parameters())
+    optimizer = make(side, [{"params": params[:1], "lr": 0.05}, {"params": params[1:]}], key, options)
+    if load is not None:
+        model_state, optimizer_state = get_state_dict(net, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state}
+        dcp.load(state, checkpoint_id=load)
+        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05, options["lr"]]
+    train(net, optimizer, range(*numbers))
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    for state in optimizer_state["state"].values():
+        assert float(state.get("step", numbers[1])) == numbers[1]
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=save)
+    return [whole(param) for param in net.parameters()]
+
+
+class Scaled(nn.Module):
+    """Gives its two parameters any gradient: the number that its input is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(6, 2))
+
+    def forward(self, scale: Tensor) -> Tensor:
+        return self.first.sum() * scale + self.second.sum() * scale
+
+
+def entered(entry: str, key: str, options: dict[str, Any]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """A model whose parameters are stepped by one of the four entries."""
+    net = Scaled()
+    if entry == "after":
+        return net, [FusedOptimizer(net.parameters(), key, **options)]
+    if entry == "ddp":
+        ddp = DistributedDataParallel(net)
+        return ddp, [register_ddp(ddp, key, **options)]
+    if entry == "fsdp":
+        fully_shard(net)
+        return net, [register_fsdp(net, key, **options)]
+    apply_optimizer_in_backward(key, net.parameters(), options)
+    return net, get_in_backward_optimizers(net)
+
+
+def entries(rank: int, world: int, entry: str, key: str) -> None:
+    """What a user puts or writes into states counts, whichever entry steps the parameters, and as in torch."""
+    options = {"lr": 0.1}
+    net, optimizers = entered(entry, key, options)
+    other = Scaled()
+    wanted = TORCH[key](other.parameters(), foreach=False, **options)
+    state = {param: held for one in optimizers for param, held in one.state.items()}
+    assert not state
+
+    def owner(param: Tensor) -> torch.optim.Optimizer:
+        return next(one for one in optimizers for group in one.param_groups for p in group["params"] if p is param)
+
+    def cut(value: Any, param: Tensor) -> Any:
+        is_shard = hasattr(param, "placements") and isinstance(value, Tensor) and value.dim() > 0
+        return distribute_tensor(value, param.device_mesh, param.placements) if is_shard else copy.deepcopy(value)
+
+    def both(change: Any) -> None:
+        for mine, his in zip(net.parameters(), other.parameters()):
+            change(owner(mine).state, mine)
+            change(wanted.state, his)
+
+    def step(scale: float) -> None:
+        net(torch.tensor(scale)).backward()
+        for one in optimizers if entry == "after" else ():
+            one.step()
+        other(torch.tensor(scale)).backward()
+        wanted.step()
+        net.zero_grad()
+        wanted.zero_grad()
+        for mine, his in zip(net.parameters(), other.parameters()):
+            torch.testing.assert_close(whole(mine), his.detach(), rtol=1e-5, atol=2e-6)
+            held = owner(mine).state[mine]
+            assert float(held["step"]) == float(wanted.state[his]["step"])
+            for name, value in wanted.state[his].items():
+                torch.testing.assert_close(whole(held[name]), value, rtol=1e-5, atol=2e-6, check_dtype=False)
+
+    # Before the first step.
+    maker = Scaled()
+    source = TORCH[key](maker.parameters(), foreach=False, **options)
+    for _ in range(5):
+        maker(torch.tensor(0.5)).backward()
+        source.step()
+        source.zero_grad()
+    for mine, his, given in zip(net.parameters(), other.parameters(), maker.parameters()):
+        owner(mine).state[mine] = {name: cut(value, mine) for name, value in source.state[given].items()}
+        wanted.state[his] = copy.deepcopy(source.state[given])
+    step(0.0)
+    for number in range(3):
+        step(1.0 - number)
+    # A dict of his own with equal values, then a write in place, then a tensor in the place of another.
+    both(lambda state, param: state.update({param: {name: value.clone() for name, value in state[param].items()}}))
+    step(0.25)
+    both(lambda state, param: state[param]["step"].fill_(20))
+    step(-0.5)
+    both(lambda state, param: state[param].update(step=torch.tensor(40.0)))
+    step(0.75)
+
+
+def issue(rank: int, world: int, entry: str) -> None:
+    """Adam with a count of 5, moments of 1 and 4, and a gradient of 0."""
+    net, optimizers = entered(entry, "adam", {"lr": 0.1})
+    for one in optimizers:
+        for param in [p for group in one.param_groups for p in group["params"]]:
+            one.state[param] = {"step": 5, "exp_avg": torch.ones_like(param), "exp_avg_sq": torch.full_like(param, 4.0)}
+    net(torch.tensor(0.0)).backward()
+    for one in optimizers if entry == "after" else ():
+        one.step()
+    for param in net.parameters():
+        torch.testing.assert_close(whole(param), torch.full(param.shape, 0.9926), rtol=0, atol=5e-5)
+    assert all(held["step"] == 6 for one in optimizers for held in one.state.values())
