@@ -28,7 +28,15 @@ pub(crate) fn descriptors(py: Python<'_>) -> PyResult<Vec<Described>> {
         let fields = descriptor.fields.iter().map(|field| Ok((field.name, python(py, field.default)?)));
         let fields = fields.collect::<PyResult<_>>()?;
         let needs_f32 = descriptor.needs_f32_states.map(|(field, _)| field);
-        Ok((descriptor.name, descriptor.key(), fields, descriptor.carried, needs_f32, descriptor.is_scaled, descriptor.source))
+        Ok((
+            descriptor.name,
+            descriptor.key(),
+            fields,
+            descriptor.carried,
+            needs_f32,
+            descriptor.is_scaled,
+            descriptor.source,
+        ))
     };
     ALL.iter().map(described).collect()
 }

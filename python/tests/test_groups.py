@@ -1,4 +1,4 @@
-"""Param groups: a slip in a key or a value is refused before anything is stepped, and keys of others are kept."""
+"""Param groups: a slip in a key or a value is refused before anything is stepped, and keys of others are kept. 2 s."""
 
 import pytest
 import torch
