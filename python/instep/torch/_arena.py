@@ -87,12 +87,13 @@ class Arena:
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
         self.instead = torch.zeros(2 * ELEMENT * count if self.empty else 0, dtype=torch.uint8, device=self.device)
         carried = OPTIMIZERS[self.key].carried
+        # On the CPU, as in torch, where a GPU steps, too.
         self.numbers: dict[str, Tensor] = {}
         # SGD has no count in torch. It matters where rounding depends on it.
         if self.key != "sgd" or self.formats.seed_of(self.dtype, self.kind.word) is not None:
-            self.numbers["step"] = torch.zeros(count, dtype=torch.float32, device=self.device)
+            self.numbers["step"] = torch.zeros(count, dtype=torch.float32, device="cpu")
         if carried is not None:
-            self.numbers[carried] = torch.ones(count, dtype=torch.float64, device=self.device)
+            self.numbers[carried] = torch.ones(count, dtype=torch.float64, device="cpu")
         addresses = [self.numbers[name].data_ptr() if name in self.numbers else 0 for name in ("step", carried)]
         self.count_address, self.carried_address = addresses
         # What a user writes here tells a first step from others.
@@ -309,4 +310,4 @@ class Arena:
         """Writes into the vectors what a GPU has counted, which it waits for. A step on the CPU has done so."""
         if self.device.type == "cuda":
             for vector, values in zip(self.numbers.values(), zip(*self.counts()) if "step" in self.numbers else ()):
-                vector.copy_(torch.tensor(values, dtype=vector.dtype))
+                vector.copy_(torch.tensor(values, dtype=vector.dtype, device="cpu"))

@@ -198,11 +198,9 @@ class Engine:
                 "states": [run.data_ptr() for run in arena.states.values()],
                 "scales": [run.data_ptr() for run in arena.scales.values()],
                 "master": 0 if arena.master is None else arena.master.data_ptr(),
-                "counts": 0,
-                "carried": 0,
+                "counts": arena.count_address,
+                "carried": arena.carried_address,
             }
-            if arena.device.type == "cpu":
-                bound["counts"], bound["carried"] = arena.count_address, arena.carried_address
             return Prepared(arena.step_over(batch.indices, batch.grad_dtype), bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
