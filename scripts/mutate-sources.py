@@ -31,7 +31,8 @@ TESTS = {
     "rust": ["--test", "faults"],
 }
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
-PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes", "states")]}
+PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes", "states")],
+          "python, wrappers": [f"python/tests/test_{name}.py" for name in ("mistakes", "groups")]}
 DIFFERS = "differs from the CPU's"
 FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
@@ -304,6 +305,28 @@ FAULTS = [
           ("with other states", "optimizer", "            return True\n", "            pass\n", "test_momentum_may_cycle"),
           ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
            "test_counts_go_on_where_a_parameter_leaves"),
+      )],
+    *[(fault, "python, wrappers", f"python/instep/torch/{file}.py", old, new, test)
+      for fault, file, old, new, test in (
+          ("a cut placement that the norm leaves out", "_sharded", "if not placement.is_replicate():", "if placement.is_shard():",
+           "test_every_dimension_of_a_mesh_counts"),
+          ("a trust ratio of a shard", "_sharded", "if OPTIMIZERS[key].scales_by_norms:", "if False:", "test_what_a_shard_cannot_step"),
+          ("ranks that always agree", "_later", "most != -least", "False", "test_a_rank_with_another_rate"),
+          ("a conversion that is not seen", "_wrapped", "if forms == self._forms:", "if True:", "test_a_model_that_is_converted"),
+          ("hooks that stay behind", "fsdp", "            self._hooks[param] = watch(param, self._arrive)\n", "",
+           "test_shards_are_stepped_where_torch_has_moved_them"),
+          ("a parameter that takes a gradient too late", "_wrapped", "            if param.requires_grad:", "            if False:",
+           "test_a_parameter_that_takes_a_gradient_too_late"),
+          ("a gradient that is changed", "_stepped", "if self._now() != self._then:", "if False:", "test_a_gradient_that_is_changed"),
+          ("a clip over a list of DTensors", "_stepped", "Later(sample != self._sample)", "Later(sample != sample)",
+           "test_a_gradient_that_is_changed"),
+          ("gradients that are kept", "_stepped", "        warnings.warn(_KEPT, stacklevel=2)\n", "", "test_gradients_that_are_added"),
+          ("zeros that are kept", "_stepped", "not (torch.equal(sample, self._sample) and sample.any())", "False",
+           "test_zeros_and_passes_without_sync"),
+          ("a second division by the scale", "_stepped", "if own is not None and not is_unscaled:", "if own is not None:",
+           "test_a_second_division_by_the_scale"),
+          ("a second optimizer", "_running", "if owner is None or any(", "if True or any(", "test_another_optimizer_over"),
+          ("a slip in a key", "_groups", "(1 if len(meant) < 6 else 2)", "0", "test_a_slip_in_a_key"),
       )],
 ]
 

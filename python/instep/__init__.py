@@ -36,14 +36,16 @@ class Descriptor:
     """The name of the number that it carries beside the step count."""
     needs_float32_states: Union[str, None]
     """The hyperparameter that, if it is on, needs all bits of the states."""
+    scales_by_norms: bool
+    """Whether norms of the whole parameter scale its change."""
     source: str
     """The publication of the algorithm."""
 
 
 OPTIMIZERS: Mapping[str, Descriptor] = MappingProxyType(
     {
-        key: Descriptor(name, MappingProxyType(dict(defaults)), carried, needs, source)
-        for name, key, defaults, carried, needs, source in _native.descriptors()
+        key: Descriptor(name, MappingProxyType(dict(defaults)), carried, needs, scales, source)
+        for name, key, defaults, carried, needs, scales, source in _native.descriptors()
     }
 )
 """Every optimizer by its key, such as ``"adamw"``."""

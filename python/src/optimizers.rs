@@ -10,13 +10,14 @@ use pyo3::types::PyDict;
 use crate::errors::raised;
 
 /// A descriptor as Python sees it: name, key, hyperparameters with their defaults, name of the carried number,
-/// hyperparameter that needs states of f32, source.
+/// hyperparameter that needs states of f32, whether norms of the whole parameter scale its change, source.
 type Described = (
     &'static str,
     String,
     Vec<(&'static str, Py<PyAny>)>,
     Option<&'static str>,
     Option<&'static str>,
+    bool,
     &'static str,
 );
 
@@ -27,7 +28,15 @@ pub(crate) fn descriptors(py: Python<'_>) -> PyResult<Vec<Described>> {
         let fields = descriptor.fields.iter().map(|field| Ok((field.name, python(py, field.default)?)));
         let fields = fields.collect::<PyResult<_>>()?;
         let needs_f32 = descriptor.needs_f32_states.map(|(field, _)| field);
-        Ok((descriptor.name, descriptor.key(), fields, descriptor.carried, needs_f32, descriptor.source))
+        Ok((
+            descriptor.name,
+            descriptor.key(),
+            fields,
+            descriptor.carried,
+            needs_f32,
+            descriptor.is_scaled,
+            descriptor.source,
+        ))
     };
     ALL.iter().map(described).collect()
 }

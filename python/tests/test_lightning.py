@@ -38,6 +38,10 @@ class Module(lightning.LightningModule):
 
 
 def fit(module: Module, folder, epochs: int, resume=None, **options) -> tuple[list[Tensor], torch.optim.Optimizer, object]:
+    if options.get("precision") == "16-mixed":  # By this name alone, Lightning takes bfloat16 on a CPU, and no scaler.
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        mixed = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
+        options = {**options, "precision": None, "plugins": mixed}
     torch.manual_seed(1)
     data = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 1)), batch_size=8)
     trainer = lightning.Trainer(

@@ -20,6 +20,9 @@ Hyper = dict[str, Any]
 RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
 
+KNOWN = frozenset(name for optimizer in OPTIMIZERS.values() for name in optimizer.defaults)
+"""Scripts give one group to several optimizers, so a hyperparameter of another one is no slip."""
+
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
@@ -44,13 +47,18 @@ def _plain(name: str, value: Any, default: Any) -> Any:
         if not isinstance(value, (tuple, list)) or len(value) != len(default):
             raise ValueError(f"{name} = {value!r}: not {len(default)} numbers; give as many")
         return tuple(_number(name, part) for part in value)
-    return bool(value) if isinstance(default, bool) else _number(name, value)
+    number = _number(name, value)
+    return bool(number) if isinstance(default, bool) else number
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)):
+        # Python reads numbers from text, and takes any text for true.
         raise TypeError(f"{name} = {value!r}: a text; give a number")
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} = {value!r}: not a number; give one") from None
 
 
 def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
@@ -69,11 +77,12 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
     """Refuses settings of a group that would step otherwise than their user means."""
     known = OPTIMIZERS[key].defaults
     refuse_other_rule(key, group)
-    others = group.keys() - known.keys() - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
+    others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
     for name in sorted(others, key=str):
-        meant = [hyper for hyper in known if _is_misspelt(str(name), hyper)]
-        if meant:
-            raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant[0]}?")
+        edits, meant = min((_edits(str(name).lower(), hyper), hyper) for hyper in known)
+        # Short names are near to words of their own: "meta" is two letters from "betas".
+        if edits <= (1 if len(meant) < 6 else 2):
+            raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant}?")
     _native.state_names(key, hyper_of(key, group))
 
 
@@ -87,11 +96,8 @@ def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
         raise ValueError(f"{flag} = {group[flag]}: {OPTIMIZERS[key].name} has no such option here; it is another rule")
 
 
-def _is_misspelt(name: str, meant: str) -> bool:
-    """Whether one name is the other with at most two mistakes, one in a short name. Two neighbours that swap are one."""
-    name, most = name.lower(), 2 if len(meant) > 4 else 1
-    if abs(len(name) - len(meant)) > most:
-        return False
+def _edits(name: str, meant: str) -> int:
+    """The mistakes that make one name of the other: letters lost, added or replaced, and neighbours swapped."""
     before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))
     for i, letter in enumerate(name, 1):
         last, before, row = before, row, [i]
@@ -100,7 +106,7 @@ def _is_misspelt(name: str, meant: str) -> bool:
             if i > 1 and j > 1 and (letter, name[i - 2]) == (meant[j - 2], other):
                 edits = min(edits, last[j - 2] + 1)
             row.append(edits)
-    return row[-1] <= most
+    return row[-1]
 
 
 class Settings:

@@ -47,13 +47,9 @@ def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: 
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
     if device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"parameter on {device}: no kernel runs there; use cpu or cuda")
-    if holders and formats.states_of(dtype) == "8bit":
-        raise NotImplementedError(
-            "states='8bit': a shard's blocks are not those of the whole parameter; use 'float32' or 'bfloat16'"
-        )
     if shard.numel() > 0 and (is_distributed(shard) or shard.data_ptr() == 0):
         raise NotImplementedError(
-            f"parameter of type {type(param).__name__}: without memory of its own; give plain tensors or DTensors"
+            f"parameter of type {type(shard).__name__}: without memory of its own; give plain tensors or DTensors"
         )
     if shard.is_neg():
         raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .. import OPTIMIZERS
+from ._formats import Formats
 
 Holders = tuple[tuple[dist.ProcessGroup, str], ...]
 """For each dimension that a tensor is cut along, the ranks that hold its shards, and the type of their device."""
@@ -65,13 +69,34 @@ def whole(value: Tensor) -> Tensor:
 
 def holders_of(param: Tensor) -> Holders:
     """The ranks whose shards make up a parameter. Ranks that have copies are not among them."""
-    if not is_distributed(param):
+    # DDP over tensor parallelism has plain parameters, and notes here what they were.
+    spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
+    if spec is None:
         return ()
-    mesh: Any = param.device_mesh  # type: ignore[attr-defined]  # of DTensor
+    mesh: Any = spec.device_mesh
     holders = []
-    for dim, placement in enumerate(param.placements):  # type: ignore[attr-defined]  # of DTensor
+    for dim, placement in enumerate(spec.placements):
         if placement.is_partial():
             raise NotImplementedError("parameter with a Partial placement: its value is a sum over ranks; redistribute it")
-        if placement.is_shard():
+        if not placement.is_replicate():  # `is_shard` knows the plain kind of shards alone.
             holders.append((mesh.get_group(dim), mesh.device_type))
     return tuple(holders)
+
+
+def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
+    """Refuses what a rank cannot step by the elements that it holds."""
+    shard = shard_of(param)
+    if is_traceable_wrapper_subclass(shard):
+        word = type(shard).__name__
+        raise NotImplementedError(f"parameter of {word}: kernels know no such elements; step it by another optimizer")
+    if not holders:
+        return
+    if formats.states == "8bit":
+        raise NotImplementedError(
+            "states='8bit': a shard's blocks are not those of the whole parameter; use 'float32' or 'bfloat16'"
+        )
+    if OPTIMIZERS[key].scales_by_norms:
+        raise NotImplementedError(
+            f"{OPTIMIZERS[key].name}: scales a change by norms of the whole parameter, of which this rank holds a shard; "
+            "use another optimizer, or parameters that are not cut"
+        )

@@ -14,23 +14,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakTensorKeyDictionary
 
-_used: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Of the watched parameters, whether a gradient has come. Not an attribute: that would be saved with a model, without the
-hook that sets it."""
+_used: set[int] = set()
+"""Identities of the watched parameters that have had a gradient. An attribute would be saved with a model, without the hook
+that sets it, and a weak reference would keep torch from converting the parameter."""
 
 
 def watch(params: Iterable[Tensor]) -> None:
     """Notes from now on when a parameter's gradient is accumulated."""
     for param in params:
-        if param not in _used:
-            _used[param] = False
+        if _note not in (param._post_accumulate_grad_hooks or {}).values():
+            _used.discard(id(param))
             param.register_post_accumulate_grad_hook(_note)
 
 
 def _note(param: Tensor) -> None:
-    _used[param] = True
+    _used.add(id(param))
 
 
 class Usage:
@@ -42,14 +41,13 @@ class Usage:
 
     def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
         """Asks all ranks which of these were used: a future, and flags that are complete after it."""
-        flags = torch.tensor([_used[param] for param in params], dtype=torch.int32, device=device)
+        flags = torch.tensor([id(param) in _used for param in params], dtype=torch.int32, device=device)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work.get_future(), flags
 
     def clear(self) -> None:
         """Begins anew, after the last bucket."""
-        for param in self.params:
-            _used[param] = False
+        _used.difference_update(map(id, self.params))
 
 
 def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:

@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, starts_in
 from ._futures import awaited, joined, wait_for
+from ._later import Agreement
 from ._norm import GlobalNorm
+from ._running import claim, refuse_attached, refuse_claimed
+from ._stepped import SteppedGradients, refuse_scaler
 from ._usage import usage_of
-from .optimizer import FusedOptimizer, address, refuse_late_scaler
+from ._wrapped import Wrapped, before_backward, before_forward
+from .optimizer import FusedOptimizer, address
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -87,6 +92,7 @@ class DDPOptimizer(FusedOptimizer):
     """The optimizer that `register_ddp` makes."""
 
     _runs_in_backward = True
+    _made_by = "register_ddp"
 
     def __init__(
         self,
@@ -107,11 +113,18 @@ class DDPOptimizer(FusedOptimizer):
         self._managed = set(managed)
         self._own = {param for group in self.param_groups for param in group["params"]}
         self._refuse_others(self._own)
-        self._group = ddp.process_group
-        self._world_size = dist.get_world_size(self._group)
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
         self._decides = max_norm is not None or self._skip_nonfinite
+        self._refuse_cut(self._own)
+        refuse_claimed(self._own)
+        refuse_attached(managed)
+        if ddp._comm_hooks:
+            raise RuntimeError(
+                "register_ddp: this model has a communication hook, and DDP takes one; name it in hook= instead"
+            )
+        self._group = ddp.process_group
+        self._world_size = dist.get_world_size(self._group)
         # The sum of float16 gradients may overflow where their mean does not.
         self._divides_first = any(param.dtype == torch.float16 for param in managed)
         self._divisor = 1 if self._divides_first else self._world_size
@@ -123,12 +136,37 @@ class DDPOptimizer(FusedOptimizer):
         # By the type and length of a bucket and its parameters' identities, these parameters and what `starts_in` found.
         self._starts: dict[tuple[Any, ...], tuple[list[Tensor], Optional[list[int]]]] = {}
         self._usage = usage_of(ddp, managed)
+        self._agreement = Agreement((self._group, param.device) for param in managed[:1])
+        self._stepped = SteppedGradients(self._own, self._own == self._managed or not ddp.gradient_as_bucket_view)
         self.hook = self._hook()
         ddp.register_comm_hook(None, self.hook)
+        self._wrapped = Wrapped(ddp, managed, frozen_in(ddp.module) if params is None else [])
+        before_forward(ddp, self._refuse_unhooked)
+        if gradients != "clear":
+            before_backward(ddp, lambda _: self._stepped.warn_if_kept())
+        claim(self)
 
     def _refuse_others(self, params: Iterable[Tensor]) -> None:
-        if not self._managed.issuperset(params):
-            raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
+        if self._managed.issuperset(params):
+            return
+        if any(not param.requires_grad for param in params):
+            raise ValueError(
+                "params: one of them takes no gradient, so DDP sums none; leave it out, or unfreeze it and wrap anew"
+            )
+        raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
+
+    def _refuse_cut(self, params: Iterable[Tensor]) -> None:
+        """Refuses norms over tensor parallelism: sums over its ranks cannot wait in a callback of DDP's."""
+        if self._decides and any(self._holders_of(param) for param in params):
+            raise NotImplementedError(
+                "max_norm, skip_nonfinite, grad_scaler: this rank holds a shard of a parameter, and DDP does not know "
+                "who holds the rest; use fully_shard and register_fsdp"
+            )
+
+    def _refuse_unhooked(self) -> None:
+        """Before a forward pass: DDP's own hooks must be where gradients come."""
+        self._wrapped.refuse_converted()
+        self._wrapped.refuse_unfrozen("unfreeze it before you wrap the model")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters of the model from the next backward on."""
@@ -140,7 +178,13 @@ class DDPOptimizer(FusedOptimizer):
             except ValueError:
                 self.param_groups.pop()
                 raise
+            try:
+                refuse_claimed(set(added) - self._own)
+            except RuntimeError:
+                self.param_groups.pop()
+                raise
             self._own.update(added)
+            self._stepped.params = list(self._own)
             self._starts.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,12 +194,14 @@ class DDPOptimizer(FusedOptimizer):
         return AFTER[self._gradients]
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``: backward has stepped."""
-        refuse_late_scaler(self, self._scaler)
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        """Does nothing but to call ``closure``, and to refuse what comes too late: backward has stepped."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        refuse_scaler(self, self._scaler)
+        self._stepped.refuse_changes()
+        return result
 
     def _all_reduce(self, bucket: GradBucket) -> Future[Tensor]:
         return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
@@ -177,6 +223,9 @@ class DDPOptimizer(FusedOptimizer):
             summed = self._sum(bucket)
             if not isinstance(summed, torch._C.Future):
                 raise TypeError(f"hook: returned {type(summed).__name__}; return the Future of the sum")
+            if bucket.is_last():
+                self._agreement.ask(self._in_common)
+                self._note_at_the_end()
             sums: list[Future[Any]] = [summed]
             flags = None
             if self._usage is not None:
@@ -216,10 +265,23 @@ class DDPOptimizer(FusedOptimizer):
         address = buffer.data_ptr()
         return [address + start for start in starts]
 
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
+        return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
+
+    def _note_at_the_end(self) -> None:
+        """Looks at the gradients after DDP has put them where they stay, which is what it does after its last hook."""
+        if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
+            queue = Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._stepped.note))
+
     def _begin(self) -> None:
         """Before the first bucket of a backward pass: nothing of an earlier one is under way any more."""
         with self._guard:
             self._reduced, self._expected = [], None
+            self._agreement.read()
+            self._stepped.read()
             # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
             self._follow_states()
             self._adopt(p for group in self.param_groups for p in group["params"])
@@ -275,6 +337,11 @@ class DDPOptimizer(FusedOptimizer):
         for future in {id(future): future for future in [*waiting, result]}.values():
             if not future.done():
                 future.set_exception(failure)  # type: ignore[arg-type]  # torch types it as a result
+
+
+def frozen_in(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters that take no gradient yet, with their names."""
+    return [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
 
 
 class Failure(RuntimeError):

@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._engine import Batch, Prepared
+from ._later import Agreement, Member
 from ._norm import GlobalNorm
+from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
-from .in_backward import ATTACHED
-from .optimizer import FusedOptimizer, address, refuse_late_scaler
+from ._stepped import SteppedGradients, refuse_scaler
+from ._wrapped import Wrapped, before_backward, before_forward
+from .ddp import frozen_in
+from .optimizer import FusedOptimizer, address
 
 GRADIENTS = ("average", "clear")
 
@@ -59,6 +61,10 @@ def register_fsdp(
 
     """
     if not isinstance(module, (FSDPModule, FullyShardedDataParallel)):
+        if any(isinstance(inner, (FSDPModule, FullyShardedDataParallel)) for inner in module.modules()):
+            raise TypeError(
+                f"{type(module).__name__}: modules inside it are sharded, but not itself; call fully_shard on it too, last"
+            )
         raise TypeError(f"{type(module).__name__}: not sharded; call fully_shard on it first")
     if grad_scaler is not None and gradients != "average":
         raise ValueError("gradients: the scaler looks for infinities in them after backward; use 'average' with it")
@@ -70,8 +76,8 @@ def register_fsdp(
 class Unit:
     """The parameters that FSDP reduces together."""
 
-    def __init__(self, params: list[Tensor], holders: Optional[Holders]) -> None:
-        self.params, self.holders = params, holders
+    def __init__(self, params: list[Tensor], holders: Optional[Holders], members: list[Member]) -> None:
+        self.params, self.holders, self.members = params, holders, members
         self.arrived: list[Tensor] = []
 
     @property
@@ -84,6 +90,7 @@ class FSDPOptimizer(FusedOptimizer):
     """The optimizer that `register_fsdp` makes."""
 
     _runs_in_backward = True
+    _made_by = "register_fsdp"
 
     def __init__(
         self,
@@ -106,21 +113,46 @@ class FSDPOptimizer(FusedOptimizer):
         chosen = list(self._unit_of) if params is None else list(params)
         self._refuse_whole(module, params is None)
         super().__init__(chosen or [{"params": []}], optimizer, max_norm=max_norm, **options)
-        own = {param for group in self.param_groups for param in group["params"]}
-        if not own <= self._unit_of.keys():
-            raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
-        if any(param in _watched for param in own):
-            raise RuntimeError("params: another register_fsdp steps one of them; name others, or call it once")
+        self._own = {param for group in self.param_groups for param in group["params"]}
+        self._refuse_others()
+        refuse_claimed(self._own)
+        refuse_attached(self._own)
         for unit in self._units:
-            unit.params = [param for param in unit.params if param in own]
+            unit.params = [param for param in unit.params if param in self._own]
+        own = [param for unit in self._units for param in unit.params]
         self._pass: Optional[int] = None
+        self._failure: Optional[Exception] = None
         self._measured: list[tuple[Batch, Prepared]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._spread = list(dict.fromkeys(self._holders_of(param) for unit in self._units for param in unit.params))
-        for param in own:
-            watch(param, self._arrive)
-        if self._decides and any(unit.holders is not None for unit in self._units):
-            module.register_forward_hook(self._begin_in_backward)
+        self._spread = list(dict.fromkeys(map(self._holders_of, own)))
+        self._agreement = Agreement(member for unit in self._units for member in unit.members)
+        self._stepped = SteppedGradients(own)
+        self._hooks = {param: watch(param, self._arrive) for param in own}
+        self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
+        before_forward(module, self._follow_conversions)
+        self._may_hold_nothing = any(unit.holders is not None for unit in self._units)
+        before_backward(module, self._open)
+        claim(self)
+
+    def _refuse_others(self) -> None:
+        others = self._own - self._unit_of.keys()
+        if any(not param.requires_grad for param in others):
+            raise ValueError(
+                "params: one of them takes no gradient, so backward cannot step it; leave it out, or unfreeze it first"
+            )
+        if others:
+            raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
+
+    def _follow_conversions(self) -> None:
+        """Before a forward pass: the hooks go along with parameters that torch has moved to other tensors."""
+        converted = self._wrapped.converted()
+        if any(not is_distributed(param) for _, param in converted):
+            self._wrapped.refuse_converted()  # FSDP1 trains its own memory, of which these were views.
+        for _, param in converted:
+            self._hooks[param].remove()
+            self._hooks[param] = watch(param, self._arrive)
+        self._wrapped.follow()
+        self._wrapped.refuse_unfrozen("unfreeze it before register_fsdp")
 
     def _refuse_whole(self, module: nn.Module, is_for_all: bool) -> None:
         """A parameter that FSDP ignores would never be stepped, without a word."""
@@ -140,28 +172,32 @@ class FSDPOptimizer(FusedOptimizer):
         raise TypeError("FSDPOptimizer: belongs to the hooks of its model, so it has no copy; save its state_dict()")
 
     def _holders_of(self, param: Tensor) -> Holders:
-        held_by = self._unit_of[param].holders
-        return super()._holders_of(param) if held_by is None else held_by
+        unit = self._unit_of.get(param)
+        return super()._holders_of(param) if unit is None or unit.holders is None else unit.holders
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Does nothing but to call ``closure``, and to make the states that loading looks for: backward has stepped."""
-        refuse_late_scaler(self, self._scaler)
         if not self._engine.places:
             self._adopt(p for group in self.param_groups for p in group["params"] if p.grad is not None)
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        refuse_scaler(self, self._scaler)
+        self._stepped.refuse_changes()
+        return result
 
-    def _begin_in_backward(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Lets this rank decide with the others if FSDP1 has given it no part of any parameter that is used."""
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._open)
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
+        return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
 
     def _open(self, _: Tensor) -> None:
         with self._guard:
-            self._begin()
+            self._stepped.warn_if_kept()
+            if self._may_hold_nothing:
+                # A rank to which FSDP1 has given no part of any parameter that is used decides with the others.
+                self._begin()
 
     @torch.no_grad()
     def _arrive(self, param: Tensor) -> None:
@@ -170,13 +206,16 @@ class FSDPOptimizer(FusedOptimizer):
             self._begin()
             unit = self._unit_of[param]
             if any(param is other for other in unit.arrived):
-                raise RuntimeError(
-                    "parameter: reduced twice in one backward, and its first gradient is stepped with; "
-                    "call set_requires_gradient_sync(False) for all but the last"
+                self._fail(
+                    RuntimeError(
+                        "parameter: reduced twice in one backward, and its first gradient is stepped with; "
+                        "call set_requires_gradient_sync(False) for all but the last"
+                    )
                 )
+                return
             unit.arrived.append(param)
             if unit.is_complete:
-                self._complete(unit)
+                self._try(self._complete, unit)
 
     def _begin(self) -> None:
         """Opens a pass with its first gradient. What an earlier one left when it failed is forgotten."""
@@ -186,13 +225,31 @@ class FSDPOptimizer(FusedOptimizer):
         for unit in self._units:
             unit.arrived.clear()
         self._measured.clear()
-        self._follow_states()
+        self._failure = None
         if self._decides:
             scale = None if self._scaler is None else self._scaler._get_scale_async()
             self._pass_norm().begin((1, 1.0, address(scale), 0))
         self._opt_called = True  # What schedulers of torch look for.
         self._pass = current
         Variable._execution_engine.queue_callback(self._end)
+        self._try(self._follow)
+
+    def _follow(self) -> None:
+        self._agreement.read()
+        self._stepped.read()
+        self._follow_states()
+
+    def _try(self, call: Callable[..., None], *given: Any) -> None:
+        """Calls it, unless the pass has failed. What it raises, backward raises after the sums that other ranks wait for."""
+        if self._failure is not None:
+            return
+        try:
+            call(*given)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
 
     def _pass_norm(self) -> GlobalNorm:
         return self._norm({shard_of(param).device for unit in self._units for param in unit.params})
@@ -227,21 +284,27 @@ class FSDPOptimizer(FusedOptimizer):
         """After backward, and after what FSDP does then: steps what waits, and lets the caller's stream wait for it."""
         with self._guard:
             self._pass = None
+            self._agreement.ask(self._in_common)
+            has_stepped = any(unit.arrived for unit in self._units)
             for unit in self._units:
                 if unit.arrived and not unit.is_complete:
-                    self._complete(unit)
+                    self._try(self._complete, unit)
                 unit.arrived.clear()
             if self._decides:
                 self._decide()
             for device, stream in self._streams.items():
                 torch.cuda.current_stream(device).wait_stream(stream)
+            if has_stepped:  # Noted after FSDP1 has put the gradients where they stay.
+                Variable._execution_engine.queue_callback(self._stepped.note)
+            if self._failure is not None:
+                raise self._failure
 
     def _decide(self) -> None:
         measured, self._measured = self._measured, []
         norm = self._pass_norm()
         with self._stream_on(norm.device):
             decided = norm.decide(self._max_norm, self._skip_nonfinite, self._spread)
-            for batch, prepared in measured:
+            for batch, prepared in measured if self._failure is None else []:
                 self._engine.step_decided(batch, prepared, decided)
         if self._clears:
             for batch, _ in measured:
@@ -263,17 +326,13 @@ class Arrival:
         """Keeps the gradient until the unit is stepped."""
 
 
-_watched: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Parameters that an optimizer of this module steps. A second one would step them again, without a word."""
-
-
-def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> None:
-    """Has a function called for each reduced gradient of a parameter."""
-    _watched[param] = True
+def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
+    """Has a function called for each reduced gradient of a parameter. Returns the hook, which can be removed."""
     if is_distributed(param):
-        param.register_post_accumulate_grad_hook(arrive)
-    else:
-        setattr(param, ATTACHED, [*getattr(param, ATTACHED, []), Arrival(param, arrive)])
+        return param.register_post_accumulate_grad_hook(arrive)
+    arrival = Arrival(param, arrive)
+    setattr(param, ATTACHED, [arrival])
+    return arrival
 
 
 def units_of(root: nn.Module) -> list[Unit]:
@@ -283,10 +342,10 @@ def units_of(root: nn.Module) -> list[Unit]:
 
     def visit(module: nn.Module, unit: Optional[Unit]) -> None:
         if isinstance(module, FullyShardedDataParallel):
-            unit = Unit([], holders_in(module))
+            unit = Unit([], holders_in(module), members_in(module))
             units.append(unit)
         elif isinstance(module, FSDPModule):
-            unit = Unit([], None)
+            unit = Unit([], None, [])
             units.append(unit)
         for child in module.children():
             visit(child, unit)
@@ -295,6 +354,8 @@ def units_of(root: nn.Module) -> list[Unit]:
             if unit is not None and is_ours and param.requires_grad and param not in seen:
                 seen.add(param)
                 unit.params.append(param)
+                if unit.holders is None:
+                    unit.members.extend(members_of(param.device_mesh))  # type: ignore[attr-defined]  # of DTensor
 
     visit(root, None)
     return [unit for unit in units if unit.params]
@@ -312,6 +373,22 @@ def holders_in(module: FullyShardedDataParallel) -> Holders:
         raise NotImplementedError(
             "NO_SHARD: nothing is sharded, and FSDP tells no optimizer of a gradient; use DDP and register_ddp"
         )
+    if module._fsdp_extension is not None:
+        raise NotImplementedError(
+            "FullyShardedDataParallel over tensor parallelism: it does not say who holds the rest; use fully_shard"
+        )
     group, device = module.process_group, module.compute_device
     assert group is not None and device is not None, "FSDP1 has both after it has wrapped a module"
     return ((group, device.type),)
+
+
+def members_in(module: FullyShardedDataParallel) -> list[Member]:
+    """The ranks that FSDP1 trains a module with: those that hold its shards, and those that have copies of them."""
+    device = module.compute_device or torch.device("cpu")
+    groups = [module.process_group, getattr(module, "_inter_node_pg", None)]
+    return [(group, device) for group in groups if group is not None]
+
+
+def members_of(mesh: Any) -> list[Member]:
+    """The ranks along each dimension of a mesh."""
+    return [(mesh.get_group(dim), torch.device(mesh.device_type)) for dim in range(mesh.ndim)]

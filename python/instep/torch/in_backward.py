@@ -22,14 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ._engine import Engine, in_param_order
 from ._formats import Formats
 from ._futures import awaited, joined, wait_for
+from ._later import Agreement
+from ._running import ATTACHED, refuse_claimed
 from ._usage import usage_of, watch
+from ._wrapped import Wrapped, before_forward
 from .optimizer import FusedOptimizer, key_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
-
-ATTACHED = "_in_backward_optimizers"
-"""PyTorch's own attribute, which DDP looks for."""
 
 
 class InBackwardOptimizer(FusedOptimizer):
@@ -95,6 +95,7 @@ def apply_optimizer_in_backward(
         made.append((param, InBackwardOptimizer(param, shared[time - 1], optimizer_kwargs)))
         if register_hook and not param.requires_grad:
             raise ValueError("parameter: takes no gradient, so backward cannot step it; leave it out, or register_hook=False")
+    refuse_claimed(param for param, _ in made)
     for param, optimizer in made:
         # PyTorch's own names, which other code of its users may read.
         for name, value in (
@@ -146,10 +147,16 @@ class BucketHook:
         self.params = [p for p in ddp._get_data_parallel_params(ddp.module) if p.requires_grad]
         self.usage = usage_of(ddp, self.params)
         self.is_queued = False
+        self.agreement = Agreement((self.group, param.device) for param in self.params[:1])
+        self.failure: Optional[Exception] = None
+        self.wrapped = Wrapped(ddp, self.params, [])
+        before_forward(ddp, self.wrapped.refuse_converted)
 
     def __call__(self, _: Any, bucket: GradBucket) -> Future[Tensor]:
         params, buffer = bucket.parameters(), bucket.buffer()
         grads = in_param_order(params, bucket.gradients())
+        if bucket.index() == 0:
+            self._begin()
         if not self.is_queued and torch._C._current_graph_task_id() != -1:
             # There is no backward pass where a rank has joined, and no gradient to take away.
             Variable._execution_engine.queue_callback(self._after_backward)
@@ -160,6 +167,8 @@ class BucketHook:
             buffer.div_(divisor)
             divisor = 1
         sums: list[Future[Any]] = [dist.all_reduce(buffer, group=self.group, async_op=True).get_future()]
+        if bucket.is_last():
+            self.agreement.ask(self._in_common)
         flags: Optional[Tensor] = None
         if self.usage is not None:
             asked, flags = self.usage.anywhere(params, buffer.device)
@@ -169,10 +178,25 @@ class BucketHook:
 
         def step(_: Future[Any]) -> Tensor:
             wait_for(sums)
+            if self.failure is not None:
+                raise self.failure
             self._step(params, grads, flags, divisor)
             return buffer
 
         return joined(sums).then(awaited(step))
+
+    def _begin(self) -> None:
+        self.failure = None
+        try:
+            self.agreement.read()
+        except RuntimeError as error:
+            self.failure = error  # After the sum, which other ranks wait for.
+
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        attached = [one for param in self.params for one in getattr(param, ATTACHED, [])]
+        ours = [one for one in attached if isinstance(one, InBackwardOptimizer)]
+        return [(one._key, one._formats, one._settings.of(one.param_groups[0])) for one in ours]
 
     @torch.no_grad()
     def _step(self, params: list[Tensor], grads: list[Tensor], flags: Optional[Tensor], divisor: int) -> None:

@@ -24,7 +24,7 @@ from ._groups import RUNNING, Hyper, Settings, kept_states, torchs_keys
 from ._kinds import kind_of, refuse_group
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, holders_of
+from ._sharded import Holders, holders_of, refuse_unsteppable
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced, show
 
 
@@ -87,6 +87,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             refuse_group(self._key, self._formats, self.param_groups[-1])
+            for param in self.param_groups[-1]["params"]:
+                refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
         except Exception:
             self.param_groups.pop()
             raise

@@ -1,0 +1,76 @@
+"""Numbers that a device still computes, and what ranks agree on by them.
+
+A rank that is about to stop must not leave the others in a sum, so ranks ask in every pass and read a pass later. On a
+GPU that read waits for work of the last pass alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class Later:
+    """Numbers to read later, complete after some work."""
+
+    def __init__(self, numbers: Tensor, work: Optional[dist.Work] = None) -> None:
+        self._numbers, self._work, self._event = numbers, work, None
+        if numbers.device.type != "cuda":
+            return
+        stream = _streams.setdefault(numbers.device, torch.cuda.Stream(numbers.device))
+        stream.wait_stream(torch.cuda.current_stream(numbers.device))
+        with torch.cuda.stream(stream):
+            if work is not None:
+                work.wait()  # The stream waits, not the host.
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            numbers.record_stream(stream)
+            self._event = stream.record_event()
+
+    def read(self) -> list[float]:
+        """The numbers, when they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        elif self._work is not None:
+            self._work.wait()
+        return self._numbers.tolist()
+
+
+Member = tuple[dist.ProcessGroup, torch.device]
+"""A group of ranks, and the device of numbers that it compares."""
+
+
+class Agreement:
+    """Whether the ranks of some groups step with the same settings."""
+
+    def __init__(self, groups: Iterable[Member]) -> None:
+        self._groups = list(dict.fromkeys(groups))
+        self._asked: list[Later] = []
+
+    def ask(self, settings: Callable[[], object]) -> None:
+        """Compares the settings of this pass, without waiting. Every rank calls it in every pass."""
+        try:
+            text = repr(settings())
+        except Exception:
+            text = ""  # The step says what is wrong with them, after the sums that other ranks wait for.
+        value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        for group, device in self._groups:
+            most_and_least = torch.tensor([value, -value], device=device)
+            work = dist.all_reduce(most_and_least, dist.ReduceOp.MAX, group=group, async_op=True)
+            self._asked.append(Later(most_and_least, work))
+
+    def read(self) -> None:
+        """Raises if the ranks' settings differed in the last pass: on all ranks alike."""
+        answers, self._asked = [later.read() for later in self._asked], []
+        if any(most != -least for most, least in answers):
+            raise RuntimeError(
+                "hyperparameters: ranks stepped with different ones in the last pass, so their parameters differ now; "
+                "set the same on every rank, and load a checkpoint"
+            )

@@ -1,0 +1,77 @@
+"""Optimizers that run inside backward: nobody else may step their parameters.
+
+A second optimizer would step them again, without a word. No reference to a parameter is weak here: torch does not swap
+tensors that have weak references, and so would not convert a sharded model.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+ATTACHED = "_in_backward_optimizers"
+"""PyTorch's own attribute of parameters, which DDP and FSDP1 look for."""
+
+
+class Running(Protocol):
+    """What is known of an optimizer that runs inside backward."""
+
+    param_groups: list[dict[str, Any]]
+    _own: set[Tensor]
+    _made_by: str
+
+
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def claim(optimizer: Running) -> None:
+    """Lets an optimizer have its parameters to itself from now on."""
+    _watch_steps()
+    _running.add(optimizer)
+
+
+def refuse_claimed(params: Iterable[Tensor]) -> None:
+    """Refuses parameters that backward steps already."""
+    params = set(params)
+    if _owner_of(params) is not None:
+        gc.collect()  # A model that nobody has any more keeps its optimizer until then.
+    owner = _owner_of(params)
+    if owner is not None:
+        raise RuntimeError(f"params: another {owner._made_by} steps one of them; name others, or call it once")
+
+
+def refuse_attached(params: Iterable[Tensor]) -> None:
+    """Refuses parameters that have an optimizer of their own."""
+    if any(getattr(param, ATTACHED, None) for param in params):
+        raise RuntimeError("params: apply_optimizer_in_backward steps one of them; name others, or use one of the two alone")
+
+
+def _owner_of(params: set[Tensor]) -> Any:
+    return next((one for one in list(_running) if not params.isdisjoint(one._own)), None)
+
+
+@functools.cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_refuse_second)
+
+
+def _refuse_second(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Refuses the step of an ordinary optimizer over parameters that backward has stepped."""
+    if not _running or optimizer in _running:
+        return
+    params = {param for group in optimizer.param_groups for param in group["params"]}
+    owner = _owner_of(params)
+    # Wrappers that step their inner optimizer have its groups.
+    if owner is None or any(group is own for group in optimizer.param_groups for own in owner.param_groups):
+        return
+    raise RuntimeError(
+        f"{type(optimizer).__name__}: its parameters are stepped inside backward by {type(owner).__name__} already; "
+        "step each by one of them alone"
+    )

@@ -1,0 +1,98 @@
+"""What a model's wrapper counts on, looked at before every forward pass: its hooks are on the parameters of that time.
+
+torch moves a converted parameter to another tensor, where the wrapper's hooks do not follow, and hooks no parameter that
+takes a gradient later. Nothing would be stepped then, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_form = attrgetter("_cdata", "dtype", "device")
+"""The tensor that a parameter is, whose hooks torch keeps by its type and device."""
+
+
+class OfOneModel:
+    """A hook that a copy of its model does not have."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *given: Any) -> Any:
+        return self._call(*given)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _nothing, ()
+
+
+def _nothing() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
+class Wrapped:
+    """The parameters of a wrapped model, as its optimizer found them."""
+
+    def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
+        names = {id(param): name for name, param in model.named_parameters()}
+        self.params = list(stepped)
+        self.names = [names.get(id(param), "parameter") for param in self.params]
+        self.frozen = list(frozen)
+        self._forms = list(map(_form, self.params))
+
+    def converted(self) -> list[tuple[str, Tensor]]:
+        """Those that have become other tensors, or tensors of another type or device."""
+        forms = list(map(_form, self.params))
+        if forms == self._forms:
+            return []
+        return [(name, p) for name, p, one, two in zip(self.names, self.params, self._forms, forms) if one != two]
+
+    def follow(self) -> None:
+        """Takes the tensors as they are now."""
+        self._forms = list(map(_form, self.params))
+
+    def refuse_converted(self) -> None:
+        """Raises if there are any, since the wrapper cannot follow."""
+        for name, param in self.converted():
+            raise RuntimeError(
+                f"{name}: converted to {param.dtype} on {param.device} after it was wrapped, and the hooks did not follow; "
+                "convert first, then wrap and register anew"
+            )
+
+    def refuse_unfrozen(self, remedy: str) -> None:
+        """Raises if a parameter takes a gradient that took none."""
+        for name, param in self.frozen:
+            if param.requires_grad:
+                raise RuntimeError(
+                    f"{name}: takes a gradient, which it did not when it was wrapped, so nothing steps it; {remedy}"
+                )
+
+
+def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
+    """Has a model checked before each forward pass that may be followed by a backward."""
+
+    def call(*_: Any) -> None:
+        if torch.is_grad_enabled():
+            check()
+
+    model.register_forward_pre_hook(OfOneModel(call))
+
+
+def before_backward(model: nn.Module, begin: Callable[[Tensor], Optional[Tensor]]) -> None:
+    """Calls a function with the first gradient of each output, before any parameter has one."""
+
+    def watch(_: nn.Module, __: Any, output: Any) -> None:
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(begin)
+
+    model.register_forward_hook(OfOneModel(watch))

@@ -1,0 +1,427 @@
+"""What every rank runs where a loop that torch would obey does something else here: each is said, on all ranks alike."""
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import instep
+from instep.torch import FusedOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers, register_ddp, register_fsdp
+
+SHARDED = [key for key in instep.OPTIMIZERS if not instep.OPTIMIZERS[key].scales_by_norms]
+WRAPPERS = ["ddp", "ddp-view", "fsdp2", "fsdp1"]
+
+
+def raised(call: Callable[[], Any], error: type = RuntimeError) -> str:
+    """The text of what a call raises; nothing if it returns."""
+    try:
+        call()
+    except error as text:
+        return str(text)
+    return ""
+
+
+def net() -> nn.Module:
+    """Two linear layers, alike on all ranks."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def wrap(wrapper: str, model: nn.Module) -> nn.Module:
+    """A model under one of the wrappers."""
+    if wrapper.startswith("ddp"):
+        return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == "ddp-view")
+    if wrapper == "fsdp1":
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def registered(wrapper: str, key: str = "sgd", model: Optional[nn.Module] = None, **options: Any) -> tuple[nn.Module, Any]:
+    """A wrapped model, and the optimizer that steps it inside backward."""
+    model = wrap(wrapper, net() if model is None else model)
+    return model, (register_ddp if wrapper.startswith("ddp") else register_fsdp)(model, key, **options)
+
+
+def train(model: nn.Module) -> None:
+    """One backward pass."""
+    model(torch.ones(2, 4)).pow(2).sum().backward()
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    """Copies of what this rank holds of the parameters."""
+    return [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in model.parameters()]
+
+
+def zero_one(model: nn.Module) -> None:
+    [p for p in model.parameters() if p.grad is not None and p.numel() > 0][0].grad.zero_()
+
+
+def none_one(model: nn.Module) -> None:
+    [p for p in model.parameters() if p.grad is not None][0].grad = None
+
+
+CHANGES = {
+    "clip": lambda model: torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1e-3),
+    "clip one by one": lambda model: torch.nn.utils.clip_grad_norm_(
+        [p for p in model.parameters() if p.grad is not None], 1e-3, foreach=False
+    ),
+    "zero": zero_one,
+    "none": none_one,
+}
+
+
+def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
+    """A gradient that is changed between backward and `step` is refused; one that is read is not. The next pass goes on."""
+    keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
+    for key in keys if change == "clip" else keys[:1]:
+        model, stepped = registered(wrapper, key)
+        for _ in range(2):
+            train(model)
+            torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None and p.grad.numel() > 0])
+            if change is not None:
+                CHANGES[change](model)
+            text = raised(stepped.step)
+            assert ("clip by max_norm=" in text) == (change is not None), (key, text)
+            stepped.zero_grad()
+            stepped.step()
+
+
+def closure_change(rank: int, world: int, wrapper: str) -> None:
+    """So is one that a closure changes, as Lightning clips; a closure that clears gradients first is none."""
+    model, stepped = registered(wrapper)
+
+    def closure(clips: bool) -> None:
+        stepped.zero_grad()
+        train(model)
+        if clips:
+            CHANGES["clip"](model)
+
+    for _ in range(2):
+        stepped.step(lambda: closure(False))
+    assert "clip by max_norm=" in raised(lambda: stepped.step(lambda: closure(True)))
+
+
+def unscaled(rank: int, world: int, wrapper: str) -> None:
+    """A scaler's unscale_ would divide a second time."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model, stepped = registered(wrapper, lr=0.1, grad_scaler=scaler)
+    for is_wrong in (False, True, False):
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        if is_wrong:
+            scaler.unscale_(stepped)
+        text = raised(lambda: scaler.step(stepped))
+        assert ("unscale_ has divided" in text) == is_wrong, text
+        scaler.update()
+        stepped.zero_grad()
+
+
+def settings_apart(rank: int, world: int, wrapper: str, key: str = "adamw") -> None:
+    """A rank that changes a rate alone stops all ranks in the next pass, and hangs none."""
+    if wrapper == "in-backward":
+        model = net()
+        apply_optimizer_in_backward(key, model.parameters(), {"lr": 0.1})
+        model = DistributedDataParallel(model)
+        groups = [optimizer.param_groups[0] for optimizer in get_in_backward_optimizers(model)]
+    else:
+        model, stepped = registered(wrapper, key, lr=0.1)
+        groups = stepped.param_groups
+    for _ in range(3):
+        train(model)
+    if rank == 1:
+        groups[-1]["lr"] = 0.2
+    train(model)
+    assert "ranks stepped with different ones" in raised(lambda: train(model))
+    groups[-1]["lr"] = 0.2
+    assert "ranks stepped with different ones" in raised(lambda: train(model))
+    train(model)
+
+
+def options_apart(rank: int, world: int, wrapper: str) -> None:
+    """So do options that differ from the beginning."""
+    model, _ = registered(wrapper, max_norm=1.0 + rank)
+    train(model)
+    assert "ranks stepped with different ones" in raised(lambda: train(model))
+
+
+def wrong_on_one_rank(rank: int, world: int, wrapper: str, max_norm: Optional[float]) -> None:
+    """A rate that one rank cannot step with is raised there, after the sums that the others wait for."""
+    model, stepped = registered(wrapper, lr=0.1, max_norm=max_norm)
+    train(model)
+    stepped.param_groups[0]["lr"] = -1.0 if rank == 1 else 0.1
+    text = raised(lambda: train(model), (ValueError, RuntimeError))
+    assert ("lr = -1" in text) == (rank == 1), text
+
+
+def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
+    """Accumulation where every backward steps is warned of, once."""
+    model, stepped = registered(wrapper)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            output = model(torch.ones(2, 4)).pow(2).sum()
+            if clears:
+                stepped.zero_grad()  # After forward, as many loops have it.
+            output.backward()
+    texts = [str(one.message) for one in caught if "accumulate under no_sync()" in str(one.message)]
+    assert len(texts) == (0 if clears else 1), texts
+
+
+def zeros_kept(rank: int, world: int, wrapper: str) -> None:
+    """Zeros may stay: adding to them is no accumulation. Nor is a pass without sync."""
+    model, stepped = registered(wrapper, foreach=True)  # So that torch zeroes a list, and counts no versions of DTensors.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for step in range(4):
+            if wrapper == "fsdp2":
+                model.set_requires_gradient_sync(False)
+                train(model)
+                model.set_requires_gradient_sync(True)
+                train(model)
+            else:
+                with model.no_sync():
+                    train(model)
+                train(model)
+            stepped.zero_grad(set_to_none=wrapper == "fsdp1")
+
+
+def another(rank: int, world: int, wrapper: str) -> None:
+    """Another optimizer over the same parameters is refused when it steps, whoever came first; a wrapper of ours is not."""
+    model = wrap(wrapper, net())
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    apart = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    stepped = (register_ddp if wrapper.startswith("ddp") else register_fsdp)(model, "sgd", lr=0.1)
+    later = FusedOptimizer(model.parameters(), "adamw")
+    for _ in range(2):
+        train(model)
+        before = values(model)
+        for other, name in ((first, "SGD"), (later, "FusedOptimizer")):
+            text = raised(other.step)
+            assert f"{name}: its parameters are stepped inside backward by {type(stepped).__name__}" in text, text
+        assert all(torch.equal(a, b) for a, b in zip(before, values(model)))
+        apart.step()
+        stepped.zero_grad()
+
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__([nn.Parameter(torch.ones(1))], {})
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def step(self) -> None:
+            self.inner.step()
+
+    train(model)
+    Outer(stepped).step()
+
+
+def claimed(rank: int, world: int) -> None:
+    """A parameter has one way to be stepped inside backward; a model that is gone gives its parameters back."""
+    model = net()
+    wrapped, stepped = registered("ddp", model=model)
+    assert "another register_ddp" in raised(functools.partial(register_ddp, wrapped))
+    assert "another register_ddp" in raised(lambda: register_ddp(DistributedDataParallel(model)))
+    assert "another register_ddp" in raised(lambda: apply_optimizer_in_backward("sgd", model.parameters(), {}))
+    del wrapped, stepped
+    registered("ddp", model=model)
+    model = net()
+    apply_optimizer_in_backward("sgd", model.parameters(), {})
+    assert "apply_optimizer_in_backward steps one" in raised(lambda: register_ddp(DistributedDataParallel(model)))
+    hooked = DistributedDataParallel(net())
+    hooked.register_comm_hook(None, lambda _, bucket: bucket.buffer())
+    assert "name it in hook= instead" in raised(lambda: register_ddp(hooked))
+
+
+def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
+    """A model that is converted after it was registered is refused before its next forward pass: nothing would be stepped."""
+    model, _ = registered(wrapper, lr=0.1)
+    for _ in range(steps):
+        train(model)
+    model.to(torch.bfloat16)
+    assert "convert first, then wrap and register anew" in raised(lambda: model(torch.ones(2, 4, dtype=torch.bfloat16)))
+    if wrapper != "fsdp1":
+        with torch.no_grad():  # No backward follows, so nothing would be missed.
+            model(torch.ones(2, 4, dtype=torch.bfloat16))
+
+
+def converted_in_backward(rank: int, world: int) -> None:
+    """The same with optimizers in backward."""
+    model = net()
+    apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
+    model = DistributedDataParallel(model)
+    train(model)
+    model.to(torch.bfloat16)
+    assert "convert first, then wrap and register anew" in raised(lambda: model(torch.ones(2, 4, dtype=torch.bfloat16)))
+
+
+def moved_shards(rank: int, world: int) -> None:
+    """torch swaps sharded parameters when it converts a model. The next backward steps them, or says why not."""
+    x = torch.ones(2, 4, dtype=torch.bfloat16)
+    for key in SHARDED:
+        model, stepped = registered("fsdp2", key, lr=1.0)
+        model.to(torch.bfloat16)
+        for _ in range(2):
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.fill_(0.01)  # Small, so that every optimizer's first step shows in 16 bits.
+            before = values(model)
+            model(x).sum().backward()
+            assert not any(torch.equal(a, b) for a, b in zip(before, values(model)) if a.numel()), key
+            stepped.zero_grad()
+            model.to("cpu")  # Swaps them again, for equal ones.
+            model.to_empty(device="cpu")
+        model.to(torch.float32)
+        assert raised(lambda: train(model))  # FSDP2's own buffers have kept the old type.
+
+
+def unfrozen(rank: int, world: int, wrapper: str) -> None:
+    """A parameter that takes a gradient after it was wrapped is refused by its name, and so is one that takes none."""
+    model = net()
+    model[0].weight.requires_grad_(False)
+    if wrapper != "fsdp1":  # FSDP1 takes no frozen parameter beside others.
+        wrapped, _ = registered(wrapper, model=model)
+        train(wrapped)
+        frozen = next(wrapped.parameters())
+        frozen.requires_grad_(True)
+        text = raised(lambda: train(wrapped))
+        assert "0.weight: takes a gradient, which it did not" in text, text
+        frozen.requires_grad_(False)
+        wrapped.zero_grad()
+        train(wrapped)
+    model = net()
+    model[0].requires_grad_(False)
+    wrapped = wrap(wrapper, model if wrapper != "fsdp1" else nn.Sequential(wrap("fsdp1", model[0]), wrap("fsdp1", model[1])))
+    register = register_ddp if wrapper.startswith("ddp") else register_fsdp
+    text = raised(lambda: register(wrapped, "sgd", params=list(wrapped.parameters())), ValueError)
+    assert "takes no gradient" in text, text
+
+
+def copied(rank: int, world: int) -> None:
+    """A copy of a model, as a moving average makes it, has none of its hooks."""
+    model, stepped = registered("ddp", lr=0.1)
+    train(model)
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    twin = copy.deepcopy(model)
+    twin.module.to(torch.bfloat16)
+    twin.module(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    average.update_parameters(model.module)
+    stepped.step()
+
+
+def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
+    """Two layers cut over the second dimension of a mesh, then by FSDP over the first."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def norm_over_two_dimensions(rank: int, world: int, entry: str) -> None:
+    """On a mesh of 2 x 2 every rank has one element of the gradient (1, 2, 3, 4), and the norm is 5.477 on all."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    whole = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    if entry == "register_fsdp":
+
+        class Weight(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(distribute_tensor(torch.zeros(4), mesh["tp"], [Shard(0)]))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return (self.weight * distribute_tensor(x, mesh["tp"], [Shard(0)])).sum()
+
+        model = fully_shard(Weight(), mesh=mesh["dp"])
+        param = model.weight
+        assert any(isinstance(placement, _StridedShard) for placement in param.placements), param.placements
+        stepped = register_fsdp(model, "sgd", lr=1.0, max_norm=1.0)
+        model(whole).backward()
+    else:
+        param = nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [_StridedShard(0, split_factor=2), Shard(0)]))
+        stepped = FusedOptimizer([param], "sgd", lr=1.0, max_norm=1.0)
+        param.grad = distribute_tensor(whole, mesh, param.placements)
+        stepped.step()
+    assert abs(stepped.last_norm() - 30**0.5) < 1e-6, stepped.last_norm()
+    assert torch.allclose(param.full_tensor(), -whole / 30**0.5, atol=1e-5), param.full_tensor()
+
+
+def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional[float]) -> None:
+    """FSDP over tensor parallelism steps as one process does."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    alone = net()
+    model = tensor_parallel(net(), mesh)
+    stepped = register_fsdp(model, key, max_norm=max_norm)
+    wanted = FusedOptimizer(alone.parameters(), key, max_norm=max_norm)
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(8, 4)
+        for side in (model, alone):
+            side(x).pow(2).sum().backward()
+        wanted.step()
+        if max_norm is not None:
+            assert abs(stepped.last_norm() / wanted.last_norm() - 1) < 1e-5, (stepped.last_norm(), wanted.last_norm())
+        for side in (stepped, wanted):
+            side.zero_grad()
+        for p, q in zip(model.parameters(), alone.parameters()):
+            assert torch.allclose(p.full_tensor(), q, rtol=1e-4, atol=1e-5), step
+            with torch.no_grad():
+                q.copy_(p.full_tensor())
+
+
+def unfit_shards(rank: int, world: int) -> None:
+    """What a rank cannot step by its shard is refused when the optimizer is made, at every entry."""
+    from torch.distributed.tensor import Partial, Shard
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def refused(text: str, call: Callable[[], Any]) -> None:
+        found = raised(call, NotImplementedError)
+        assert text in found, found
+
+    for key, options, text in [("lamb", {}, "LAMB: scales a change"), ("adamw", {"states": "8bit"}, "blocks")]:
+        for wrapper in ("fsdp2", "fsdp1"):
+            model = wrap(wrapper, net())
+            refused(text, lambda: register_fsdp(model, key, **options))
+        shards = list(wrap("fsdp2", net()).parameters())
+        refused(text, lambda: FusedOptimizer(shards, key, **options))
+        refused(text, lambda: apply_optimizer_in_backward(key, shards, options))
+        added = FusedOptimizer([nn.Parameter(torch.ones(1))], key, **options)
+        refused(text, lambda: added.add_param_group({"params": shards}))
+        assert len(added.param_groups) == 1
+        register_ddp(wrap("ddp", net()), key, **options)
+    mesh = init_device_mesh("cpu", (world,))
+    plain = TwoTensor(torch.ones(4), torch.ones(4))
+    for subclass in (plain, DTensor.from_local(plain, mesh, [Shard(0)], run_check=False)):
+        refused("parameter of TwoTensor", lambda: FusedOptimizer([nn.Parameter(subclass)], "sgd"))
+    partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False))
+    refused("Partial placement", lambda: FusedOptimizer([partial], "sgd"))
+
+
+def ddp_over_tensor_parallelism(rank: int, world: int) -> None:
+    """DDP does not know the ranks beside it that hold the rest of a parameter, so it takes no norm over them."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = net()
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    _pre_dp_module_transform(model)
+    model = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+    assert "who holds the rest" in raised(lambda: register_ddp(model, max_norm=1.0), NotImplementedError)
+    assert "scales a change" in raised(lambda: register_ddp(model, "lamb"), NotImplementedError)
+
+
+def texts(rank: int, world: int) -> None:
+    """A module that is not sharded itself, and shards of a subclass that has no memory."""
+    inner = net()
+    fully_shard(inner[0])
+    assert "modules inside it are sharded, but not itself" in raised(lambda: register_fsdp(inner), TypeError)
+    assert "not sharded; call fully_shard" in raised(lambda: register_fsdp(net()), TypeError)

@@ -1,0 +1,103 @@
+"""Param groups: a slip in a key or a value is refused before anything is stepped, and keys of others are kept. 2 s."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import instep
+from instep.torch import FusedOptimizer, apply_optimizer_in_backward, register_ddp, register_fsdp
+from instep.torch._groups import KNOWN
+
+KEPT = [
+    "params",
+    "param_names",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_momentum",
+    "max_momentum",
+    "swa_lr",
+    "lr_scale",
+    "lr_mult",
+]
+KEPT += ["group_name", "name", "meta", "tag", "id", "wd", "step", "d_lr", "foreach", "fused", "capturable", "differentiable"]
+KEPT += ["layer_decay", "fix_step", "use_muon", "is_frozen", "weight_decay_end", 3]
+
+
+def slips(name: str) -> list[str]:
+    """A letter lost, doubled, replaced, or put before its neighbour."""
+    middle = len(name) // 2
+    doubled, swapped = name[:middle] + name[middle] + name[middle:], name[:-2] + name[-1] + name[-2]
+    lost = [name[:middle] + name[middle + 1 :]] if len(name) > 2 else []
+    return [one for one in (*lost, doubled, swapped, name.upper()) if one != name]
+
+
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_a_slip_in_a_key_is_refused_with_the_name_that_was_meant(key):
+    for name in instep.OPTIMIZERS[key].defaults:
+        for slip in slips(name):
+            if slip in KNOWN:
+                continue
+            optimizer = FusedOptimizer([nn.Parameter(torch.ones(1))], key)
+            group = {"params": [nn.Parameter(torch.ones(1))], slip: 0.1}
+            for call in (lambda: FusedOptimizer([group], key), lambda: optimizer.add_param_group(dict(group))):
+                with pytest.raises(TypeError, match=f"{slip}: .* has no such hyperparameter; did you mean {name}"):
+                    call()
+            assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_keys_of_others_are_kept(key):
+    group = {
+        "params": [nn.Parameter(torch.ones(1))],
+        **{name: None for name in KEPT if name not in ("params", "param_names")},
+    }
+    group |= {name: None for name in KNOWN if name not in instep.OPTIMIZERS[key].defaults}
+    group |= {"decoupled_weight_decay": key == "adamw", "differentiable": False}
+    kept = FusedOptimizer([group], key).param_groups[0]
+    assert all(name in kept for name in KEPT if name != "param_names")
+
+
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_text_is_no_number(key):
+    for name, default in instep.OPTIMIZERS[key].defaults.items():
+        for wrong in ("1e-3", "False", b"1", None, [0.1]):
+            value = (wrong, wrong) if isinstance(default, tuple) else wrong
+            with pytest.raises((TypeError, ValueError), match=name):
+                FusedOptimizer([nn.Parameter(torch.ones(1))], key, **{name: value})
+            optimizer = FusedOptimizer([nn.Parameter(torch.ones(1))], key)
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+            optimizer.param_groups[0][name] = value
+            with pytest.raises((TypeError, ValueError), match=name):
+                optimizer.step()
+            assert optimizer.param_groups[0]["params"][0] == 1
+
+
+def test_every_entry_refuses_a_slip():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2)
+        group = {"params": list(model.parameters()), "weight_decya": 0.1}
+        with pytest.raises(TypeError, match="did you mean weight_decay"):
+            register_ddp(DistributedDataParallel(model), "adamw", params=[group])
+        sharded = fully_shard(nn.Linear(2, 2))
+        with pytest.raises(TypeError, match="did you mean weight_decay"):
+            register_fsdp(sharded, "adamw", params=[{**group, "params": list(sharded.parameters())}])
+        with pytest.raises(TypeError, match="has no such hyperparameter"):
+            apply_optimizer_in_backward("adamw", model.parameters(), {"weight_decya": 0.1})
+        with pytest.raises(TypeError, match="lr = '1e-3': a text"):
+            apply_optimizer_in_backward("adamw", model.parameters(), {"lr": "1e-3"})
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_last_norm_is_there_after_an_ordinary_step():
+    param = nn.Parameter(torch.zeros(2))
+    optimizer = FusedOptimizer([param], "sgd", lr=1.0, max_norm=1.0)
+    assert optimizer.last_norm() is None
+    param.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert optimizer.last_norm() == 5.0
