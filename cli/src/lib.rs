@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod console;
 pub mod diff;
+pub mod environment;
 mod failure;
 pub mod info;
 pub mod plan;

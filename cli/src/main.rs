@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use instep_cli::{Failure, bench, diff, info, plan, replay};
+use instep_cli::{Failure, bench, diff, environment, info, plan, replay};
 
 #[derive(Parser)]
 #[command(name = "instep", version, about)]
@@ -40,6 +40,12 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    // Before a long run, and beside its results: the run itself is not wrong.
+    for line in
+        environment::misspelt(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
+    {
+        let _ = writeln!(std::io::stderr(), "instep: {line}");
+    }
     let outcome = match command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),

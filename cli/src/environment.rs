@@ -1,0 +1,85 @@
+//! The environment's variables that the library and this command read, so that a misspelt one is named and not passed over.
+
+use strsim::osa_distance;
+
+/// Every variable that a program reads; what a build or a test reads is not here.
+const KNOWN: [&str; 10] = [
+    "INSTEP_BENCH_KERNELS",
+    "INSTEP_CUDA",
+    "INSTEP_DEADLINE_MS",
+    "INSTEP_ID_FILE",
+    "INSTEP_ISA",
+    "INSTEP_LEDGER",
+    "INSTEP_NCCL",
+    "INSTEP_PREFETCH",
+    "INSTEP_SPIN_US",
+    "INSTEP_THREADS",
+];
+
+/// Mistakes in a name that still says which one was meant.
+const MOST_EDITS: usize = 2;
+
+/// A line for each of these names that is one of the variables but for a mistake or two.
+pub fn misspelt(names: impl Iterator<Item = String>) -> Vec<String> {
+    let ours =
+        names.filter(|name| name.to_uppercase().starts_with("INST") && !KNOWN.contains(&name.as_str()));
+    let told = ours.filter_map(|name| {
+        let distance = |known: &&&str| osa_distance(&name.to_uppercase(), known);
+        let meant = KNOWN.iter().min_by_key(distance)?;
+        let is_close = distance(&meant) <= MOST_EDITS;
+        is_close.then(|| format!("{name} is set, and nothing reads it; did you mean {meant}?"))
+    });
+    told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_named_with_what_was_meant_and_no_other_is() {
+        let told = |name: &str| misspelt([name.to_owned()].into_iter());
+        for (wrong, meant) in [
+            ("INSTEP_THREDS", "INSTEP_THREADS"),
+            ("INSTEP_IAS", "INSTEP_ISA"),
+            ("instep_threads", "INSTEP_THREADS"),
+            ("INSTEP_DEADLINE", ""),
+            ("INSTP_PREFETCH", "INSTEP_PREFETCH"),
+        ] {
+            let lines = told(wrong);
+            assert_eq!(lines.first().is_some_and(|line| line.contains(meant)), !meant.is_empty(), "{wrong}");
+        }
+        for right in KNOWN.into_iter().chain(["INSTEP_REQUIRE_GPU", "INSTEP_GPU_SEED", "INSTANCE", "PATH"]) {
+            assert!(told(right).is_empty(), "{right}");
+        }
+    }
+
+    /// A variable that a program reads and that is not in the list would be told to be misspelt, or its slip would not be.
+    #[test]
+    fn the_list_has_every_variable_of_the_library_and_of_this_command() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut folders = vec![root.join("src"), root.join("cli/src")];
+        let mut found = std::collections::BTreeSet::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs")
+                    && !path.ends_with("environment.rs")
+                {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let words = text.split('"').filter(|word| word.starts_with("INSTEP_"));
+                    let is_name =
+                        |word: &&str| word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+                    found.extend(words.filter(is_name).map(str::to_owned));
+                }
+            }
+        }
+        // What the build script hands over, and what a test demands.
+        let built =
+            ["INSTEP_KERNELS_FATBIN", "INSTEP_KERNELS_MISSING", "INSTEP_REQUIRE_KERNELS", "INSTEP_COMMIT"];
+        built.iter().for_each(|name| _ = found.remove(*name));
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), KNOWN);
+    }
+}
