@@ -1,4 +1,6 @@
-//! The environment's variables that the library and this command read, so that a misspelt one is named and not passed over.
+//! The environment's variables that the library and this command read, so that a misspelt one is named.
+//!
+//! A name that is near none of them is somebody else's: nothing is said of it. A test keeps the list whole.
 
 use strsim::osa_distance;
 

@@ -19,12 +19,24 @@ INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
 }
 
 /* The top bit is set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
-INSTEP_INLINE uint32_t special(float x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
+template <class F>
+INSTEP_INLINE auto special(F x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
+
+/* Whether a rule's update is a quotient between two functions, which a loop may compute in rounds of their own. */
+template <class Rule, class = void>
+struct HasRounds {
+    static constexpr bool value = false;
+};
+
+template <class Rule>
+struct HasRounds<Rule, decltype(static_cast<void>(Rule::template denominator<float>))> {
+    static constexpr bool value = true;
+};
 
 /* Of one element after its update. A rule that is scaled by norms does not step its parameter here. */
-template <class Rule, uint32_t HIDDEN>
-INSTEP_INLINE uint32_t found_in(float param, float sum, const float* state) {
-    uint32_t found = 0;
+template <class Rule, uint32_t HIDDEN, class F>
+INSTEP_INLINE auto found_in(F param, F sum, const F* state) {
+    decltype(special(param)) found = {};
     if constexpr (!IsScaled<Rule>::value) found = special(param);
     if constexpr ((HIDDEN & HIDDEN_GRADIENT) != 0) found |= special(sum);
     if constexpr (Rule::STATES > 0 && (HIDDEN & hidden_state(0)) != 0) found |= special(state[0]);

@@ -4,11 +4,21 @@
 #ifndef INSTEP_CPU_SELF_TEST_H
 #define INSTEP_CPU_SELF_TEST_H
 
-#include "numeric/math.h"
+#include "cpu/coding.h"
 
 namespace {
 
-/* Properties that flags can break and no macro reports: contraction, subnormals, rounding to even. */
+INSTEP_INLINE bool has_thresholds() {
+#if INSTEP_HAS_VECTORS
+    return has_thresholds_of_the_roots<true, false>() && has_thresholds_of_the_roots<false, false>() &&
+           has_thresholds_of_the_roots<true, true>() && has_thresholds_of_the_roots<false, true>();
+#else
+    return true;
+#endif
+}
+
+/* Properties that flags can break and no macro reports: contraction, subnormals, rounding to even. The last is one of the
+ * processor: its rough roots lead to the codes of its roots. */
 __attribute__((noinline)) uint32_t broken_property() {
     volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
     if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would leave 2^-24 */
@@ -18,6 +28,7 @@ __attribute__((noinline)) uint32_t broken_property() {
     if (one + tie != 1.0f || (one + 0x1p-23f) + tie != 1.0f + 0x1p-22f) return 3;
     volatile float two = 2.0f, three = 3.0f;
     if (bits_of(square_root(two)) != 0x3fb504f3u || bits_of(one / three) != 0x3eaaaaabu) return 4;
+    if (!has_thresholds()) return 5;
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #define INSTEP_CPU_STEP_H
 
 #include "cpu/bfloat16.h"
+#include "cpu/eight_bit.h"
 #include "cpu/scaled.h"
 #include "numeric/control.h"
 
@@ -48,13 +49,23 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
     return run(scalars, multiplier, position, ahead_bytes, tile.count, params, grads, states);
 }
 
+/* Whether the loop of 8-bit states can step the tile. */
+template <class Rule>
+bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, uint32_t flags) {
+    const bool is_common = (flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]);
+    return INSTEP_HAS_VECTORS && HasRounds<Rule>::value && args.moments == INSTEP_MOMENTS_8BIT && is_common &&
+           tile.count % INSTEP_QUANTUM == 0;
+}
+
 template <class Rule>
 uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     const typename Rule::Scalars scalars = scalars_of<Rule>(record);
     const float multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
     const RandomKey key = random_key(args.seed, record.steps + 1);
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
-    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
+    const uint32_t flags = Rule::flags(scalars);
+    const bool is_coded = has_coded_loop<Rule>(args, tile, flags);
+    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && (args.moments == INSTEP_MOMENTS_F32 || is_coded) &&
                           (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
     const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
     char* const param = static_cast<char*>(param_of(args, tile));
@@ -85,6 +96,11 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier)) {
             return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key, ahead_bytes);
         }
+#if INSTEP_HAS_VECTORS
+        if constexpr (HasRounds<Rule>::value) {
+            if (is_coded) return step_coded_tile<Rule>(args, scalars, multiplier, is_first, each_part);
+        }
+#endif
         each_part([&](const Part& part, uint64_t grad_offset) {
             nonfinite |= step_part<Rule>(part, scalars, multiplier, grad_offset, is_first);
         });

@@ -6,9 +6,8 @@
 #ifndef INSTEP_CPU_STREAMS_H
 #define INSTEP_CPU_STREAMS_H
 
-#include "numeric/codes.h"
+#include "cpu/coding.h"
 #include "numeric/dtype.h"
-#include "numeric/random.h"
 #include "numeric/remainder.h"
 
 namespace {
@@ -104,26 +103,6 @@ __attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding
     }
 }
 
-template <bool SIGNED>
-__attribute__((noinline)) void decode_block(float scale, uint32_t count, const uint8_t* __restrict from,
-                                            float* __restrict to) {
-    for (uint32_t i = 0; i < count; ++i) {
-        to[i] = SIGNED ? from_signed_code(from[i], scale) : from_unsigned_code(from[i], scale);
-    }
-}
-
-template <bool SIGNED, bool STOCHASTIC>
-__attribute__((noinline)) void encode_block(float scale, const RandomPosition& position, uint32_t stream,
-                                            uint32_t count, const float* __restrict from, uint8_t* __restrict to) {
-    const RandomPosition at = position;
-    const float factor = coding_factor(SIGNED, scale);
-    for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t random = STOCHASTIC ? at.bits(i, stream) : 0;
-        to[i] = SIGNED ? signed_code(from[i], scale, factor, STOCHASTIC, random)
-                       : unsigned_code(from[i], scale, factor, STOCHASTIC, random);
-    }
-}
-
 /* The run starts at the first element of a block. */
 __attribute__((noinline)) void decode_run(bool is_signed, uint32_t count, const uint8_t* from, const float* scales,
                                           float* to) {
@@ -139,24 +118,13 @@ __attribute__((noinline)) void encode_run(bool is_signed, const Rounding& roundi
                                           const float* from, uint8_t* to, float* scales) {
     for (uint32_t at = 0; at < count; at += INSTEP_QUANTUM) {
         const uint32_t length = count - at < INSTEP_QUANTUM ? count - at : INSTEP_QUANTUM;
-        int32_t largest = 0;
-        for (uint32_t i = 0; i < length; ++i) {
-            const int32_t magnitude = magnitude_bits(from[at + i]);
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        const float scale = block_scale(static_cast<uint32_t>(largest));
+        const float scale = block_scale(largest_magnitude(from + at, length));
         scales[at / INSTEP_QUANTUM] = scale;
-        if (!is_coded(scale)) {
-            __builtin_memset(to + at, 0, length);
-            continue;
-        }
-        const RandomPosition position = rounding.advanced_by(at).position;
+        const Coding coding = {from + at, to + at, scale, coding_factor(is_signed, scale), rounding.advanced_by(at).position, stream};
         if (is_signed) {
-            rounding.stochastic ? encode_block<true, true>(scale, position, stream, length, from + at, to + at)
-                                : encode_block<true, false>(scale, position, stream, length, from + at, to + at);
+            rounding.stochastic ? encode_block<true, true>(coding, length) : encode_block<true, false>(coding, length);
         } else {
-            rounding.stochastic ? encode_block<false, true>(scale, position, stream, length, from + at, to + at)
-                                : encode_block<false, false>(scale, position, stream, length, from + at, to + at);
+            rounding.stochastic ? encode_block<false, true>(coding, length) : encode_block<false, false>(coding, length);
         }
     }
 }

@@ -54,7 +54,7 @@ INSTEP_DEVICE Words coded(const Place& place, uint32_t k, bool is_signed, uint32
         const uint32_t random = stochastic ? place.random(at + i, FIRST_STATE_STREAM + k) : 0;
         const uint32_t code = is_signed ? signed_code(four.x[i], scale, factor, stochastic, random)
                                         : unsigned_code(four.x[i], scale, factor, stochastic, random);
-        set_element<8>(codes, i, code);
+        set_element<8>(codes, i, code & 0xffu);
     }
     codes.word[0] = is_coded(scale) ? codes.word[0] : 0;
     return codes;

@@ -34,61 +34,85 @@ INSTEP_INLINE float block_scale(uint32_t largest_magnitude) {
 /* Whether a block of this scale has codes. */
 INSTEP_INLINE bool is_coded(float scale) { return scale >= SMALLEST_SCALE; }
 
+/* What follows takes one value as float and uint32_t, or a vector of them (cpu/vectors.h). */
+
 /* To the nearest integer, ties to even, of 0 <= x < 2^22: the sum has no room for a fraction. */
-INSTEP_INLINE uint32_t nearest_integer(float x) { return bits_of(x + 12582912.0f) - 0x4b400000u; }
+template <class F>
+INSTEP_INLINE auto nearest_integer(F x) { return bits_of(x + 12582912.0f) - 0x4b400000u; }
 
-/* The largest integer not above, of the same; of an integer it may be the one below. */
-INSTEP_INLINE uint32_t floor_integer(float x) { return nearest_integer(x < 0.5f ? 0.0f : x - 0.5f); }
+/* The same as a real number. */
+template <class F>
+INSTEP_INLINE F nearest_whole(F x) { return (x + 12582912.0f) - 12582912.0f; }
 
-INSTEP_INLINE float squared(float x) { return x * x; }
-INSTEP_INLINE float to_the_fourth(float x) { return squared(squared(x)); }
+/* The largest whole number not above, of the same; of a whole number it may be the one below. */
+template <class F>
+INSTEP_INLINE F whole_below(F x) { return nearest_whole(x < 0.5f ? F{} : x - 0.5f); }
+
+template <class F>
+INSTEP_INLINE F squared(F x) { return x * x; }
+template <class F>
+INSTEP_INLINE F to_the_fourth(F x) { return squared(squared(x)); }
 INSTEP_INLINE float real(uint32_t code) { return static_cast<float>(static_cast<int32_t>(code)); }
-
-/* Compares how far `value` is from `low` to `high` with 16 random bits: this probability keeps the mean. */
-INSTEP_INLINE uint32_t is_drawn(float value, float low, float high, uint32_t random) {
-    return value - low > real(random) * 0x1p-16f * (high - low);
-}
-
-/* The largest of a block always gets the largest code, and no element gets a larger one. */
-INSTEP_INLINE uint32_t capped(uint32_t code, uint32_t most, bool is_largest) {
-    const bool is_capped = is_largest | (code > most); /* without a branch */
-    return is_capped ? most : code;
-}
 
 /* Turns values into powers of codes: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth
  * power of 16/255 of an unsigned one. No factor leaves the normal numbers. */
 INSTEP_INLINE float coding_factor(bool is_signed, float scale) { return (is_signed ? 16129.0f : 65536.0f) / scale; }
 
-/* `random` has 16 bits and is used only if rounding is stochastic. */
-INSTEP_INLINE uint8_t signed_code(float x, float scale, float factor, bool stochastic, uint32_t random) {
-    const float magnitude = float_of(static_cast<uint32_t>(magnitude_bits(x)));
-    const float square = magnitude * factor, root = square_root(square);
-    const uint32_t below = floor_integer(root);
-    const uint32_t drawn = below + is_drawn(square, squared(real(below)), squared(real(below + 1)), random);
-    const uint32_t code = capped(stochastic ? drawn : nearest_integer(root), 127, magnitude == scale);
-    return static_cast<uint8_t>(bits_of(x) >> 31 ? 0u - code : code);
+/* The power of a code, which may have a fraction. */
+template <class F>
+INSTEP_INLINE F power_of(bool is_signed, F code) { return is_signed ? squared(code) : to_the_fourth(code * 0x1.010102p-4f); }
+
+/* A code with a fraction, from its power. */
+template <class F>
+INSTEP_INLINE F root_of(bool is_signed, F power) {
+    return is_signed ? square_root(power) : square_root(square_root(power)) * 15.9375f;
 }
 
-INSTEP_INLINE uint8_t unsigned_code(float x, float scale, float factor, bool stochastic, uint32_t random) {
-    const float positive = bits_of(x) >> 31 ? 0.0f : x; /* by its sign bit: a comparison would become max.f32 */
-    const float fourth = positive * factor, root = square_root(square_root(fourth)) * 15.9375f;
-    const uint32_t below = floor_integer(root);
-    const float low = to_the_fourth(real(below) * 0x1.010102p-4f), high = to_the_fourth(real(below + 1) * 0x1.010102p-4f);
-    const uint32_t drawn = below + is_drawn(fourth, low, high, random);
-    const uint32_t code = capped(stochastic ? drawn : nearest_integer(root), 255, positive == scale);
-    const bool is_lost = (code == 0) & (positive > 0.0f);
-    return static_cast<uint8_t>(is_lost ? 1u : code);
+/* The code `below` or the one above it. Compares how far `power` is from one to the other with 16 random bits: this
+ * probability keeps the mean. */
+template <class F, class U>
+INSTEP_INLINE F drawn(bool is_signed, F power, F below, U random) {
+    const F above = below + 1.0f, low = power_of(is_signed, below), high = power_of(is_signed, above);
+    return power - low > real(random) * 0x1p-16f * (high - low) ? above : below;
 }
 
-INSTEP_INLINE float from_signed_code(uint8_t code, float scale) {
-    const float root = static_cast<float>(static_cast<int32_t>((code ^ 0x80u) - 0x80u)) * (1.0f / 127.0f);
-    const float magnitude = squared(root) * scale;
-    return root < 0.0f ? -magnitude : magnitude;
+/* The largest of a block always gets the largest code, and no element gets a larger one. `random` has 16 bits and is
+ * used only if rounding is stochastic. */
+template <class F, class U>
+INSTEP_INLINE U code_of(bool is_signed, F size, float scale, float factor, bool stochastic, U random) {
+    const F power = size * factor, root = root_of(is_signed, power);
+    const U most = U{} + (is_signed ? 127u : 255u);
+    const U code = nearest_integer(stochastic ? drawn(is_signed, power, whole_below(root), random) : root);
+    return ((size == scale) | (code > most)) ? most : code; /* without a branch */
 }
 
-INSTEP_INLINE float from_unsigned_code(uint8_t code, float scale) {
-    return to_the_fourth(real(code) * (1.0f / 255.0f)) * scale;
+template <class F, class U>
+INSTEP_INLINE U signed_code(F x, float scale, float factor, bool stochastic, U random) {
+    const U code = code_of(true, magnitude(x), scale, factor, stochastic, random);
+    return bits_of(x) >> 31 ? 0u - code : code;
 }
+
+template <class F, class U>
+INSTEP_INLINE U unsigned_code(F x, float scale, float factor, bool stochastic, U random) {
+    const F positive = bits_of(x) >> 31 ? F{} : x; /* by its sign bit: a comparison would become max.f32 */
+    const U code = code_of(false, positive, scale, factor, stochastic, random);
+    return ((code == 0u) & (positive > 0.0f)) ? U{} + 1u : code;
+}
+
+/* The value of a code, given as a real number. */
+template <class F>
+INSTEP_INLINE F signed_value(F code, float scale) {
+    const F root = code * (1.0f / 127.0f);
+    return root * magnitude(root) * scale;
+}
+
+template <class F>
+INSTEP_INLINE F unsigned_value(F code, float scale) {
+    return to_the_fourth(code * (1.0f / 255.0f)) * scale;
+}
+
+INSTEP_INLINE float from_signed_code(uint8_t code, float scale) { return signed_value(real((code ^ 0x80u) - 0x80u), scale); }
+INSTEP_INLINE float from_unsigned_code(uint8_t code, float scale) { return unsigned_value(real(code), scale); }
 
 }  // namespace
 

@@ -86,6 +86,8 @@ INSTEP_INLINE double square_root(double x) {
 /* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
 INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
 
+INSTEP_INLINE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+
 INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFINITY_BITS) == INSTEP_F32_INFINITY_BITS; }
 
 /* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
@@ -159,12 +161,19 @@ INSTEP_INLINE float from_half(uint16_t x) {
 #endif
 }
 
+/* A rule's `update` is a template over F: a float, or a vector of them (cpu/vectors.h), whose operators go lane by
+ * lane. This is the number in all lanes, a zero with its sign. */
+template <class F>
+INSTEP_INLINE F in_all(float x) { return x - F{}; }
+
 /* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
-INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
+template <class F>
+INSTEP_INLINE F larger(F x, F y) { return x > y ? x : y; }
 
 /* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros and for NaN, like
  * torch.sign. */
-INSTEP_INLINE float with_sign(float size, float x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
+template <class Size, class F>
+INSTEP_INLINE F with_sign(Size size, F x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
 
 /* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */
 INSTEP_INLINE double power(double base, uint64_t n) {
@@ -180,7 +189,8 @@ INSTEP_INLINE double power(double base, uint64_t n) {
  * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
  * coefficients do not add up to 1. For 1 - beta >= 0.5 it is counted from the sample, sample - beta*(sample -
  * average), so that the larger part is never multiplied; `weight` is then fl(-beta). */
-INSTEP_INLINE float moved_average(float average, float sample, float weight, uint32_t from_sample) {
+template <class F>
+INSTEP_INLINE F moved_average(F average, F sample, float weight, uint32_t from_sample) {
     return (from_sample ? sample : average) + weight * (sample - average);
 }
 

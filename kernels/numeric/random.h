@@ -32,14 +32,16 @@ struct RandomPosition {
     RandomKey key;
     uint32_t low, high;
 
+    RandomPosition() = default;
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key before
-     * its two rounds and one between them. With the first alone, one update's draws would be another's, shifted. */
-    INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const {
-        const uint32_t element = low + i, above = high + (element < low);
-        uint32_t x = element ^ (key.first + above * 0x9e3779b9u);
+    /* 16 bits for the i-th element of the run; i is below 2^31, or a vector of such. The upper half of lowbias32, with
+     * one key before its two rounds and one between them. With the first alone, one update's draws would be another's, shifted. */
+    template <class U>
+    INSTEP_INLINE U bits(U i, uint32_t stream) const {
+        const U element = i + low, above = element < low ? U{} + (high + 1u) : U{} + high;
+        U x = element ^ (above * 0x9e3779b9u + key.first);
         x = (x ^ x >> 16) * 0x7feb352du;
         x ^= key.second + stream * 0x85ebca6bu;
         return (x ^ x >> 15) * 0x846ca68bu >> 16;

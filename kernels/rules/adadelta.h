@@ -55,11 +55,12 @@ struct Adadelta {
         return (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const AdadeltaScalars& s, uint32_t flags, float p, float g, float* state) {
+    template <class F>
+    static INSTEP_INLINE F update(const AdadeltaScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const uint32_t from_sample = flags & FROM_SAMPLE;
-        const float v = moved_average(state[0], g * g, s.weight, from_sample);
-        const float d = square_root(state[1] + s.eps) / square_root(v + s.eps) * g;
+        const F v = moved_average(state[0], g * g, s.weight, from_sample);
+        const F d = square_root(state[1] + s.eps) / square_root(v + s.eps) * g;
         state[0] = v;
         state[1] = moved_average(state[1], d * d, s.weight, from_sample);
         return p - s.lr * d;

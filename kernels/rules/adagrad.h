@@ -55,11 +55,28 @@ struct Adagrad {
         return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const AdagradScalars& s, uint32_t flags, float p, float g, float* state) {
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const AdagradScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
-        const float sum = (flags & FIRST ? s.initial_sum : state[0]) + g * g;
-        state[0] = sum;
-        return p - s.step_size * (g / (square_root(sum) + s.eps));
+        state[0] = (flags & FIRST ? in_all<F>(s.initial_sum) : state[0]) + g * g;
+        return g;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const AdagradScalars& s, uint32_t, const F* state) {
+        return square_root(state[0]) + s.eps;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const AdagradScalars& s, uint32_t, F p, F quotient) {
+        return p - s.step_size * quotient;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const AdagradScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

@@ -66,21 +66,32 @@ struct Adam {
                (s.amsgrad ? WITH_STATES : 0);
     }
 
-    static INSTEP_INLINE float update(const AdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const AdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
-        state[0] = m;
-        state[1] = v;
-        float second_moment = v;
-        if constexpr (STATES > 2) {
-            const float w = larger(state[2], v);
-            state[2] = flags & AMSGRAD ? w : state[2];
-            second_moment = flags & AMSGRAD ? w : v;
-        }
-        const float denominator = square_root(second_moment) * s.inv_sqrt_bias_correction2 + s.eps;
-        const float change = s.step_size * (m / denominator);
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        if constexpr (STATES > 2) state[2] = flags & AMSGRAD ? larger(state[2], state[1]) : state[2];
+        return state[0];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const AdamScalars& s, uint32_t flags, const F* state) {
+        const F second_moment = STATES > 2 && flags & AMSGRAD ? state[STATES - 1] : state[1];
+        return square_root(second_moment) * s.inv_sqrt_bias_correction2 + s.eps;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const AdamScalars& s, uint32_t flags, F p, F quotient) {
+        const F change = s.step_size * quotient;
         return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const AdamScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

@@ -56,14 +56,30 @@ struct Adamax {
                (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const AdamaxScalars& s, uint32_t flags, float p, float g, float* state) {
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const AdamaxScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        const float decayed = moved_average(state[1], 0.0f, s.weight2, flags & FROM_SAMPLE2);
-        const float u = larger(decayed, float_of(bits_of(g) & 0x7fffffffu) + s.eps);
-        state[0] = m;
-        state[1] = u;
-        return p - s.step_size * (m / u);
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const F decayed = moved_average(state[1], F{}, s.weight2, flags & FROM_SAMPLE2);
+        state[1] = larger(decayed, magnitude(g) + s.eps);
+        return state[0];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const AdamaxScalars&, uint32_t, const F* state) {
+        return state[1];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const AdamaxScalars& s, uint32_t, F p, F quotient) {
+        return p - s.step_size * quotient;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const AdamaxScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

@@ -63,16 +63,29 @@ struct AdEmaMix {
                (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const AdEmaMixScalars& s, uint32_t flags, float p, float g, float* state) {
-        const float v = moved_average(state[2], g * g, s.weight2, flags & FROM_SAMPLE2);
-        const float denominator = square_root(v) + s.eps;
-        const float slow = moved_average(state[1], g, s.weight3, 0);
-        const float fast = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        state[0] = fast;
-        state[1] = slow;
-        state[2] = v;
-        const float change = (s.fast_rate * fast + s.slow_rate * slow) / denominator;
-        return p - (flags & DECAY ? change + s.lr_weight_decay * p : change);
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const AdEmaMixScalars& s, uint32_t flags, F, F g, F* state) {
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[1] = moved_average(state[1], g, s.weight3, 0);
+        state[2] = moved_average(state[2], g * g, s.weight2, flags & FROM_SAMPLE2);
+        return s.fast_rate * state[0] + s.slow_rate * state[1];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const AdEmaMixScalars& s, uint32_t, const F* state) {
+        return square_root(state[2]) + s.eps;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const AdEmaMixScalars& s, uint32_t flags, F p, F quotient) {
+        return p - (flags & DECAY ? quotient + s.lr_weight_decay * p : quotient);
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const AdEmaMixScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

@@ -60,7 +60,8 @@ struct Lamb {
     }
 
     /* Updates the states alone. */
-    static INSTEP_INLINE float update(const LambScalars& s, uint32_t flags, float p, float g, float* state) {
+    template <class F>
+    static INSTEP_INLINE F update(const LambScalars& s, uint32_t flags, F p, F g, F* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
         return p;

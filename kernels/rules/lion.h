@@ -55,10 +55,11 @@ struct Lion {
                (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const LionScalars& s, uint32_t flags, float p, float g, float* state) {
-        const float direction = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+    template <class F>
+    static INSTEP_INLINE F update(const LionScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F direction = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[0] = moved_average(state[0], g, s.weight2, flags & FROM_SAMPLE2);
-        const float change = with_sign(s.lr, direction);
+        const F change = with_sign(s.lr, direction);
         return p - (flags & DECAY ? change + s.lr_weight_decay * p : change);
     }
 };

@@ -78,15 +78,29 @@ struct NAdam {
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);
     }
 
-    static INSTEP_INLINE float update(const NAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const NAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
-        state[0] = m;
-        state[1] = v;
-        const float denominator = square_root(v) * s.inv_sqrt_bias_correction2 + s.eps;
-        const float change = (s.gradient_rate * g + s.average_rate * m) / denominator;
-        return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        return s.gradient_rate * g + s.average_rate * state[0];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const NAdamScalars& s, uint32_t, const F* state) {
+        return square_root(state[1]) * s.inv_sqrt_bias_correction2 + s.eps;
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const NAdamScalars& s, uint32_t flags, F p, F quotient) {
+        return p - (flags & DECOUPLED ? quotient + s.lr_weight_decay * p : quotient);
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const NAdamScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

@@ -105,14 +105,30 @@ struct RAdam {
                (s.rectified ? RECTIFIED : 0);
     }
 
-    static INSTEP_INLINE float update(const RAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    template <class F>
+    static INSTEP_INLINE F numerator(const RAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
-        state[0] = m;
-        state[1] = v;
-        const float change = s.step_size * (flags & RECTIFIED ? m / (square_root(v) + s.eps) : m);
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        return state[0];
+    }
+
+    template <class F>
+    static INSTEP_INLINE F denominator(const RAdamScalars& s, uint32_t flags, const F* state) {
+        return flags & RECTIFIED ? square_root(state[1]) + s.eps : in_all<F>(1.0f);
+    }
+
+    template <class F>
+    static INSTEP_INLINE F stepped(const RAdamScalars& s, uint32_t flags, F p, F quotient) {
+        const F change = s.step_size * quotient;
         return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+    }
+
+    template <class F>
+    static INSTEP_INLINE F update(const RAdamScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F above = numerator(s, flags, p, g, state);
+        return stepped(s, flags, p, above / denominator(s, flags, state));
     }
 };
 

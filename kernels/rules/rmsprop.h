@@ -64,19 +64,20 @@ struct RmsProp {
         return common | (s.has_momentum ? MOMENTUM : 0) | (s.centered ? CENTERED : 0);
     }
 
-    static INSTEP_INLINE float update(const RmsPropScalars& s, uint32_t flags, float p, float g, float* state) {
+    template <class F>
+    static INSTEP_INLINE F update(const RmsPropScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const uint32_t from_sample = flags & FROM_SAMPLE;
-        const float v = moved_average(state[0], g * g, s.weight, from_sample);
+        const F v = moved_average(state[0], g * g, s.weight, from_sample);
         state[0] = v;
         if constexpr (STATES == 1) {
             return p - s.lr * (g / (square_root(v) + s.eps));
         } else {
             /* grad_avg comes after momentum_buffer, if that is kept. Other groups of the launch may keep more. */
             const uint32_t has_buffer = STATES > 2 ? flags & MOMENTUM : 0;
-            const float a = moved_average(has_buffer ? state[STATES - 1] : state[1], g, s.weight, from_sample);
-            const float d = g / (square_root(flags & CENTERED ? v - a * a : v) + s.eps);
-            const float b = s.momentum * state[1] + d;
+            const F a = moved_average(has_buffer ? state[STATES - 1] : state[1], g, s.weight, from_sample);
+            const F d = g / (square_root(flags & CENTERED ? v - a * a : v) + s.eps);
+            const F b = s.momentum * state[1] + d;
             state[1] = flags & MOMENTUM ? b : flags & CENTERED ? a : state[1];
             if constexpr (STATES > 2) state[2] = has_buffer && flags & CENTERED ? a : state[2];
             return p - s.lr * (flags & MOMENTUM ? b : d);

@@ -58,12 +58,13 @@ struct Rprop {
 
     static INSTEP_INLINE uint32_t flags(const RpropScalars& s) { return s.first ? FIRST : 0; }
 
-    static INSTEP_INLINE float update(const RpropScalars& s, uint32_t flags, float p, float g, float* state) {
-        const float agreement = with_sign(g, state[0]); /* has the sign of g * prev */
-        const float eta = agreement > 0.0f ? s.eta_plus : agreement < 0.0f ? s.eta_minus : 1.0f;
-        const float wanted = (flags & FIRST ? s.lr : state[1]) * eta;
-        const float at_least = wanted < s.step_size_min ? s.step_size_min : wanted;
-        const float step_size = at_least > s.step_size_max ? s.step_size_max : at_least;
+    template <class F>
+    static INSTEP_INLINE F update(const RpropScalars& s, uint32_t flags, F p, F g, F* state) {
+        const F agreement = with_sign(g, state[0]); /* has the sign of g * prev */
+        const F eta = agreement > 0.0f ? s.eta_plus : agreement < 0.0f ? s.eta_minus : 1.0f;
+        const F wanted = (flags & FIRST ? in_all<F>(s.lr) : state[1]) * eta;
+        const F at_least = wanted < s.step_size_min ? s.step_size_min : wanted;
+        const F step_size = at_least > s.step_size_max ? s.step_size_max : at_least;
         g = agreement < 0.0f ? 0.0f : g;
         state[0] = g;
         state[1] = step_size;

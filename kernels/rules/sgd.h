@@ -61,11 +61,12 @@ struct Sgd {
         return decay | (s.has_momentum ? MOMENTUM : 0) | (s.first ? FIRST : 0) | (s.nesterov ? NESTEROV : 0);
     }
 
-    static INSTEP_INLINE float update(const SgdScalars& s, uint32_t flags, float p, float g, float* state) {
+    template <class F>
+    static INSTEP_INLINE F update(const SgdScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         if constexpr (STATES > 0) {
-            const float b = flags & FIRST ? g : s.momentum * state[0] + s.one_minus_dampening * g;
-            const float direction = flags & NESTEROV ? g + s.momentum * b : b;
+            const F b = flags & FIRST ? g : s.momentum * state[0] + s.one_minus_dampening * g;
+            const F direction = flags & NESTEROV ? g + s.momentum * b : b;
             state[0] = flags & MOMENTUM ? b : state[0];
             g = flags & MOMENTUM ? direction : g;
         }

@@ -26,8 +26,8 @@ pub(crate) fn value(is_signed: bool, code: u8, scale: f64) -> f64 {
 }
 
 /// A state as it is stored.
-struct Coded {
-    codes: Vec<u8>,
+pub(crate) struct Coded {
+    pub(crate) codes: Vec<u8>,
     scales: Vec<f32>,
     is_signed: bool,
 }
@@ -45,7 +45,7 @@ impl Coded {
         }
     }
 
-    fn encode(isa: Isa, is_signed: bool, values: &[f32]) -> Coded {
+    pub(crate) fn encode(isa: Isa, is_signed: bool, values: &[f32]) -> Coded {
         let scales = vec![f32::NAN; values.len().div_ceil(BLOCK)];
         let mut coded = Coded { codes: vec![0xaa; values.len()], scales, is_signed };
         // SAFETY: as many codes as values, and a scale per block.

@@ -7,6 +7,7 @@ pub(crate) mod bitexact;
 pub(crate) mod conversions;
 pub(crate) mod eight_bit;
 pub(crate) mod eight_bit_stochastic;
+pub(crate) mod eight_bit_thresholds;
 pub(crate) mod ema_and_copies;
 pub(crate) mod low_precision_states;
 pub(crate) mod masters;

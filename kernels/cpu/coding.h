@@ -1,0 +1,204 @@
+/* Values into 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h says what a code is.
+ *
+ * A root is slow, and there are few codes. So a rough root only says between which two codes a value lies. The power of
+ * the threshold between them takes a few products, and comparing it with the value's gives the code. Roots are rounded,
+ * so that codes change up to a few last places from these thresholds: a value so close is coded by the roots. Every
+ * code therefore has the bits of codes.h, whatever the error of the rough root. The self-test compares all thresholds
+ * with those of the roots. */
+#ifndef INSTEP_CPU_CODING_H
+#define INSTEP_CPU_CODING_H
+
+#include "cpu/vectors.h"
+#include "numeric/codes.h"
+#include "numeric/random.h"
+
+namespace {
+
+/* The least power that the roots give a code lies from BELOW last places under the power of its threshold to ABOVE over
+ * it. The threshold is the code less 1/2, or the code itself where its root's floor is asked for. */
+constexpr uint32_t BELOW = 9, ABOVE = 5;
+
+/* A state's values in a block, and where their codes go. */
+struct Coding {
+    const float* values;
+    uint8_t* codes;
+    float scale, factor;
+    RandomPosition position;
+    uint32_t stream;
+};
+
+/* The definition, for elements that do not fill a vector. */
+template <bool SIGNED, bool STOCHASTIC>
+INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t last) {
+    for (uint32_t i = first; i < last; ++i) {
+        const uint32_t random = STOCHASTIC ? c.position.bits(i, c.stream) : 0;
+        const uint32_t code = SIGNED ? signed_code(c.values[i], c.scale, c.factor, STOCHASTIC, random)
+                                     : unsigned_code(c.values[i], c.scale, c.factor, STOCHASTIC, random);
+        c.codes[i] = static_cast<uint8_t>(code);
+    }
+}
+
+#if INSTEP_HAS_VECTORS
+
+INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) {
+    return is_signed ? signed_value(real(load_signed_bytes(codes)), scale) : unsigned_value(real(load_bytes(codes)), scale);
+}
+
+INSTEP_INLINE Words random_words(const Coding& c, uint32_t i) { return c.position.bits(lane_numbers() + i, c.stream); }
+
+/* Values on the way to their codes. Those of an unsigned state are not below zero. */
+struct Rough {
+    Floats x, power, root;
+};
+
+/* By the sign bit, as integers: one instruction. */
+INSTEP_INLINE Floats positive(Floats x) { return float_of(reinterpret_cast<Words>(larger(reinterpret_cast<Integers>(x), Integers{}))); }
+
+template <bool SIGNED>
+INSTEP_INLINE Floats rough_root(Floats power) {
+    const Floats inverse_root = rough_inverse_root(power);
+    return SIGNED ? rough_inverse(inverse_root) : rough_inverse_root(inverse_root) * 15.9375f;
+}
+
+template <bool SIGNED>
+INSTEP_INLINE Rough roughly(const Coding& c, uint32_t i) {
+    const Floats stored = load_floats(c.values + i), x = SIGNED ? stored : positive(stored);
+    const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
+    return {x, power, rough_root<SIGNED>(power)};
+}
+
+/* The code just below the threshold next to a rough root, and its distance: with the top bit if the power is at least
+ * the threshold's, and at least -(BELOW + ABOVE) if only the roots can tell. */
+struct Candidate {
+    Floats x, power, below;
+    Words distance;
+};
+
+template <bool SIGNED, bool STOCHASTIC>
+INSTEP_INLINE Candidate candidate_of(const Rough& r) {
+    Floats below, threshold;
+    if (STOCHASTIC) {
+        /* No floor is above that of the largest code but one; the largest has a rule of its own. */
+        const Words whole = bits_of(rounded(r.root)), least = bits_of(Floats{} + 1.0f), most = bits_of(Floats{} + (SIGNED ? 126.0f : 254.0f));
+        threshold = float_of(larger(smaller(whole, most), least)); /* as integers: one instruction each */
+        below = threshold - 1.0f;
+    } else {
+        below = rounded_down(r.root);
+        threshold = below + 0.5f;
+    }
+    return {r.x, r.power, below, bits_of(power_of(SIGNED, threshold)) - (bits_of(r.power) + (BELOW + 1))};
+}
+
+/* Whether a draw next to a whole code may depend on which side of it the root lies: at most 6 of 65536 do at either end.
+ * Any other draw gives the whole code. */
+INSTEP_INLINE Words is_extreme(Words random) { return reinterpret_cast<Words>((random + 8u) << 16 < 16u << 16); }
+
+INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
+
+/* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. */
+template <bool SIGNED, bool STOCHASTIC>
+INSTEP_INLINE void encode(const Coding& c, const Candidate& candidate, uint32_t i, Words& closest) {
+    const Floats size = SIGNED ? magnitude(candidate.x) : candidate.x;
+    Words code;
+    if (STOCHASTIC) {
+        const Words random = random_words(c, i);
+        const Floats below = reinterpret_cast<Integers>(candidate.distance) < 0 ? candidate.below + 1.0f : candidate.below;
+        const Floats code_drawn = drawn(SIGNED, candidate.power, below, random);
+        code = reinterpret_cast<Words>(truncated(size == c.scale ? Floats{} + (SIGNED ? 127.0f : 255.0f) : code_drawn));
+        closest = larger(closest, candidate.distance & is_extreme(random));
+    } else {
+        code = reinterpret_cast<Words>(truncated(candidate.below)) + (candidate.distance >> 31);
+        closest = larger(closest, candidate.distance);
+    }
+    if (SIGNED) {
+        store_bytes(c.codes + i, with_sign_of(code, candidate.x));
+    } else {
+        store_bytes(c.codes + i, larger(code, smaller(bits_of(size), Words{} + 1u))); /* above zero stays so */
+    }
+}
+
+/* Whether the roots agree next to each threshold, where they are just not asked. Roots never fall as powers rise, so
+ * they agree everywhere else too. */
+template <bool SIGNED, bool STOCHASTIC>
+__attribute__((noinline)) bool has_thresholds_of_the_roots() {
+    bool agrees = true;
+    for (uint32_t code = 1; code <= (SIGNED ? 127u : 255u) - STOCHASTIC; ++code) {
+        const uint32_t threshold = bits_of(power_of(SIGNED, real(code) - (STOCHASTIC ? 0.0f : 0.5f)));
+        for (int side = 0; side < 2; ++side) {
+            const Floats power = float_of(Words{} + (side ? threshold + ABOVE : threshold - (BELOW + 1))), root = root_of(SIGNED, power);
+            const Candidate found = candidate_of<SIGNED, STOCHASTIC>({power, power, rough_root<SIGNED>(power)});
+            const Floats whole = found.below + real(found.distance >> 31);
+            agrees &= !is_close(found.distance) && whole[0] == (STOCHASTIC ? whole_below(root) : nearest_whole(root))[0];
+        }
+    }
+    return agrees;
+}
+
+/* Codes again, by the roots, the vectors with a value that is too close to a threshold. */
+template <bool SIGNED, bool STOCHASTIC>
+__attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t count) {
+    const Coding c = coding;
+    for (uint32_t i = 0; i + WIDTH <= count; i += WIDTH) {
+        const Words random = STOCHASTIC ? random_words(c, i) : Words{}, counts = STOCHASTIC ? is_extreme(random) : ~Words{};
+        if (!is_close(candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, i)).distance & counts)) continue;
+        const Floats x = load_floats(c.values + i);
+        store_bytes(c.codes + i, SIGNED ? signed_code(x, c.scale, c.factor, STOCHASTIC, random)
+                                        : unsigned_code(x, c.scale, c.factor, STOCHASTIC, random));
+    }
+}
+
+#endif
+
+/* The largest magnitude_bits. */
+INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
+    uint32_t i = 0;
+    int32_t largest = 0;
+#if INSTEP_HAS_VECTORS
+    Integers lanes = {};
+    for (; i + WIDTH <= count; i += WIDTH) lanes = larger(lanes, magnitude_bits(load_floats(values + i)));
+    largest = largest_lane(lanes);
+#endif
+    for (; i < count; ++i) largest = larger(largest, magnitude_bits(values[i]));
+    return static_cast<uint32_t>(largest);
+}
+
+/* A block or the start of one. */
+template <bool SIGNED>
+__attribute__((noinline)) void decode_block(float scale, uint32_t count, const uint8_t* codes, float* to) {
+    uint32_t i = 0;
+#if INSTEP_HAS_VECTORS
+    for (; i + WIDTH <= count; i += WIDTH) store_floats(to + i, decoded(SIGNED, codes + i, scale));
+#endif
+    for (; i < count; ++i) to[i] = SIGNED ? from_signed_code(codes[i], scale) : from_unsigned_code(codes[i], scale);
+}
+
+template <bool SIGNED, bool STOCHASTIC>
+__attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count) {
+    const Coding c = coding;
+    if (!is_coded(c.scale)) {
+        __builtin_memset(c.codes, 0, count);
+        return;
+    }
+    uint32_t i = 0;
+#if INSTEP_HAS_VECTORS
+    /* In rounds, since a code is a long chain of operations: a vector is begun while the ones before it are finished. */
+    if ((WIDTH > 4 || !STOCHASTIC) && count >= 2 * WIDTH) { /* SSE2 has no product of integers, so the roots are as fast */
+        Words closest = {};
+        Candidate older = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, 0));
+        Rough newer = roughly<SIGNED>(c, WIDTH);
+        for (i = 2 * WIDTH; i + WIDTH <= count; i += WIDTH) {
+            encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, closest);
+            older = candidate_of<SIGNED, STOCHASTIC>(newer);
+            newer = roughly<SIGNED>(c, i);
+        }
+        encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, closest);
+        encode<SIGNED, STOCHASTIC>(c, candidate_of<SIGNED, STOCHASTIC>(newer), i - WIDTH, closest);
+        if (is_close(closest)) encode_close<SIGNED, STOCHASTIC>(c, i);
+    }
+#endif
+    encode_by_roots<SIGNED, STOCHASTIC>(c, i, count);
+}
+
+}  // namespace
+
+#endif

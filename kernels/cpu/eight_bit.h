@@ -1,0 +1,196 @@
+/* The CPU's loop for 8-bit states: whole blocks are decoded, stepped and coded in one go.
+ *
+ * A block's scale is known only after its last element, so block b is stepped while block b - 1, still in the
+ * first-level cache, is coded. Division and root then take their time beside the coding. This loop serves the two
+ * commonest sets of flags. The general path serves the others and partial blocks, and both give the same bits. */
+#ifndef INSTEP_CPU_EIGHT_BIT_H
+#define INSTEP_CPU_EIGHT_BIT_H
+
+#include "cpu/part.h"
+
+#if INSTEP_HAS_VECTORS
+
+namespace {
+
+/* A block whose states are stepped but not coded yet. */
+struct Stepped {
+    Coding states[INSTEP_MAX_STATES];
+    bool is_open;
+};
+
+template <int K>
+struct Number {
+    constexpr operator int() const { return K; }
+};
+
+/* Calls `f` with each state's number as a constant. */
+template <class Rule, class F>
+INSTEP_INLINE void each_state(const F& f) {
+    if constexpr (Rule::STATES > 0) f(Number<0>{});
+    if constexpr (Rule::STATES > 1) f(Number<1>{});
+    if constexpr (Rule::STATES > 2) f(Number<2>{});
+}
+
+/* Codes a block in two rounds, since a rough root takes long: a vector is begun while the one before it is finished. */
+template <class Rule>
+struct Coder {
+    const Stepped block;
+    Rough rough[Rule::STATES];
+    Words closest[Rule::STATES];
+
+    INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), rough(), closest() {}
+
+    INSTEP_INLINE void begin(uint32_t i) {
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(block.states[k], i); });
+    }
+    INSTEP_INLINE void end(uint32_t i) {
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
+            encode<SIGNED, false>(block.states[k], candidate_of<SIGNED, false>(rough[k]), i, closest[k]);
+        });
+    }
+    /* A block without codes is zero, whatever was written. */
+    INSTEP_INLINE void finish() {
+        end(INSTEP_QUANTUM - WIDTH);
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const Coding& c = block.states[k];
+            if (!is_coded(c.scale)) {
+                __builtin_memset(c.codes, 0, INSTEP_QUANTUM);
+            } else if (is_close(closest[k])) {
+                encode_close<(Rule::SIGNED >> k & 1) != 0, false>(c, INSTEP_QUANTUM);
+            }
+        });
+    }
+};
+
+template <class Rule>
+__attribute__((noinline)) void encode_stepped(const Stepped& block) {
+    Coder<Rule> coder(block);
+    coder.begin(0);
+    for (uint32_t i = WIDTH; i < INSTEP_QUANTUM; i += WIDTH) {
+        coder.end(i - WIDTH);
+        coder.begin(i);
+    }
+    coder.finish();
+}
+
+/* Between the rounds of a rule: what its quotient is made of. */
+template <class Rule>
+struct Flight {
+    Floats numerator, states[Rule::STATES], older_numerator, denominator;
+};
+
+/* The blocks of a tile in flight. */
+template <class Rule>
+struct Blocks {
+    alignas(64) float values[2][Rule::STATES][INSTEP_QUANTUM];
+    Stepped stepped;
+    uint32_t turn;
+};
+
+/* Steps the whole blocks of a part, and codes all but the last. Root and division take long, so a vector's states move in
+ * one round, its denominator is computed in the next, and its parameters step in the third. */
+template <class Rule, uint32_t FLAGS>
+__attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& scalars, float multiplier, const Part& part, float* params,
+                                               const float* grads, Blocks<Rule>& blocks) {
+    static_assert(Rule::HIDDEN == 0, "the parameter shows all that is infinite or NaN");
+    const typename Rule::Scalars s = scalars;
+    const float factor = Rule::factor(s, multiplier);
+    const uint64_t ahead_bytes = part.ahead_bytes;
+    uint32_t nonfinite = 0;
+    for (uint32_t at = 0; at < part.count; at += INSTEP_QUANTUM) {
+        float* const p = params + at;
+        const float* const g = grads + at;
+        Coder<Rule> coder(blocks.stepped);
+        const bool codes = blocks.stepped.is_open;
+        float(*const values)[INSTEP_QUANTUM] = blocks.values[blocks.turn];
+        const uint8_t* from[Rule::STATES];
+        float scales[Rule::STATES];
+        for (int k = 0; k < Rule::STATES; ++k) {
+            from[k] = part.placed<uint8_t>(part.args.states[k]) + at;
+            scales[k] = part.scales(k)[at / INSTEP_QUANTUM];
+        }
+        Words found = {};
+        Integers largest[Rule::STATES] = {};
+        Flight<Rule> f = {};
+        const auto land = [&](uint32_t i) __attribute__((always_inline)) {
+            const Floats param = Rule::stepped(s, FLAGS, load_floats(p + i), f.older_numerator / f.denominator);
+            found |= special(param);
+            store_floats(p + i, param);
+        };
+        const auto turn = [&]() __attribute__((always_inline)) {
+            f.denominator = Rule::denominator(s, FLAGS, f.states);
+            f.older_numerator = f.numerator;
+        };
+#pragma GCC unroll 1
+        for (uint32_t i = 0; i < INSTEP_QUANTUM; i += WIDTH) {
+            if (ahead_bytes) {
+                prefetch(p + i, ahead_bytes);
+                prefetch(g + i, ahead_bytes);
+            }
+            if (i >= 2 * WIDTH) land(i - 2 * WIDTH);
+            turn();
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+                f.states[k] = decoded(Rule::SIGNED >> k & 1, from[k] + i, scales[k]);
+            });
+            f.numerator = Rule::numerator(s, FLAGS, load_floats(p + i), load_floats(g + i) * factor, f.states);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+                store_floats(values[k] + i, f.states[k]);
+                largest[k] = larger(largest[k], magnitude_bits(f.states[k]));
+            });
+            if (codes) {
+                if (i > 0) coder.end(i - WIDTH);
+                coder.begin(i);
+            }
+        }
+        land(INSTEP_QUANTUM - 2 * WIDTH);
+        turn();
+        land(INSTEP_QUANTUM - WIDTH);
+        if (codes) coder.finish();
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const float scale = block_scale(static_cast<uint32_t>(largest_lane(largest[k])));
+            part.scales(k)[at / INSTEP_QUANTUM] = scale;
+            blocks.stepped.states[k] = {values[k], part.placed<uint8_t>(part.args.states[k]) + at, scale,
+                                        coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.advanced_by(at).position,
+                                        FIRST_STATE_STREAM + k};
+        });
+        if (part.rounding.stochastic) {
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+                encode_block<(Rule::SIGNED >> k & 1) != 0, true>(blocks.stepped.states[k], INSTEP_QUANTUM);
+            });
+        } else {
+            blocks.stepped.is_open = true;
+            blocks.turn ^= 1;
+        }
+        if (!any_sign(found)) continue;
+        make_canonical(p, INSTEP_QUANTUM);
+        nonfinite |= any_special(g, INSTEP_QUANTUM);
+    }
+    return nonfinite;
+}
+
+/* Steps a tile of whole blocks. */
+template <class Rule, class EachPart>
+uint32_t step_coded_tile(const InstepStepArgs& args, const typename Rule::Scalars& scalars, float multiplier, bool is_first,
+                         const EachPart& each_part) {
+    const auto step = Rule::flags(scalars) == Rule::COMMON[0] ? step_blocks<Rule, Rule::COMMON[0]> : step_blocks<Rule, Rule::COMMON[1]>;
+    Blocks<Rule> blocks;
+    blocks.stepped.is_open = false;
+    blocks.turn = 0;
+    uint32_t nonfinite = 0;
+    each_part([&](const Part& part, uint64_t grad_offset) {
+        float grad_buffer[CHUNK], param_buffer[CHUNK];
+        const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
+        float* params = part.open_params(param_buffer);
+        nonfinite |= step(scalars, multiplier, part, params, grads, blocks);
+        part.finish(params, is_first);
+    });
+    if (blocks.stepped.is_open) encode_stepped<Rule>(blocks.stepped);
+    return nonfinite;
+}
+
+}  // namespace
+
+#endif
+
+#endif

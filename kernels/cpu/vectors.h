@@ -1,0 +1,167 @@
+/* Vectors of 32-bit lanes: the few operations that have no operator, for the instruction sets that have a rough root.
+ *
+ * A rough inverse or inverse root is off by at most 1.5/4096 of itself, of 0 it is infinity, and of infinity 0. No bit
+ * of a result may depend on its error, since processors differ. Other builds have no vectors here: INSTEP_HAS_VECTORS
+ * is 0. */
+#ifndef INSTEP_CPU_VECTORS_H
+#define INSTEP_CPU_VECTORS_H
+
+#include "numeric/math.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define INSTEP_HAS_VECTORS 1
+#else
+#define INSTEP_HAS_VECTORS 0
+#endif
+
+#if INSTEP_HAS_VECTORS
+
+#if defined(INSTEP_RULES_RULES_H) || defined(INSTEP_NUMERIC_CODES_H)
+#error "instep: include cpu/vectors.h first; templates see only the functions declared before them"
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr uint32_t WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr uint32_t WIDTH = 8;
+#else
+constexpr uint32_t WIDTH = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+
+INSTEP_INLINE Floats load_floats(const float* x) {
+    Floats v;
+    __builtin_memcpy(&v, x, sizeof v);
+    return v;
+}
+INSTEP_INLINE void store_floats(float* to, Floats x) { __builtin_memcpy(to, &x, sizeof x); }
+INSTEP_INLINE Words bits_of(Floats x) { return reinterpret_cast<Words>(x); }
+INSTEP_INLINE Floats float_of(Words x) { return reinterpret_cast<Floats>(x); }
+INSTEP_INLINE Integers magnitude_bits(Floats x) { return reinterpret_cast<Integers>(bits_of(x) & 0x7fffffffu); }
+INSTEP_INLINE Floats magnitude(Floats x) { return float_of(bits_of(x) & 0x7fffffffu); }
+INSTEP_INLINE Floats real(Integers x) { return __builtin_convertvector(x, Floats); }
+INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* below 2^31 */
+
+INSTEP_INLINE Integers truncated(Floats x) { return __builtin_convertvector(x, Integers); }
+template <class V>
+INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
+
+#if defined(__AVX512F__)
+
+/* With a mask, since g++ 12 warns of the intrinsics without one. */
+INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm512_maskz_rsqrt14_ps(0xffff, x); }
+INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm512_maskz_rcp14_ps(0xffff, x); }
+/* To the nearest integer, ties to even, and to the one not above. */
+INSTEP_INLINE Floats rounded(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INSTEP_INLINE Floats rounded_down(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+/* Negated where x has a sign bit. The code of a zero is zero. */
+INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
+    const __m512i codes = reinterpret_cast<__m512i>(code);
+    return reinterpret_cast<Words>(_mm512_mask_sub_epi32(codes, _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)), _mm512_setzero_si512(), codes));
+}
+INSTEP_INLINE Floats square_root(Floats x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
+INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
+    return _mm512_cmplt_epu32_mask(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(static_cast<int>(limit))) != 0;
+}
+INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
+    return reinterpret_cast<Integers>(_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+}
+INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
+    return reinterpret_cast<Integers>(_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+}
+/* The lowest byte of each lane. */
+INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
+}
+
+#elif defined(__AVX2__)
+
+INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm256_rsqrt_ps(x); }
+INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm256_rcp_ps(x); }
+INSTEP_INLINE Floats rounded(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INSTEP_INLINE Floats rounded_down(Floats x) { return _mm256_floor_ps(x); }
+INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
+    return reinterpret_cast<Words>(_mm256_sign_epi32(reinterpret_cast<__m256i>(code), reinterpret_cast<__m256i>(x)));
+}
+INSTEP_INLINE Floats square_root(Floats x) { return _mm256_sqrt_ps(x); }
+INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
+    const __m256i bits = reinterpret_cast<__m256i>(x), most = _mm256_set1_epi32(static_cast<int>(limit) - 1);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_min_epu32(bits, most), bits)) != 0;
+}
+INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
+    return reinterpret_cast<Integers>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+}
+INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
+    return reinterpret_cast<Integers>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+}
+INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
+    const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(x), _mm256_set1_epi32(0x0c080400));
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), both);
+}
+
+#else
+
+INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm_rsqrt_ps(x); }
+INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm_rcp_ps(x); }
+INSTEP_INLINE Floats rounded(Floats x) { return (x + 12582912.0f) - 12582912.0f; } /* of 0 <= x < 2^22 */
+INSTEP_INLINE Floats rounded_down(Floats x) { return real(truncated(x)); }
+INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
+    const Words sign = reinterpret_cast<Words>(reinterpret_cast<Integers>(x) >> 31);
+    return (code ^ sign) - sign;
+}
+INSTEP_INLINE Floats square_root(Floats x) { return _mm_sqrt_ps(x); }
+INSTEP_INLINE bool any_below(Words x, uint32_t limit) { return _mm_movemask_epi8(reinterpret_cast<__m128i>(x < limit)) != 0; }
+/* Each byte in the upper quarter of its lane. */
+INSTEP_INLINE Integers spread_bytes(const uint8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, sizeof four);
+    const __m128i none = _mm_setzero_si128();
+    return reinterpret_cast<Integers>(_mm_unpacklo_epi16(none, _mm_unpacklo_epi8(none, _mm_cvtsi32_si128(four))));
+}
+INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
+    return reinterpret_cast<Integers>(reinterpret_cast<Words>(spread_bytes(x)) >> 24);
+}
+INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) { return spread_bytes(x) >> 24; }
+INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
+    const __m128i words = reinterpret_cast<__m128i>(x & 0xff);
+    const int32_t four = _mm_cvtsi128_si32(_mm_packus_epi16(_mm_packs_epi32(words, words), words));
+    __builtin_memcpy(to, &four, sizeof four);
+}
+
+#endif
+
+INSTEP_INLINE Words lane_numbers() {
+    Words numbers;
+    for (uint32_t lane = 0; lane < WIDTH; ++lane) numbers[lane] = lane;
+    return numbers;
+}
+
+/* By halves: lane i with lane i + step, for each power of two. */
+INSTEP_INLINE int32_t largest_lane(Integers x) {
+    int32_t lanes[WIDTH], most = 0;
+    __builtin_memcpy(lanes, &x, sizeof x);
+    for (uint32_t step = WIDTH / 2; step > 0; step /= 2) {
+        for (uint32_t i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
+    }
+    most = lanes[0];
+    return most;
+}
+INSTEP_INLINE bool any_sign(Words x) {
+    uint32_t lanes[WIDTH], any = 0;
+    __builtin_memcpy(lanes, &x, sizeof x);
+    for (uint32_t i = 0; i < WIDTH; ++i) any |= lanes[i];
+    return any >> 31 != 0;
+}
+
+}  // namespace
+
+#endif
+
+#endif

@@ -1,0 +1,279 @@
+//! 8-bit codes bit by bit against their definition by roots, above all next to the thresholds between them.
+//!
+//! On x86-64 the kernels compare with thresholds instead of taking roots. The definition is here once more, in Rust, whose
+//! root and division are correctly rounded as well. Must compare codes, not values: a code beside the right one is within
+//! the bounds of `precision::eight_bit`.
+
+use std::thread;
+
+use instep::{
+    Adagrad, Isa, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder,
+};
+
+use crate::precision::eight_bit::{Coded, KINDS};
+use crate::precision::low_precision_states::is_refused;
+use crate::support::reference::Rule;
+use crate::support::{Optim, layout, optimizers, paint, paint_gradient};
+
+const BLOCK: usize = 256;
+
+fn largest_code(is_signed: bool) -> f32 {
+    if is_signed { 127.0 } else { 255.0 }
+}
+
+/// The scale for which a value is the power of its code.
+fn scale_of_powers(is_signed: bool) -> f32 {
+    if is_signed { 16129.0 } else { 65536.0 }
+}
+
+fn root(is_signed: bool, power: f32) -> f32 {
+    if is_signed { power.sqrt() } else { power.sqrt().sqrt() * 15.9375 }
+}
+
+/// To the nearest whole number, ties to even; the constant leaves no room for a fraction.
+fn whole(x: f32) -> f32 {
+    (x + 12_582_912.0) - 12_582_912.0
+}
+
+fn whole_below(x: f32) -> f32 {
+    whole(if x < 0.5 { 0.0 } else { x - 0.5 })
+}
+
+fn power(is_signed: bool, code: f32) -> f32 {
+    if is_signed {
+        return code * code;
+    }
+    let root = code * f32::from_bits(0x3d80_8081);
+    (root * root) * (root * root)
+}
+
+/// The definition in kernels/numeric/codes.h.
+fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
+    let size = if is_signed { x.abs() } else { x };
+    let of_x = size * (scale_of_powers(is_signed) / scale);
+    let root = root(is_signed, of_x);
+    let drawn = |random: u32| {
+        let below = whole_below(root);
+        let [low, high] = [below, below + 1.0].map(|code| power(is_signed, code));
+        if of_x - low > random as f32 / 65536.0 * (high - low) { below + 1.0 } else { below }
+    };
+    let code = random.map_or_else(|| whole(root), drawn);
+    let most = largest_code(is_signed);
+    let code = if size == scale { most } else { code.min(most) };
+    match is_signed {
+        true if x.is_sign_negative() => -(code as i8) as u8,
+        true => code as u8,
+        false => (code as u8).max((x > 0.0).into()),
+    }
+}
+
+/// kernels/numeric/random.h.
+fn random_bits(seed: u64, update: u64, element: u32, stream: u32) -> u32 {
+    let mut x = seed.wrapping_add(update.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^= x >> 31;
+    let mut y = element ^ x as u32;
+    y = (y ^ y >> 16).wrapping_mul(0x7feb_352d);
+    y ^= ((x >> 32) as u32).wrapping_add(stream.wrapping_mul(0x85eb_ca6b));
+    (y ^ y >> 15).wrapping_mul(0x846c_a68b) >> 16
+}
+
+/// The least power for which `reaches` holds, which then holds for all above.
+fn least(reaches: impl Fn(f32) -> bool) -> u32 {
+    let (mut low, mut high) = (0, 65537f32.to_bits());
+    while low < high {
+        let middle = low.midpoint(high);
+        if reaches(f32::from_bits(middle)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+/// Where the rounded root, or its floor, changes.
+fn thresholds(is_signed: bool, of_floor: bool) -> Vec<u32> {
+    let rounded = |power: f32| match root(is_signed, power) {
+        root if of_floor => whole_below(root),
+        root => whole(root),
+    };
+    (1..=largest_code(is_signed) as u32 - 1)
+        .map(|code| least(|power| rounded(power) >= code as f32))
+        .collect()
+}
+
+/// Values next to thresholds, one in a vector of sixteen, in a lane that turns; a block's first element is the scale.
+fn next_to(thresholds: &[u32], scale: f32, values: usize) -> Vec<f32> {
+    let mut next = (0..).flat_map(|at: usize| {
+        let threshold = thresholds[at % thresholds.len()];
+        (threshold - 12..threshold + 12).map(f32::from_bits)
+    });
+    let value = |k: usize| match k % BLOCK {
+        0 => scale,
+        at if at % 16 == k / BLOCK % 15 + 1 => next.next().unwrap(),
+        _ => paint(3, k).abs() * scale,
+    };
+    (0..values).map(value).collect()
+}
+
+#[test]
+fn codes_next_to_every_threshold_are_those_of_the_roots() {
+    for is_signed in KINDS {
+        let scale = scale_of_powers(is_signed);
+        let mut values = next_to(&thresholds(is_signed, false), scale, 420 * BLOCK + 85);
+        for x in values.iter_mut().skip(1).step_by(2).filter(|_| is_signed) {
+            *x = -*x;
+        }
+        let codes: Vec<u8> = values.iter().map(|x| code(is_signed, *x, scale, None)).collect();
+        for isa in Isa::available() {
+            let got = Coded::encode(isa, is_signed, &values).codes;
+            let wrong = (0..values.len()).find(|k| got[*k] != codes[*k]);
+            assert_eq!(
+                wrong,
+                None,
+                "{isa}, signed: {is_signed}, {:?}",
+                wrong.map(|k| (values[k], got[k], codes[k]))
+            );
+        }
+    }
+}
+
+/// A state after the first step from these gradients.
+fn first_state(
+    builder: StepperBuilder<'_>,
+    id: ParamId,
+    name: &str,
+    isa: Isa,
+    gradients: &[f32],
+) -> Vec<f32> {
+    let mut stepper = builder.isa(isa).host(Solo::default()).unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.write(id.grad(), gradients).unwrap();
+    pass.finish().unwrap();
+    let mut state = vec![0.0; gradients.len()];
+    stepper.read(id.state(name), &mut state).unwrap();
+    state
+}
+
+/// Some of a million draws are so extreme that the side of a threshold decides.
+#[test]
+fn draws_next_to_every_code_are_those_of_the_roots() {
+    const ELEMENTS: usize = 4096 * BLOCK;
+    let layout = layout(&[ELEMENTS]);
+    let id = layout.id("p0").unwrap();
+    let seed = 0x5eed;
+    let precision =
+        Precision { moments: Moments::EightBit, rounding: Rounding::Stochastic { seed }, ..Precision::F32 };
+    let (sgd, adagrad) = (Sgd { momentum: 0.9, lr: 0.0, ..Sgd::default() }, Adagrad::default());
+    for is_signed in KINDS {
+        let scale = scale_of_powers(is_signed);
+        let powers = next_to(&thresholds(is_signed, true), scale, ELEMENTS);
+        // Adagrad's first sum is the gradient's square.
+        let gradients: Vec<f32> = powers.iter().map(|x| if is_signed { *x } else { x.sqrt() }).collect();
+        let values: Vec<f32> = gradients.iter().map(|g| if is_signed { *g } else { g * g }).collect();
+        let stored = |k: usize| {
+            let code = code(is_signed, values[k], scale, Some(random_bits(seed, 1, k as u32, 1)));
+            let root = if is_signed {
+                f32::from(code as i8) * (1.0 / 127.0)
+            } else {
+                f32::from(code) * (1.0 / 255.0)
+            };
+            if is_signed { root * root.abs() * scale } else { (root * root) * (root * root) * scale }
+        };
+        for isa in Isa::available() {
+            let state = match is_signed {
+                true => (Stepper::builder(&layout, sgd), sgd.state_names()[0]),
+                false => (Stepper::builder(&layout, adagrad), adagrad.state_names()[0]),
+            };
+            let got = first_state(state.0.precision(precision), id, state.1, isa, &gradients);
+            let wrong = (0..ELEMENTS).find(|k| got[*k] != stored(*k));
+            assert_eq!(
+                wrong,
+                None,
+                "{isa}, signed: {is_signed}, {:?}",
+                wrong.map(|k| (values[k], got[k], stored(k)))
+            );
+        }
+    }
+}
+
+/// Tensors of a run over a parameter of so many elements: the parameter and its states, the first `kept` of each.
+fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) -> Vec<Vec<u32>> {
+    let mut stepper = builder.isa(isa).host(Solo::default()).unwrap();
+    let id = stepper.layout().id("p0").unwrap();
+    stepper.write(id, &(0..length).map(|k| paint(0, k)).collect::<Vec<f32>>()).unwrap();
+    for at in 0..8 {
+        // Of one block the gradients are zeros, and of another they are so small that its states are.
+        let size = |k: usize| [1.0, 0.0, 1e-30, 3.0][k / BLOCK % 4];
+        let gradient: Vec<f32> = (0..length).map(|k| paint_gradient(at, 0, k) * size(k)).collect();
+        let mut pass = stepper.begin().unwrap();
+        pass.write(id.grad(), &gradient).unwrap();
+        pass.finish().unwrap();
+    }
+    let names = stepper.state_names(id).unwrap();
+    let mut values = vec![0.0f32; length];
+    let mut tensors = Vec::new();
+    stepper.read(id, &mut values).unwrap();
+    tensors.push(values[..kept].iter().map(|x| x.to_bits()).collect());
+    for name in names {
+        stepper.read(id.state(&name), &mut values).unwrap();
+        tensors.push(values[..kept].iter().map(|x| x.to_bits()).collect());
+    }
+    tensors
+}
+
+/// Whole blocks may have a loop of their own, which a tile with a partial block does not take.
+#[test]
+fn whole_blocks_are_stepped_to_the_bits_of_a_tile_that_ends_in_a_partial_block() {
+    let nearest = Precision { moments: Moments::EightBit, ..Precision::F32 };
+    let stochastic = Precision { rounding: Rounding::Stochastic { seed: 9 }, ..nearest };
+    // LAMB's step depends on norms of the whole parameter.
+    let takes =
+        |optim: &Optim| !is_refused(*optim, Moments::EightBit) && !matches!(optim.rule(), Rule::Lamb(_));
+    for optim in optimizers().into_iter().filter(takes) {
+        for (precision, isa) in [nearest, stochastic]
+            .into_iter()
+            .flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa)))
+        {
+            let kept = 7 * BLOCK;
+            let [whole, partial] = [kept + BLOCK, kept + BLOCK - 1].map(|length| {
+                let layout = layout(&[length]);
+                trained(optim.builder(&layout).precision(precision), isa, length, kept)
+            });
+            assert!(whole == partial, "{optim:?}, {precision:?}, {isa}");
+        }
+    }
+}
+
+#[test]
+#[ignore = ".ci/run: a lane of its own, since this takes a minute"]
+fn every_f32_gets_the_code_of_its_root() {
+    let threads = thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
+    for (isa, is_signed) in Isa::available().into_iter().flat_map(|isa| KINDS.map(|kind| (isa, kind))) {
+        let scale = scale_of_powers(is_signed);
+        // Blocks of the scale and 255 powers. A code depends on the power and on the sign alone.
+        let run = |part: u32| {
+            let mut values = vec![scale; 64 * BLOCK];
+            let per_run = 64 * (BLOCK as u32 - 1);
+            let last = scale.to_bits();
+            for first in (0..last).step_by(per_run as usize).filter(|first| first / per_run % threads == part)
+            {
+                let mut bits = first;
+                for block in values.chunks_mut(BLOCK) {
+                    for x in &mut block[1..] {
+                        *x = f32::from_bits(bits.min(last));
+                        bits += 1;
+                    }
+                }
+                let codes = Coded::encode(isa, is_signed, &values).codes;
+                for (x, got) in values.iter().zip(&codes) {
+                    let expected = code(is_signed, *x, scale, None);
+                    assert_eq!(*got, expected, "{isa}, signed: {is_signed}, {x:e}");
+                }
+            }
+        };
+        thread::scope(|scope| (0..threads).for_each(|part| drop(scope.spawn(move || run(part)))));
+    }
+}
