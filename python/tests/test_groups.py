@@ -101,3 +101,76 @@ def test_the_last_norm_is_there_after_an_ordinary_step():
     param.grad = torch.tensor([3.0, 4.0])
     optimizer.step()
     assert optimizer.last_norm() == 5.0
+
+
+@pytest.mark.parametrize("kind", ["list of betas", "tensors in betas", "array as lr"])
+def test_a_number_that_changes_inside_its_container_counts(kind):
+    import numpy
+
+    def trained(make):
+        param = torch.nn.Parameter(torch.ones(1))
+        betas = {"list of betas": [0.0, 0.0], "tensors in betas": (torch.tensor(0.0), torch.tensor(0.0))}.get(
+            kind, (0.0, 0.0)
+        )
+        lr = numpy.array(0.1) if kind == "array as lr" else 0.1
+        optimizer = make([param], lr=lr, betas=betas, eps=1.0)
+        for gradient in (1.0, 2.0):
+            param.grad = torch.full((1,), gradient)
+            optimizer.step()
+            if kind == "list of betas":
+                betas[0] = 0.5
+            elif kind == "tensors in betas":
+                betas[0].fill_(0.5)
+            else:
+                lr *= 0.5
+        return param.item()
+
+    expected = {"list of betas": 0.9 - 0.05, "tensors in betas": 0.9 - 0.05}.get(kind)
+    found = trained(lambda params, **hyper: FusedOptimizer(params, "adam", **hyper))
+    one_step = 1 - 0.1 * 1 / (1 + 1)
+    # By hand: m after two steps with beta1 of 0, then 0.5, over 1 - beta1^2; v is the square of the last gradient.
+    second = (0.5 * 1 + 0.5 * 2) / (1 - 0.25) if expected else 2.0
+    assert found == pytest.approx(one_step - (0.1 if expected else 0.05) * second / (2 + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("option", ["max_norm", "states", "master", "seed", "threads", "min_8bit_size"])
+def test_an_option_of_the_whole_optimizer_is_refused_in_a_group(option):
+    with pytest.raises(TypeError, match=f"{option}.*constructor"):
+        FusedOptimizer([{"params": [torch.nn.Parameter(torch.ones(1))], option: 1}])
+
+
+@pytest.mark.parametrize("key", ["sgd", "adamw", "rmsprop", "lamb"])
+def test_a_rate_that_decays_for_ever_ends_as_zero(key):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedOptimizer([param], key, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    for _ in range(330):
+        param.grad = torch.ones(3)
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] < 1e-300 and torch.isfinite(param).all()
+
+
+@pytest.mark.parametrize("key", ["sgd", "adamw", "adagrad"])
+def test_an_empty_parameter_without_a_gradient_stops_no_step(key):
+    empty, param = torch.nn.Parameter(torch.ones(0)), torch.nn.Parameter(torch.ones(2))
+    optimizer = FusedOptimizer([empty, param], key, lr=0.5, max_norm=1.0)
+    for has_gradient in (True, False, True):
+        empty.grad = torch.ones(0) if has_gradient else None
+        param.grad = torch.ones(2)
+        before = param.detach().clone()
+        optimizer.step()
+        assert not torch.equal(param, before)
+
+
+def test_a_parameter_of_another_shape_is_refused_by_name_before_anything_changes():
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedOptimizer([param])
+    param.grad = torch.ones(4)
+    optimizer.step()
+    param.data, param.grad = torch.ones(2), torch.ones(2)
+    states = {name: value[:2].clone() if value.dim() else value.clone() for name, value in optimizer.state[param].items()}
+    optimizer.state[param] = states
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"parameter of \(2,\).*\(4,\)"):
+            optimizer.step()

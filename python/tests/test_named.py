@@ -109,7 +109,7 @@ def test_a_learning_rate_may_be_a_tensor_and_a_scheduler_moves_it():
 
 
 def test_a_wrapper_takes_a_class_for_its_key():
-    assert key_of(AdamW) == "adamw" and key_of(AdamW8bit) == "adamw"
+    assert key_of(AdamW) == "adamw"
 
 
 def test_eight_bits_are_of_parameters_that_are_large_enough():
@@ -134,3 +134,12 @@ def test_eight_bits_are_of_parameters_that_are_large_enough():
 def test_other_options_of_bitsandbytes_are_refused_by_name(option):
     with pytest.raises(NotImplementedError, match=next(iter(option))):
         AdamW8bit(params(), **option)
+
+
+def test_a_class_with_options_of_its_own_is_refused_where_a_key_is_meant():
+    class Mine(AdamW):
+        pass
+
+    for other in (AdamW8bit, Mine):
+        with pytest.raises(TypeError, match="give 'adamw', and its options"):
+            FusedOptimizer(params(), other)

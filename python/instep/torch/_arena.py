@@ -122,6 +122,9 @@ class Arena:
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
         param, first, hyper = self.params[index], FIRST.get(self.key), self.hyper_of(index)
+        if shard_of(param).shape != self.shapes[index]:
+            old, new = tuple(self.shapes[index]), tuple(param.shape)
+            raise ValueError(f"parameter of {new}: its states are of {old}; put a new parameter into its group")
         self.progress[index] = progress
         self.goes_on.discard(index)
         if progress[0] == 0 and goes_on_from(self.key, hyper, values):

@@ -190,8 +190,9 @@ class Engine:
                     keeps.append(grad)
                     grads[k] = grad.data_ptr()
             for k, index in enumerate(batch.indices if arena.empty else ()):
-                if index in arena.empty and grads[k] is not None:
-                    addresses[k], grads[k] = arena.instead_of(index)
+                if index in arena.empty:
+                    addresses[k], grad_address = arena.instead_of(index)
+                    grads[k] = None if grads[k] is None else grad_address
             bound: _native.Bound = {
                 "params": addresses,
                 "grads": [0 if grad is None else grad for grad in grads],  # type: ignore[misc]

@@ -17,6 +17,12 @@ from .. import OPTIMIZERS, _native
 
 Hyper = dict[str, Any]
 
+LARGEST_NOTHING = 2.0**-150
+"""What is no larger is rounded to 0 in float32."""
+
+OF_ALL_GROUPS = frozenset({"max_norm", "states", "master", "seed", "threads", "min_8bit_size"})
+"""Options of a whole optimizer, which a group of its own cannot have."""
+
 RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
 
@@ -56,7 +62,9 @@ def _number(name: str, value: Any) -> float:
         # Python reads numbers from text, and takes any text for true.
         raise TypeError(f"{name} = {value!r}: a text; give a number")
     try:
-        return float(value)
+        number = float(value)
+        # A schedule may let them decay for ever; below that, float32 has 0 alone.
+        return 0.0 if name in ("lr", "weight_decay") and abs(number) <= LARGEST_NOTHING else number
     except (TypeError, ValueError):
         raise TypeError(f"{name} = {value!r}: not a number; give one") from None
 
@@ -75,6 +83,8 @@ def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
 
 def refuse_settings(key: str, group: dict[str, Any]) -> None:
     """Refuses settings of a group that would step otherwise than their user means."""
+    for name in sorted(OF_ALL_GROUPS & group.keys()):
+        raise TypeError(f"{name}: an option of the whole optimizer, not of a param group; give it to the constructor")
     known = OPTIMIZERS[key].defaults
     refuse_other_rule(key, group)
     others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
@@ -109,6 +119,11 @@ def _edits(name: str, meant: str) -> int:
     return row[-1]
 
 
+def _may_change(value: Any) -> bool:
+    """Whether the number in it may change while it stays the same object, as in a tensor, an array or a list."""
+    return not isinstance(value, (float, int)) and (not isinstance(value, tuple) or any(map(_may_change, value)))
+
+
 class Settings:
     """The hyperparameters of param groups as they were last read. To see that none has changed takes no conversion."""
 
@@ -119,22 +134,21 @@ class Settings:
     def of(self, group: dict[str, Any]) -> Hyper:
         """The hyperparameters of a group: the same dict for as long as they are the same."""
         values = self._values(group)
-        known, read, hyper, has_tensor = self._read.get(id(group), (None, (), {}, False))
+        known, read, hyper, may_change = self._read.get(id(group), (None, (), {}, False))
         if known is not group:
             hyper = hyper_of(self.key, group)
-        elif not has_tensor and all(map(is_, values, read)):
+        elif not may_change and all(map(is_, values, read)):
             return hyper
         else:
             defaults = OPTIMIZERS[self.key].defaults.items()
             changed = {
                 name: _plain(name, value, default)
                 for (name, default), value, old in zip(defaults, values, read)
-                # The number in a tensor may change while the tensor stays the same.
-                if value is not old or isinstance(value, Tensor)
+                if value is not old or _may_change(value)
             }
             if any(hyper[name] != value for name, value in changed.items()):
                 hyper = {**hyper, **changed}
-        self._read[id(group)] = group, values, hyper, any(isinstance(value, Tensor) for value in values)
+        self._read[id(group)] = group, values, hyper, any(map(_may_change, values))
         return hyper
 
     def forget_others(self, groups: Iterable[dict[str, Any]]) -> None:

@@ -363,6 +363,8 @@ def key_of(optimizer: Union[str, type]) -> str:
         raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
     name = optimizer if isinstance(optimizer, str) else optimizer.__name__
     if isinstance(optimizer, type) and issubclass(optimizer, FusedOptimizer) and optimizer.key:
+        if name != OPTIMIZERS[optimizer.key].name or optimizer.__module__ != f"{__package__}.named":
+            raise TypeError(f"{name}: a class with defaults or code of its own; give {optimizer.key!r}, and its options")
         return optimizer.key
     if isinstance(optimizer, type) and getattr(torch.optim, name, None) is not optimizer:
         raise ValueError(f"{optimizer.__module__}.{name}: not a class of torch.optim; use one of {', '.join(OPTIMIZERS)}")
