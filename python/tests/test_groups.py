@@ -109,9 +109,8 @@ def test_a_number_that_changes_inside_its_container_counts(kind):
 
     def trained(make):
         param = torch.nn.Parameter(torch.ones(1))
-        betas = {"list of betas": [0.0, 0.0], "tensors in betas": (torch.tensor(0.0), torch.tensor(0.0))}.get(
-            kind, (0.0, 0.0)
-        )
+        zeros = torch.tensor(0.0), torch.tensor(0.0)
+        betas = {"list of betas": [0.0, 0.0], "tensors in betas": zeros}.get(kind, (0.0, 0.0))
         lr = numpy.array(0.1) if kind == "array as lr" else 0.1
         optimizer = make([param], lr=lr, betas=betas, eps=1.0)
         for gradient in (1.0, 2.0):
