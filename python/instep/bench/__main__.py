@@ -26,9 +26,10 @@ from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
-TIMED_S, FEWEST, MOST_ROUNDS = 30.0, 5, 31
-PACKAGES = ("torch", "deepspeed", "bitsandbytes", "torchao")
-# Long enough that a clock's reading and a thread's wake-up do not count.
+# A case is timed for so many seconds, and for fewer once the run as a whole becomes late.
+CASE_S, WHOLE_S, FEWEST, MOST_ROUNDS = 8.0, 48.0, 3, 31
+PEERS = ("deepspeed", "bitsandbytes", "torchao")
+# A sample in the cache has as many steps as step these: long enough that reading the clock does not count.
 SAMPLE_ELEMENTS = 4 << 20
 
 
@@ -103,11 +104,11 @@ def rounds(fewest: int, most: int, seconds: float, progress: Progress, text: str
         spent = time.monotonic() - start
         if number >= fewest and spent > seconds:
             return
-        progress.say(text, min(1.0, max(spent / seconds, number / most)))
+        progress.say(text, min(1.0, max(spent / max(seconds, 1.0), number / most)))
         yield number
 
 
-def run(case: Case, quick: bool, progress: Progress) -> Results:
+def run(case: Case, quick: bool, until: float, progress: Progress) -> Results:
     """Makes, compares and times all candidates of a case."""
     lines, sides = [], {}
     for candidate in CANDIDATES:
@@ -117,10 +118,11 @@ def run(case: Case, quick: bool, progress: Progress) -> Results:
         if ready is not None:
             sides[f"{candidate.format}, {candidate.name}"] = functools.partial(sample, ready, case)
     progress.stage(f"{case.name}: timed in turn")
-    seconds = 0.0 if quick else TIMED_S / 3
     # The first round warms up.
-    limits = (3, 3) if quick else (FEWEST + 1, MOST_ROUNDS + 1)
-    times = in_turn(sides, rounds(*limits, seconds or 1.0, progress, f"{case.name}: timed in turn"))
+    fewest, most = (3, 3) if quick else (FEWEST + 1, MOST_ROUNDS + 1)
+    times = in_turn(
+        sides, rounds(fewest, most, min(CASE_S, until - time.monotonic()), progress, f"{case.name}: timed in turn")
+    )
     for line in lines:
         line.times = times.get(f"{line.candidate.format}, {line.candidate.name}", [])[1:]
     results = Results(case, lines)
@@ -142,13 +144,14 @@ def main() -> None:
     if arguments.threads < 1:
         parser.error(f"--threads {arguments.threads}: at least one thread is needed")
     torch.set_num_threads(arguments.threads)
+    others = machine.Others()
 
-    found = {package: machine.version(package) for package in PACKAGES}
-    named = [f"{package} {version or 'not installed'}" for package, version in found.items()]
-    versions = ", ".join([f"instep {instep.__version__}", *named])
+    named = [f"{peer} {machine.version(peer) or 'not installed'}" for peer in PEERS]
+    versions = ", ".join([f"instep {instep.__version__}", f"torch {torch.__version__}", *named])
     processor = machine.processor()
+    count = f"{arguments.threads} thread{'s' * (arguments.threads > 1)}"
     head = [
-        f"{processor}; last-level cache {machine.last_level_cache() / (1 << 20):g} MiB; {arguments.threads} threads;"
+        f"{processor}; last-level cache {machine.last_level_cache() / (1 << 20):g} MiB; {count};"
         f" load before the run {machine.load()}",
         versions,
     ]
@@ -161,14 +164,18 @@ def main() -> None:
     sizes = cases(arguments.quick)
     progress = Progress(len(sizes) * (len(CANDIDATES) + 1))
     all_results = []
-    for case in sizes:
-        all_results.append(run(case, arguments.quick, progress))
+    for number, case in enumerate(sizes, 1):
+        until = start + WHOLE_S * number / len(sizes)
+        all_results.append(run(case, arguments.quick, until, progress))
         progress.end()
         print(f"\n{table(all_results[-1])}", flush=True)
     if arguments.csv:
         arguments.csv.write_text(csv(head, arguments.threads, all_results))
     if arguments.svg:
-        arguments.svg.write_text(draw(processor, versions, arguments.threads, all_results))
+        arguments.svg.write_text(draw(f"{processor}, {count}", versions, all_results))
+    share = others.share()
+    if share is not None and share > 0.05:
+        print(f"\nother processes or virtual machines used {share:.0%} of all cores' time: the figures mean little")
     print(f"\ntook {time.monotonic() - start:.0f} s")
 
 

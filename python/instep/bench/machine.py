@@ -44,6 +44,32 @@ def version(package: str) -> Optional[str]:
         return "of unknown version"
 
 
+class Others:
+    """The share of all cores' time that other processes and virtual machines take from now on; Linux alone tells it."""
+
+    def __init__(self) -> None:
+        self.start = _seconds_of_cores()
+
+    def share(self) -> Optional[float]:
+        """From 0 to 1, or None where the system does not tell."""
+        end = _seconds_of_cores()
+        if self.start is None or end is None:
+            return None
+        everything, busy, own = (after - before for before, after in zip(self.start, end))
+        return max(0.0, (busy - own) / everything) if everything else None
+
+
+def _seconds_of_cores() -> Optional[tuple[float, float, float]]:
+    """Of all cores, of those that were not idle, and of this process."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    own, second = os.times(), os.sysconf("SC_CLK_TCK")
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) / second, (sum(ticks) - idle) / second, own.user + own.system
+
+
 def load() -> str:
     """How busy the machine is already, as the mean number of running tasks in the last minute."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"

@@ -19,7 +19,7 @@ STYLE = (
 )
 
 
-def draw(processor: str, versions: str, threads: int, all_results: list[Results]) -> str:
+def draw(machine: str, versions: str, all_results: list[Results]) -> str:
     """The picture as a text."""
     width = NAMES + COLUMN * len(all_results) + 10
     body: list[str] = []
@@ -27,7 +27,7 @@ def draw(processor: str, versions: str, threads: int, all_results: list[Results]
     def say(x: float, y: float, text: str, kind: str = "") -> None:
         body.append(f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(text)}</text>')
 
-    say(10, 26, f"One AdamW step on {processor}, {threads} {'thread' if threads == 1 else 'threads'}", "title")
+    say(10, 26, f"One AdamW step on {machine}", "title")
     say(10, 46, versions, "small")
     say(10, 62, "ms per step, median, and time / instep's in the same round; less is better. Lines show the range.", "small")
     for column, results in enumerate(all_results):

@@ -69,8 +69,9 @@ class Results:
 def table(results: Results) -> str:
     """The lines of a case, with units."""
     case = results.case
-    head = f"  {'':<28}{'ms per step (range)':<26}{'ns per element':<17}time / instep's (range)"
-    text = [case.title, head]
+    head = f"  {'':<28}{'ms per step (range)':<30}{'ns per element':<17}time / instep's (range)"
+    rounds = max(len(line.times) for line in results.lines)
+    text = [f"{case.title}; {rounds} rounds", head]
     for format in FORMATS:
         text.append(f"  {format}")
         for line in (line for line in results.lines if line.candidate.format == format):
@@ -80,7 +81,7 @@ def table(results: Results) -> str:
                 continue
             each = line.spread.median * 1e6 / case.elements
             ratio = "1" if line.candidate.is_ours else line.to_ours.show(2)
-            text.append(f"{name}{line.spread.show(3):<26}{each:<17.3f}{ratio}")
+            text.append(f"{name}{line.spread.show(3):<30}{each:<17.3f}{ratio}")
     return "\n".join(text)
 
 
