@@ -11,7 +11,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Optional
 
@@ -27,7 +27,7 @@ from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
 # A case is timed for so many seconds, and for fewer once the run as a whole becomes late.
-CASE_S, WHOLE_S, FEWEST, MOST_ROUNDS = 8.0, 48.0, 3, 31
+CASE_S, WHOLE_S, MOST_ROUNDS = 8.0, 48.0, 31
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
 # A sample in the cache has as many steps as step these: long enough that reading the clock does not count.
 SAMPLE_ELEMENTS = 4 << 20
@@ -97,14 +97,14 @@ def sample(ready: Made, case: Case) -> float:
     return milliseconds(functools.partial(ready.steps, steps)) / steps
 
 
-def rounds(fewest: int, most: int, seconds: float, progress: Progress, text: str) -> Iterator[int]:
-    """Rounds until the time is over."""
+def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None]) -> Iterator[int]:
+    """Rounds until the time is over, the first of which warms up."""
     start = time.monotonic()
     for number in range(most):
         spent = time.monotonic() - start
         if number >= fewest and spent > seconds:
             return
-        progress.say(text, min(1.0, max(spent / max(seconds, 1.0), number / most)))
+        say(min(1.0, max(spent / max(seconds, 1.0), number / most)))
         yield number
 
 
@@ -117,12 +117,11 @@ def run(case: Case, quick: bool, until: float, progress: Progress) -> Results:
         lines.append(line)
         if ready is not None:
             sides[f"{candidate.format}, {candidate.name}"] = functools.partial(sample, ready, case)
-    progress.stage(f"{case.name}: timed in turn")
-    # The first round warms up.
-    fewest, most = (3, 3) if quick else (FEWEST + 1, MOST_ROUNDS + 1)
-    times = in_turn(
-        sides, rounds(fewest, most, min(CASE_S, until - time.monotonic()), progress, f"{case.name}: timed in turn")
-    )
+    text = f"{case.name}: timed in turn"
+    progress.stage(text)
+    fewest, most = (3, 3) if quick else (2, MOST_ROUNDS + 1)
+    seconds = min(CASE_S, until - time.monotonic())
+    times = in_turn(sides, rounds(fewest, most, seconds, functools.partial(progress.say, text)))
     for line in lines:
         line.times = times.get(f"{line.candidate.format}, {line.candidate.name}", [])[1:]
     results = Results(case, lines)

@@ -29,9 +29,10 @@ def draw(machine: str, versions: str, all_results: list[Results]) -> str:
 
     say(10, 26, f"One AdamW step on {machine}", "title")
     say(10, 46, versions, "small")
-    say(10, 62, "ms per step, median, and time / instep's in the same round; less is better. Lines show the range.", "small")
+    said = "Median ms per step, and time / instep's in the same round; less is better. A line is the range."
+    say(10, 62, f"{said} Each group of bars has its own axis from 0.", "small")
     for column, results in enumerate(all_results):
-        size = f"{results.case.tensors} tensors, {4 * results.case.elements / MIB:g} MiB of f32 gradients"
+        size = f"{results.case.tensors} tensors, {4 * results.case.elements / MIB:g} MiB of gradients in f32"
         say(NAMES + COLUMN * column, 84, results.case.name, "bold")
         say(NAMES + COLUMN * column, 98, size, "small")
     y = TOP

@@ -71,7 +71,7 @@ def table(results: Results) -> str:
     case = results.case
     head = f"  {'':<28}{'ms per step (range)':<30}{'ns per element':<17}time / instep's (range)"
     rounds = max(len(line.times) for line in results.lines)
-    text = [f"{case.title}; {rounds} rounds", head]
+    text = [f"{case.title}; {rounds} round{'s' * (rounds != 1)}", head]
     for format in FORMATS:
         text.append(f"  {format}")
         for line in (line for line in results.lines if line.candidate.format == format):
