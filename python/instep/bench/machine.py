@@ -60,14 +60,15 @@ class Others:
 
 
 def _seconds_of_cores() -> Optional[tuple[float, float, float]]:
-    """Of all cores, of those that were not idle, and of this process."""
+    """Of all cores, of those that were not idle, and of this process with its children."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):
         return None
-    own, second = os.times(), os.sysconf("SC_CLK_TCK")
+    time, second = os.times(), os.sysconf("SC_CLK_TCK")
+    own = time.user + time.system + time.children_user + time.children_system
     idle = ticks[3] + ticks[4]
-    return sum(ticks) / second, (sum(ticks) - idle) / second, own.user + own.system
+    return sum(ticks) / second, (sum(ticks) - idle) / second, own
 
 
 def load() -> str:
