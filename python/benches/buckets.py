@@ -9,9 +9,8 @@ element. Its ratio to instep is instep's share of the bandwidth of a copy.
 """
 
 import argparse
+import functools
 import os
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -25,6 +24,7 @@ from torch.distributed.optim import as_functional_optim
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from instep.bench.rounds import Spread, in_turn, milliseconds, ratios
 from instep.torch import FusedOptimizer, register_ddp
 
 ELEMENTS, PARAMS, WORLD_SIZE = 25 * (1 << 20) // 4, 50, 2
@@ -159,28 +159,18 @@ def main() -> None:
             results[name] = torch.cat([p.detach().flatten() for p in own])
     for name, values in results.items():
         assert torch.allclose(values, results["instep"], rtol=0, atol=1e-6), name
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(arguments.rounds):
-        for name, (_, step) in sides.items():
-            buffer.copy_(summed)
-            settle()
-            start = time.perf_counter()
-            step(buffer)
-            settle()
-            times[name].append((time.perf_counter() - start) * 1e3)
+
+    def sample(step: Callable[[Tensor], object]) -> float:
+        buffer.copy_(summed)
+        settle()
+        return milliseconds(lambda: (step(buffer), settle()))
+
+    sampled = {name: functools.partial(sample, step) for name, (_, step) in sides.items()}
+    times = in_turn(sampled, range(arguments.rounds))
     print(f"torch {torch.__version__}, {arguments.device}, {arguments.threads} threads, {arguments.rounds} rounds")
     print("side,ms,ms_min,ms_max,over_instep,over_instep_min,over_instep_max")
     for name, measured in times.items():
-        ratios = [theirs / our for theirs, our in zip(measured, times["instep"])]
-        row = [
-            statistics.median(measured),
-            min(measured),
-            max(measured),
-            statistics.median(ratios),
-            min(ratios),
-            max(ratios),
-        ]
-        print(f'"{name}",' + ",".join(f"{value:.3f}" for value in row))
+        print(f'"{name}",{Spread.of(measured).row(3)},{ratios(measured, times["instep"]).row(3)}')
     dist.destroy_process_group()
 
 

@@ -6,11 +6,11 @@ Sides run in turn in every round. A line gives the median of the times with thei
 """
 
 import argparse
-import statistics
-import time
+import functools
 
 import torch
 
+from instep.bench.rounds import Spread, in_turn, milliseconds
 from instep.torch import FusedOptimizer
 
 SIDES = {
@@ -28,10 +28,19 @@ def groups(count: int) -> list[dict]:
     return [{"params": [param]} for param in made]
 
 
-def schedule(optimizer: torch.optim.Optimizer, number: int) -> None:
+def schedule(optimizer: torch.optim.Optimizer) -> None:
     """As a scheduler writes a learning rate into every group."""
     for group in optimizer.param_groups:
-        group["lr"] = 1e-3 / (1 + number)
+        group["lr"] *= 0.97
+
+
+def sample(what: str, optimizer: torch.optim.Optimizer) -> float:
+    """Milliseconds of one call."""
+    if what == "state_dict":
+        return milliseconds(optimizer.state_dict)
+    if what == "step after a schedule":
+        schedule(optimizer)
+    return milliseconds(optimizer.step)
 
 
 def main() -> None:
@@ -45,19 +54,9 @@ def main() -> None:
         optimizer.step()
     print("what,side,ms,ms_min,ms_max")
     for what in ("step", "step after a schedule", "state_dict"):
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(arguments.rounds):
-            for name, optimizer in sides.items():
-                if what == "step after a schedule":
-                    schedule(optimizer, number)
-                start = time.perf_counter()
-                if what == "state_dict":
-                    optimizer.state_dict()
-                else:
-                    optimizer.step()
-                times[name].append((time.perf_counter() - start) * 1e3)
-        for name, measured in times.items():
-            print(f'"{what}","{name}",{statistics.median(measured):.2f},{min(measured):.2f},{max(measured):.2f}')
+        sampled = {name: functools.partial(sample, what, optimizer) for name, optimizer in sides.items()}
+        for name, measured in in_turn(sampled, range(arguments.rounds)).items():
+            print(f'"{what}","{name}",{Spread.of(measured).row(2)}')
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from models import GPT  # noqa: E402
 
+from instep.bench.rounds import Spread, ratios  # noqa: E402
 from instep.torch import register_ddp  # noqa: E402
 
 
@@ -71,11 +72,9 @@ def main() -> None:
         print(f"torch {torch.__version__}, {arguments.device}, {ranks}, {parameters} parameters")
         print("side,ms,ms_min,ms_max,exposed_ms,over_instep,over_instep_min,over_instep_max")
         for name, measured in times.items():
-            ratios = [theirs / our for theirs, our in zip(measured, times["instep"])]
             exposed = statistics.median(a - b for a, b in zip(measured, times["no optimizer"]))
-            row = [statistics.median(measured), min(measured), max(measured), exposed]
-            row += [statistics.median(ratios), min(ratios), max(ratios)]
-            print(f'"{name}",' + ",".join(f"{value:.3f}" for value in row))
+            over_ours = ratios(measured, times["instep"])
+            print(f'"{name}",{Spread.of(measured).row(3)},{exposed:.3f},{over_ours.row(3)}')
     # Gloo's threads still hold tensors of the last call, and need the interpreter to let go of them. The group ends them,
     # once nothing else holds the group.
     sides.clear()

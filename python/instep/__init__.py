@@ -1,6 +1,7 @@
 """Fused optimizer steps over whole gradient buckets, overlapped with backward.
 
-``instep.torch`` holds what PyTorch users call; it alone imports torch. This module says what the library has.
+``instep.torch`` holds what PyTorch users call, and ``instep.bench`` times it; these two alone import torch. This module says
+what the library has.
 """
 
 import importlib

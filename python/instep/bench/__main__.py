@@ -1,0 +1,182 @@
+"""Times one AdamW step by instep beside PyTorch, and beside DeepSpeed, bitsandbytes and torchao where they are installed.
+
+It takes less than a minute on two cores; the first use of DeepSpeed or torchao compiles their kernels, which comes on top.
+All candidates make their first steps from the same values, and are compared with AdamW in f64, before any is timed.
+Then every round runs each candidate once, and ratios divide times of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+import instep
+
+from . import machine
+from .candidates import CANDIDATES, CHECKED_STEPS, FORMATS, Candidate, Made, tolerance
+from .picture import draw
+from .report import Case, Line, Results, csv, table
+from .rounds import in_turn, milliseconds
+
+LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
+# A case is timed for so many seconds, and for fewer once the run as a whole becomes late.
+CASE_S, WHOLE_S, MOST_ROUNDS = 8.0, 48.0, 31
+PEERS = ("deepspeed", "bitsandbytes", "torchao")
+# A sample in the cache has as many steps as step these: long enough that reading the clock does not count.
+SAMPLE_ELEMENTS = 4 << 20
+
+
+class Progress:
+    """A line on the standard error: rewritten in a terminal, else a line for every stage."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages, self.done, self.told = stages, 0, ""
+
+    def stage(self, text: str) -> None:
+        """The next stage begins."""
+        self.done += 1
+        self.say(text, 0.0)
+
+    def say(self, text: str, share: float) -> None:
+        """So much of the stage is done."""
+        if sys.stderr.isatty():
+            whole = (self.done - 1 + share) / self.stages
+            bar = "#" * round(24 * whole)
+            print(f"\r[{bar:<24}] {100 * whole:3.0f} %  {text:<50}", end="", file=sys.stderr, flush=True)
+        elif text != self.told:
+            print(f"{self.done} of {self.stages}: {text}", file=sys.stderr, flush=True)
+        self.told = text
+
+    def end(self) -> None:
+        """Clears the line, before the table."""
+        if sys.stderr.isatty():
+            print(f"\r{'':<84}\r", end="", file=sys.stderr, flush=True)
+
+
+def cases(quick: bool) -> list[Case]:
+    """One bucket, one size that stays in the cache, and one that does not fit."""
+    length = LENGTH // 8 if quick else LENGTH
+    resident = min(MOST, max(1, machine.last_level_cache() // 2 // (16 * LENGTH)))
+    return [
+        Case("bucket", BUCKET, length),
+        Case("in cache", resident, length),
+        Case("beyond cache", BEYOND, length),
+    ]
+
+
+def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
+    """A candidate that has made its first steps as it should, or why it has not."""
+    if machine.version(candidate.package) is None:
+        return Line(candidate, "not installed"), None
+    try:
+        ready = Made(candidate, case.tensors, case.length)
+        wrong = ready.check()
+    except Exception as error:  # Whatever a peer's import, build or step says.
+        if candidate.is_ours:
+            raise
+        said = str(error).strip().splitlines() or [""]
+        return Line(candidate, f"does not run here: {type(error).__name__}: {said[0][:90]}"), None
+    if wrong and candidate.is_ours:
+        raise SystemExit(f"{candidate.format}, {candidate.name}: {wrong}; please report it")
+    return (Line(candidate, f"not timed: {wrong}"), None) if wrong else (Line(candidate), ready)
+
+
+def sample(ready: Made, case: Case) -> float:
+    """Milliseconds per step. In the cache, an untimed step fetches the tensors; elsewhere the others have evicted them."""
+    if case.name != "in cache":
+        return milliseconds(ready.step)
+    steps = max(1, SAMPLE_ELEMENTS // case.elements)
+    ready.step()
+    return milliseconds(functools.partial(ready.steps, steps)) / steps
+
+
+def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None]) -> Iterator[int]:
+    """Rounds until the time is over, the first of which warms up."""
+    start = time.monotonic()
+    for number in range(most):
+        spent = time.monotonic() - start
+        if number >= fewest and spent > seconds:
+            return
+        say(min(1.0, max(spent / max(seconds, 1.0), number / most)))
+        yield number
+
+
+def run(case: Case, quick: bool, until: float, progress: Progress) -> Results:
+    """Makes, compares and times all candidates of a case."""
+    lines, sides = [], {}
+    for candidate in CANDIDATES:
+        progress.stage(f"{case.name}: {candidate.format}, {candidate.name}, first steps compared")
+        line, ready = made(candidate, case)
+        lines.append(line)
+        if ready is not None:
+            sides[f"{candidate.format}, {candidate.name}"] = functools.partial(sample, ready, case)
+    text = f"{case.name}: timed in turn"
+    progress.stage(text)
+    fewest, most = (3, 3) if quick else (2, MOST_ROUNDS + 1)
+    seconds = min(CASE_S, until - time.monotonic())
+    times = in_turn(sides, rounds(fewest, most, seconds, functools.partial(progress.say, text)))
+    for line in lines:
+        line.times = times.get(f"{line.candidate.format}, {line.candidate.name}", [])[1:]
+    results = Results(case, lines)
+    results.compare()
+    return results
+
+
+def main() -> None:
+    """Reads the command line, measures, and writes what was asked for."""
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(
+        prog="python -m instep.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: torch.get_num_threads()")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draws a picture")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="writes every figure")
+    parser.add_argument("--quick", action="store_true", help="an eighth of each size, two rounds; the figures mean little")
+    arguments = parser.parse_args()
+    if arguments.threads < 1:
+        parser.error(f"--threads {arguments.threads}: at least one thread is needed")
+    torch.set_num_threads(arguments.threads)
+    others = machine.Others()
+
+    named = [f"{peer} {machine.version(peer) or 'not installed'}" for peer in PEERS]
+    versions = ", ".join([f"instep {instep.__version__}", f"torch {torch.__version__}", *named])
+    processor = machine.processor()
+    count = f"{arguments.threads} thread{'s' * (arguments.threads > 1)}"
+    head = [
+        f"{processor}; last-level cache {machine.last_level_cache() / (1 << 20):g} MiB; {count};"
+        f" load before the run {machine.load()}",
+        versions,
+    ]
+    if arguments.quick:
+        head.append("quick: an eighth of each size, two rounds; the figures mean little")
+    allowed = ", ".join(f"{format} {tolerance(format, CHECKED_STEPS):.0e}" for format in FORMATS)
+    print(*head, sep="\n")
+    print(f"compared after {CHECKED_STEPS} steps with AdamW in f64, at most apart by: {allowed}", flush=True)
+
+    sizes = cases(arguments.quick)
+    progress = Progress(len(sizes) * (len(CANDIDATES) + 1))
+    all_results = []
+    for number, case in enumerate(sizes, 1):
+        until = start + WHOLE_S * number / len(sizes)
+        all_results.append(run(case, arguments.quick, until, progress))
+        progress.end()
+        print(f"\n{table(all_results[-1])}", flush=True)
+    if arguments.csv:
+        arguments.csv.write_text(csv(head, arguments.threads, all_results))
+    if arguments.svg:
+        arguments.svg.write_text(draw(f"{processor}, {count}", versions, all_results))
+    share = others.share()
+    if share is not None and share > 0.05:
+        print(f"\nother processes or virtual machines used {share:.0%} of all cores' time: the figures mean little")
+    print(f"\ntook {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

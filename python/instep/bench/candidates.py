@@ -1,0 +1,173 @@
+"""The optimizers that are timed, and the check that all of them made the same steps before any is timed.
+
+A candidate owns its parameters, gradients and states. Every candidate of a format gets the same values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+import instep.torch
+
+LR, BETA1, BETA2, WEIGHT_DECAY = 1e-3, 0.9, 0.999, 1e-2
+CHECKED_STEPS = 2
+Make = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make the step."""
+
+    format: str
+    """``"f32"``, ``"bf16"`` or ``"8-bit states"``; candidates of one format are compared with ours."""
+    name: str
+    make: Make
+    package: str = "torch"
+    """The package that has to be installed."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and gradients."""
+        return torch.bfloat16 if self.format == "bf16" else torch.float32
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the others of the format are compared with this one."""
+        return self.package == "instep"
+
+
+def _peer(module: str, name: str) -> Make:
+    # A peer is imported when it is first made: each changes settings of torch, or takes seconds to load.
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        options: dict[str, Any] = {"adamw_mode": True} if module.startswith("deepspeed") else {}
+        with _stdout_on_stderr():
+            found = getattr(importlib.import_module(module), name)
+            made: torch.optim.Optimizer = found(params, lr=LR, weight_decay=WEIGHT_DECAY, **options)
+        # DeepSpeed sets it. Every step of torch's optimizers would then open NVML, which takes 100 us.
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+        return made
+
+    return make
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """For what a peer prints while it builds its kernel: the standard output is for the table."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+CANDIDATES = [
+    Candidate("f32", "instep.torch.AdamW", lambda params: instep.torch.AdamW(params, LR), "instep"),
+    Candidate("f32", "torch AdamW, fused=True", lambda params: torch.optim.AdamW(params, LR, fused=True)),
+    Candidate("f32", "torch AdamW, foreach=True", lambda params: torch.optim.AdamW(params, LR, foreach=True)),
+    Candidate("f32", "DeepSpeedCPUAdam", _peer("deepspeed.ops.adam", "DeepSpeedCPUAdam"), "deepspeed"),
+    Candidate("bf16", "instep.torch.AdamW", lambda params: instep.torch.AdamW(params, LR), "instep"),
+    Candidate("bf16", "torch AdamW, fused=True", lambda params: torch.optim.AdamW(params, LR, fused=True)),
+    Candidate("bf16", "torch AdamW, foreach=True", lambda params: torch.optim.AdamW(params, LR, foreach=True)),
+    Candidate("8-bit states", "instep.torch.AdamW8bit", lambda params: instep.torch.AdamW8bit(params, LR), "instep"),
+    Candidate("8-bit states", "bitsandbytes AdamW8bit", _peer("bitsandbytes.optim", "AdamW8bit"), "bitsandbytes"),
+    Candidate("8-bit states", "torchao AdamW8bit", _peer("torchao.optim", "AdamW8bit"), "torchao"),
+]
+FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
+
+
+@functools.cache
+def _values(count: int) -> tuple[Tensor, Tensor]:
+    """Gradients and the starts of parameters, which bf16 holds exactly. A tensor takes those from its number on.
+
+    No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of a state of 8 bits.
+    Parameters are below 2^-6, so that bf16 shows a step of 1e-3.
+    """
+    k = torch.arange(count)
+    grads = (128 + k % 113).float() * 2**-14 * (1 - 2 * (k % 3 == 0).float())
+    return grads, (128 + k % 128).float() * 2**-14
+
+
+@functools.cache
+def _stepped(count: int, steps: int) -> Tensor:
+    """The parameters after so many steps of AdamW, in f64."""
+    grads, params = (value.double() for value in _values(count))
+    first, second = torch.zeros_like(grads), torch.zeros_like(grads)
+    for number in range(1, steps + 1):
+        first = BETA1 * first + (1 - BETA1) * grads
+        second = BETA2 * second + (1 - BETA2) * grads * grads
+        root = (second / (1 - BETA2**number)).sqrt() + 1e-8
+        params = params * (1 - LR * WEIGHT_DECAY) - LR * first / (1 - BETA1**number) / root
+    return params
+
+
+class Made:
+    """A candidate's optimizer with its parameters."""
+
+    def __init__(self, candidate: Candidate, tensors: int, length: int) -> None:
+        self.candidate, self.length = candidate, length
+        self.params: list[Tensor] = []
+        values = _values(tensors + length)
+        for tensor in range(tensors):
+            grad, start = (value[tensor : tensor + length].to(candidate.dtype, copy=True) for value in values)
+            param = torch.nn.Parameter(start)
+            param.grad = grad
+            self.params.append(param)
+        self.optimizer = candidate.make(self.params)
+
+    def step(self) -> None:
+        """One step."""
+        self.optimizer.step()
+
+    def steps(self, count: int) -> None:
+        """Several steps."""
+        for _ in range(count):
+            self.optimizer.step()
+
+    def check(self) -> Optional[str]:
+        """Makes the first steps and says how they differ from AdamW in f64, or None."""
+        for number in range(1, CHECKED_STEPS + 1):
+            with _stdout_on_stderr():
+                self.step()
+            worst = self._distance(number)
+            allowed = tolerance(self.candidate.format, number)
+            if not worst <= allowed:  # NaN is not within it either.
+                return f"differs from AdamW in f64 by {worst:.1e} after step {number}; {allowed:.1e} is allowed"
+        return None
+
+    def _distance(self, steps: int) -> float:
+        expected = _stepped(len(self.params) + self.length, steps)
+        apart = [
+            (param.detach().double() - expected[tensor : tensor + self.length]).abs().max().item()
+            for tensor, param in enumerate(self.params)
+        ]
+        return math.nan if any(map(math.isnan, apart)) else max(apart)
+
+
+def tolerance(format: str, steps: int) -> float:
+    """How far parameters may be from AdamW in f64 after so many steps.
+
+    Let u be the unit roundoff of the type. A step rounds the parameter twice, 2 u |p|, and its change, at most lr, eight
+    times, 8 u lr. A peer may compute 1 - beta2 in f32, which costs 2^-24 / (1 - beta2) of the change. A code of 8 bits is
+    off by at most 1/128 of the largest value of its block. With gradients within a factor of 2 that is 1/64 of the first
+    moment and 1/32 of the second one, of which 0.48 and 0.25 reach the second step's change: lr / 64 together.
+    """
+    unit = 2**-8 if format == "bf16" else 2**-24
+    largest = 2**-6 + steps * LR
+    each = 2 * unit * largest + LR * (8 * unit + 2**-24 / (1 - BETA2))
+    coded = LR / 64 if format == "8-bit states" and steps > 1 else 0
+    return steps * each + coded

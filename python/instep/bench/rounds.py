@@ -1,0 +1,55 @@
+"""Samples of several sides, taken in turn in every round, and what they come to.
+
+The memory bus of a shared machine drifts from minute to minute, so ratios are taken within a round. This module needs
+nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with the range of its samples."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """The spread of these samples."""
+        return cls(statistics.median(samples), min(samples), max(samples))
+
+    def show(self, digits: int) -> str:
+        """As ``median (low-high)``."""
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
+
+    def row(self, digits: int) -> str:
+        """As ``median,low,high``."""
+        return f"{self.median:.{digits}f},{self.low:.{digits}f},{self.high:.{digits}f}"
+
+
+def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) -> dict[str, list[float]]:
+    """Takes one sample of every side in each round."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in rounds:
+        for name, sample in sides.items():
+            samples[name].append(sample())
+    return samples
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def ratios(times: Sequence[float], to: Sequence[float]) -> Spread:
+    """Times over those of another side in the same rounds."""
+    return Spread.of([one / other for one, other in zip(times, to)])
