@@ -74,7 +74,7 @@ def function_of(key, descriptor):
     notes += [f"{names} are given if the hyperparameters need them, and only then."] if names else []
     notes += [f"``{rule.carried}`` are float64 or float32 tensors of one number, 1 before the first step."] if rule.carried else []
     return "\n".join([
-        f'_{key} = RULES["{key}"].step',
+        f'_{key} = RULES["{key}"].native.step',
         "",
         "",
         f"def {key}_(",

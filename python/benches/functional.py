@@ -79,8 +79,8 @@ def measure(threads: int, count: int, elements: int, rounds: int) -> None:
     }
     if count * elements <= 1 << 20:
         sides["a loop of torch._fused_adamw_"] = fresh(in_a_loop, count, elements)
-        call = prepared(count, elements)
-        sides["functional.prepare"] = lambda: call
+        ready = prepared(count, elements)
+        sides["functional.prepare"] = lambda: ready
     # Calls of some microseconds are timed many at a time.
     inner = max(1, 100 // count)
     times: dict[str, list[float]] = {name: [] for name in sides}

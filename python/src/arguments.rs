@@ -23,10 +23,6 @@ unsafe impl Send for Addresses {}
 unsafe impl Sync for Addresses {}
 
 impl Addresses {
-    pub(crate) fn with_capacity(count: usize) -> Addresses {
-        Addresses(Vec::with_capacity(count))
-    }
-
     pub(crate) fn push(&mut self, address: usize) {
         self.0.push(with_exposed_provenance_mut(address));
     }

@@ -7,12 +7,12 @@
 use std::mem;
 use std::process;
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::optim::{Descriptor, Value};
 use instep::{
-    BucketStep, DEFAULT_GROUP, DType, GradNorm, Layout, Master, Moments, Optimizer, ParamId, Precision,
+    BucketStep, DEFAULT_GROUP, DType, GradNorm, Layout, Master, Moments, Optimizer, ParamId, Pool, Precision,
     Rounding, Scaling,
 };
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
@@ -50,19 +50,17 @@ struct Format {
     carried: Word,
 }
 
-/// What a plan was made for.
-#[derive(PartialEq)]
+/// What a plan was made for, beside lengths and formats.
+#[derive(Clone, Copy, PartialEq)]
 struct Key {
     process: u32,
     threads: usize,
-    openmp: usize,
-    /// Which lists are there.
+    /// A bit for each list that is there.
     lists: u32,
-    formats: Vec<Format>,
-    lens: Vec<u64>,
 }
 
 /// The tensors of a call, list by list.
+#[derive(Default)]
 struct Found {
     formats: Vec<Format>,
     lens: Vec<u64>,
@@ -74,6 +72,8 @@ struct Found {
 /// Launches for lists of these lengths and formats.
 struct Plan {
     key: Key,
+    formats: Vec<Format>,
+    lens: Vec<u64>,
     hyper: Vec<Value>,
     parts: Vec<Part>,
     /// Start, end and number of each run of memory, as sorted in the last call: the next call's are nearly in this order.
@@ -89,7 +89,25 @@ struct Part {
     format: Format,
     /// What the step has counted, so that only other counts are set.
     progress: Vec<(u64, f64)>,
+    /// Its members', where the call has more than it.
     addresses: Vec<Addresses>,
+}
+
+/// What calls leave for the next ones.
+#[derive(Default)]
+struct Idle {
+    plans: Vec<Plan>,
+    /// Memory alone.
+    found: Vec<Found>,
+    /// Hyperparameters, and a bit for each list of states that they keep.
+    kept: Option<(Vec<Value>, u32)>,
+}
+
+/// Functions of torch, and the address of its OpenMP runtime's or 0.
+struct Torch {
+    get_num_threads: Py<PyAny>,
+    increment_version: Py<PyAny>,
+    openmp: usize,
 }
 
 /// Steps lists of tensors with one optimizer.
@@ -99,7 +117,9 @@ pub(crate) struct Lists {
     /// All that the optimizer may keep, in the order of the lists.
     states: Vec<&'static str>,
     reader: Reader,
-    plans: Mutex<Vec<Plan>>,
+    torch: Torch,
+    owner: Owner,
+    idle: Mutex<Idle>,
 }
 
 /// Steps the same tensors again and again.
@@ -107,49 +127,48 @@ pub(crate) struct Lists {
 pub(crate) struct Prepared {
     owner: Owner,
     descriptor: &'static Descriptor,
-    inner: Mutex<(Plan, Vec<(u64, f64)>)>,
-    counts: Addresses,
-    carried: (Addresses, Word),
+    inner: Mutex<(Plan, Found)>,
     /// Storages, which keep the memory alive.
     _keeps: Vec<Py<PyAny>>,
 }
 
 #[pymethods]
 impl Lists {
-    /// Takes an optimizer's key, and what reads tensors.
+    /// Takes an optimizer's key, what reads tensors, and torch's `get_num_threads`, `increment_version` and the address of
+    /// its `GOMP_parallel` or 0.
     #[new]
-    #[pyo3(signature = (key, tensor, parameter, exchange))]
+    #[pyo3(signature = (key, tensor, parameter, exchange, torch))]
     fn new(
         key: &str,
         tensor: Py<PyType>,
         parameter: &Bound<'_, PyType>,
         exchange: Option<&Bound<'_, PyAny>>,
+        torch: (Py<PyAny>, Py<PyAny>, usize),
     ) -> PyResult<Lists> {
         let (descriptor, states) = (descriptor(key)?, all_state_names(key)?);
         let reader = Reader::new(tensor, parameter, exchange)?;
-        Ok(Lists { descriptor, states, reader, plans: Mutex::default() })
+        let (get_num_threads, increment_version, openmp) = torch;
+        let torch = Torch { get_num_threads, increment_version, openmp };
+        Ok(Lists { descriptor, states, reader, torch, owner: Owner::current(), idle: Mutex::default() })
     }
 
     /// Steps. `lists` are parameters, gradients, counts, copies, carried numbers and all states, each a list or None; `hyper`
-    /// has every hyperparameter in order. Returns whether every parameter had a gradient.
+    /// has every hyperparameter in order.
     fn step(
         &self,
         py: Python<'_>,
         lists: &Bound<'_, PyTuple>,
         hyper: &Bound<'_, PyTuple>,
         gradient_scale: f64,
-        threads: usize,
-        openmp: usize,
-    ) -> PyResult<bool> {
+        threads: Option<i64>,
+    ) -> PyResult<()> {
         let scaling = scaling(gradient_scale)?;
-        let (mut plan, found, _lists) = self.plan(py, lists, hyper, threads, openmp)?;
-        plan.bind(&found);
-        let has_all = found.addresses[GRADS].0.iter().all(|grad| !grad.is_null());
-        // A plan that has failed is dropped: nothing says how far it went.
-        py.detach(|| plan.run(&found.progress, &found.addresses[COUNTS], &found.addresses[CARRIED], scaling))
-            .map_err(raised)?;
-        self.keep(plan);
-        Ok(has_all)
+        let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
+        // A plan that has failed is dropped, for nothing says how far it went.
+        py.detach(|| plan.run(&found, scaling)).map_err(raised)?;
+        self.tell_autograd(&lists, &found)?;
+        self.keep(plan, found);
+        Ok(())
     }
 
     /// Makes an object that steps these tensors for as long as they lie where they do. `storages` keep their memory.
@@ -159,23 +178,11 @@ impl Lists {
         lists: &Bound<'_, PyTuple>,
         hyper: &Bound<'_, PyTuple>,
         storages: Vec<Py<PyAny>>,
-        threads: usize,
-        openmp: usize,
+        threads: Option<i64>,
     ) -> PyResult<Prepared> {
-        let (mut plan, mut found, _lists) = self.plan(py, lists, hyper, threads, openmp)?;
-        plan.bind(&found);
-        let word = found.formats.first().map_or(Word::F64, |format| format.carried);
-        let carried = (mem::take(&mut found.addresses[CARRIED]), word);
-        let counts = mem::take(&mut found.addresses[COUNTS]);
-        let inner = Mutex::new((plan, found.progress));
-        Ok(Prepared {
-            owner: Owner::current(),
-            descriptor: self.descriptor,
-            inner,
-            counts,
-            carried,
-            _keeps: storages,
-        })
+        let (plan, found, _) = self.plan(py, lists, hyper, threads)?;
+        let (descriptor, inner) = (self.descriptor, Mutex::new((plan, found)));
+        Ok(Prepared { owner: Owner::current(), descriptor, inner, _keeps: storages })
     }
 
     /// Returns the exact norm of a list's tensors, and the factor that clips them to `max_norm`.
@@ -184,39 +191,34 @@ impl Lists {
         py: Python<'_>,
         tensors: &Bound<'_, PyAny>,
         max_norm: Option<f64>,
-        threads: usize,
-        openmp: usize,
+        threads: Option<i64>,
     ) -> PyResult<(f64, f64)> {
         let mut norm = GradNorm::host().map_err(raised)?;
         norm.begin(Scaling::NONE).map_err(raised)?;
         let list = self.list(tensors, GRADS)?;
-        let (mut formats, mut lens, mut addresses) = (Vec::new(), Vec::new(), Addresses::default());
+        let mut found = self.memory(GRADS + 1);
         for k in 0..list.len() {
             let tensor = list.get_item(k)?;
             let view = self.reader.read(&tensor, || format!("tensors[{k}]"))?;
             refuse_unfit(&view, &tensor, || format!("tensors[{k}]"), |word| word.dtype().is_some())?;
             refuse_negative(&view, &tensor, || format!("tensors[{k}]"))?;
             let (param, state) = (Word::F32, Word::F32);
-            formats.push(Format { param, grad: view.word, state, copy: None, carried: Word::F64 });
-            lens.push(view.len());
-            addresses.push(view.address);
+            found.formats.push(Format { param, grad: view.word, state, copy: None, carried: Word::F64 });
+            found.lens.push(view.len());
+            found.addresses[GRADS].push(view.address);
         }
-        let key = Key { process: process::id(), threads, openmp, lists: 0, formats, lens };
-        let mut plan = match self.take(&key) {
+        let key = self.key(py, 0, threads)?;
+        let mut plan = match self.take(key, &found) {
             Some(plan) => plan,
-            None => Plan::new(
-                key,
-                self.descriptor,
-                self.descriptor.fields.iter().map(|field| field.default).collect(),
-            )?,
+            None => {
+                let hyper = self.descriptor.fields.iter().map(|field| field.default).collect();
+                Plan::new(key, &found, self.descriptor, hyper, self.openmp())?
+            }
         };
-        for part in &mut plan.parts {
-            part.addresses.resize_with(GRADS + 1, Addresses::default);
-            part.gather(GRADS, &addresses);
-        }
         let decision = py.detach(|| {
-            for part in plan.parts.iter_mut().filter(|part| !part.members.is_empty()) {
-                // SAFETY: addresses of dense tensors, which the lists keep alive during the call.
+            plan.gather(&found);
+            for part in &mut plan.parts {
+                // SAFETY: addresses of dense tensors, which the list keeps alive during the call.
                 unsafe { part.step.add_norm(&Lent::at_each(&part.addresses[GRADS].0), &mut norm)? };
             }
             if plan.parts.is_empty() {
@@ -225,7 +227,7 @@ impl Lists {
             norm.decide(max_norm, false)
         });
         let decision = decision.map_err(raised)?;
-        self.keep(plan);
+        self.keep(plan, found);
         Ok((decision.norm, decision.clip))
     }
 }
@@ -239,19 +241,20 @@ impl Prepared {
         let scaling = scaling(gradient_scale)?;
         let busy = || PyRuntimeError::new_err("prepared call: in use by another thread; wait for it");
         let mut inner = self.inner.try_lock().map_err(|_| busy())?;
-        let (plan, progress) = &mut *inner;
+        let (plan, found) = &mut *inner;
         if let Some(lr) = lr.map(Value::Number).filter(|lr| *lr != plan.hyper[0]) {
             let mut hyper = plan.hyper.clone();
             hyper[0] = lr;
             plan.set_hyper(self.descriptor, hyper)?;
         }
-        for (k, progress) in progress.iter_mut().enumerate() {
-            let carried = self.carried.0.0.get(k).map(|at| (at.expose_provenance(), self.carried.1));
-            // SAFETY: a number of this type in memory that the storages keep, as this object's contract has it.
-            *progress = unsafe { read_progress(self.counts.0[k].expose_provenance(), carried) }
-                .ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
+        for k in 0..found.progress.len() {
+            let at = |list: usize| found.addresses[list].0.get(k).map_or(0, |at| at.expose_provenance());
+            let carried = Some((at(CARRIED), found.formats[k].carried)).filter(|(at, _)| *at != 0);
+            // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
+            let progress = unsafe { read_progress(at(COUNTS), carried) };
+            found.progress[k] = progress.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
         }
-        py.detach(|| plan.run(progress, &self.counts, &self.carried.0, scaling)).map_err(raised)
+        py.detach(|| plan.run(found, scaling)).map_err(raised)
     }
 }
 
@@ -262,33 +265,89 @@ impl Lists {
         py: Python<'py>,
         lists: &Bound<'py, PyTuple>,
         hyper: &Bound<'py, PyTuple>,
-        threads: usize,
-        openmp: usize,
+        threads: Option<i64>,
     ) -> PyResult<(Plan, Found, Vec<Option<Bound<'py, PyList>>>)> {
         let hyper = self.hyper(hyper)?;
-        let optimizer = optimizer(self.descriptor, &hyper)?;
-        let lists = self.lists(lists, &*optimizer)?;
-        let found = self.find(&lists)?;
+        let kept = self.kept(&hyper)?;
+        let lists = self.lists(lists, kept)?;
+        let mut found = self.memory(lists.len());
+        self.find(&lists, &mut found)?;
         let is_there = lists.iter().enumerate().map(|(k, list)| u32::from(list.is_some()) << k).sum();
-        let Found { formats, lens, .. } = &found;
-        let (formats, lens) = (formats.clone(), lens.clone());
-        let key = Key { process: process::id(), threads, openmp, lists: is_there, formats, lens };
-        let mut plan = match self.take(&key) {
+        let key = self.key(py, is_there, threads)?;
+        let mut plan = match self.take(key, &found) {
             Some(mut plan) => {
                 if plan.hyper != hyper {
                     plan.set_hyper(self.descriptor, hyper)?;
                 }
                 plan
             }
-            None => py.detach(|| Plan::new(key, self.descriptor, hyper))?,
+            None => py.detach(|| Plan::new(key, &found, self.descriptor, hyper, self.openmp()))?,
         };
-        let overlap = plan.overlap(&found);
-        if let Some((one, other)) = overlap {
+        if let Some((one, other)) = plan.overlap(&found) {
             let name = |number: u32| self.name(number as usize % lists.len(), number as usize / lists.len());
             let text = format!("{} and {}: overlap; give each its own memory", name(one), name(other));
             return Err(PyValueError::new_err(text));
         }
         Ok((plan, found, lists))
+    }
+
+    /// Threads as the user says, or as many as torch's own loops have.
+    fn key(&self, py: Python<'_>, lists: u32, threads: Option<i64>) -> PyResult<Key> {
+        let most = Pool::MAX_THREADS;
+        let threads = match threads {
+            None => self.torch.get_num_threads.call0(py)?.extract::<usize>(py)?.clamp(1, most),
+            Some(threads) => usize::try_from(threads)
+                .ok()
+                .filter(|threads| (1..=most).contains(threads))
+                .ok_or_else(|| {
+                    PyValueError::new_err(format!(
+                        "threads = {threads}: out of range; use 1 to {most}, or None"
+                    ))
+                })?,
+        };
+        Ok(Key { process: process::id(), threads, lists })
+    }
+
+    /// torch's threads do not exist in a child by fork.
+    fn openmp(&self) -> usize {
+        if self.owner.is_elsewhere() { 0 } else { self.torch.openmp }
+    }
+
+    /// Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values.
+    fn tell_autograd(&self, lists: &[Option<Bound<'_, PyList>>], found: &Found) -> PyResult<()> {
+        for list in [PARAMS, COPIES] {
+            let Some(tensors) = &lists[list] else { continue };
+            let py = tensors.py();
+            let is_none = |list: usize| found.addresses[list].0.iter().any(|at| at.is_null());
+            if is_none(GRADS) || is_none(list) {
+                let has =
+                    |k: &usize| [GRADS, list].iter().all(|list| !found.addresses[*list].0[*k].is_null());
+                let some = (0..tensors.len()).filter(has).map(|k| tensors.get_item(k));
+                let some = PyList::new(py, some.collect::<PyResult<Vec<_>>>()?)?;
+                self.torch.increment_version.call1(py, (some,))?;
+            } else {
+                self.torch.increment_version.call1(py, (tensors,))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a bit for each list of states that the optimizer keeps with these values. They do not depend on the rate.
+    fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
+        if let Some((known, kept)) = &self.idle().kept {
+            if known[1..] == hyper[1..] {
+                return Ok(*kept);
+            }
+        }
+        let names = optimizer(self.descriptor, hyper)?.state_names();
+        let kept = |k: usize| u32::from(names.contains(&self.states[k])) << (STATES + k);
+        let kept = (0..self.states.len()).map(kept).sum();
+        self.idle().kept = Some((hyper.to_vec(), kept));
+        Ok(kept)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn hyper(&self, values: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
@@ -308,7 +367,7 @@ impl Lists {
     fn lists<'py>(
         &self,
         lists: &Bound<'py, PyTuple>,
-        optimizer: &dyn Optimizer,
+        kept: u32,
     ) -> PyResult<Vec<Option<Bound<'py, PyList>>>> {
         let mut taken = Vec::with_capacity(lists.len());
         for (k, list) in lists.iter().enumerate() {
@@ -316,7 +375,7 @@ impl Lists {
             let is_kept = match k {
                 COPIES => list.is_some(),
                 CARRIED => self.descriptor.carried.is_some(),
-                _ => k < STATES || optimizer.state_names().contains(&self.states[k - STATES]),
+                _ => k < STATES || kept >> k & 1 == 1,
             };
             if list.is_some() != is_kept {
                 let name = self.list_name(k);
@@ -374,23 +433,21 @@ impl Lists {
         format!("{}[{k}]", self.list_name(list))
     }
 
+    /// Returns memory for what a call finds.
+    fn memory(&self, lists: usize) -> Found {
+        let mut found = self.idle().found.pop().unwrap_or_default();
+        found.formats.clear();
+        found.lens.clear();
+        found.progress.clear();
+        found.addresses.resize_with(lists, Addresses::default);
+        found.addresses.iter_mut().for_each(|list| list.0.clear());
+        found
+    }
+
     /// Reads and checks every tensor.
-    fn find(&self, lists: &[Option<Bound<'_, PyList>>]) -> PyResult<Found> {
+    fn find(&self, lists: &[Option<Bound<'_, PyList>>], found: &mut Found) -> PyResult<()> {
         let count = lists[PARAMS].as_ref().map_or(0, |params| params.len());
-        let column = |list: &Option<Bound<'_, PyList>>| match list {
-            Some(_) => Addresses::with_capacity(count),
-            None => Addresses::default(),
-        };
-        let mut found = Found {
-            formats: Vec::with_capacity(count),
-            lens: Vec::with_capacity(count),
-            addresses: lists.iter().map(column).collect(),
-            progress: Vec::with_capacity(count),
-        };
-        for k in 0..count {
-            self.find_one(lists, k, &mut found)?;
-        }
-        Ok(found)
+        (0..count).try_for_each(|k| self.find_one(lists, k, found))
     }
 
     /// Reads and checks the tensors of one parameter.
@@ -481,30 +538,40 @@ impl Lists {
     }
 
     /// Takes the plan for these lists out, so that calls in other threads make their own.
-    fn take(&self, key: &Key) -> Option<Plan> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = plans.iter().rposition(|plan| plan.key == *key)?;
+    fn take(&self, key: Key, found: &Found) -> Option<Plan> {
+        let plans = &mut self.idle().plans;
+        let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;
+        let at = plans.iter().rposition(fits)?;
         Some(plans.remove(at))
     }
 
-    /// Keeps a plan for the next call of its kind.
-    fn keep(&self, plan: Plan) {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if plans.len() >= MOST_PLANS {
-            plans.remove(0);
+    /// Keeps a plan for the next call of its kind, and memory for any.
+    fn keep(&self, plan: Plan, found: Found) {
+        let mut idle = self.idle();
+        if idle.plans.len() >= MOST_PLANS {
+            idle.plans.remove(0);
         }
-        plans.push(plan);
+        idle.plans.push(plan);
+        if idle.found.is_empty() {
+            idle.found.push(found);
+        }
     }
 }
 
 impl Plan {
-    fn new(key: Key, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<Plan> {
+    fn new(
+        key: Key,
+        found: &Found,
+        descriptor: &'static Descriptor,
+        hyper: Vec<Value>,
+        openmp: usize,
+    ) -> PyResult<Plan> {
         let optimizer = optimizer(descriptor, &hyper)?;
         // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
-        let openmp = unsafe { OpenMp::at(key.openmp) };
+        let openmp = unsafe { OpenMp::at(openmp) };
         let pool = pool(key.threads, openmp)?;
         let mut of_format: Vec<(Format, Vec<usize>)> = Vec::new();
-        for (k, format) in key.formats.iter().enumerate() {
+        for (k, format) in found.formats.iter().enumerate() {
             match of_format.iter_mut().find(|(known, _)| known == format) {
                 Some((_, members)) => members.push(k),
                 None => of_format.push((*format, vec![k])),
@@ -513,7 +580,7 @@ impl Plan {
         let mut parts = Vec::new();
         for (format, members) in of_format {
             let layout = members.iter().fold(Layout::builder(), |layout, k| {
-                layout.param(format!("params[{k}]"), key.lens[*k] as usize)
+                layout.param(format!("params[{k}]"), found.lens[*k] as usize)
             });
             let layout = layout.build().map_err(raised)?;
             let moments = if format.state == Word::BF16 { Moments::BF16 } else { Moments::F32 };
@@ -535,7 +602,8 @@ impl Plan {
             let progress = vec![(0, 1.0); members.len()];
             parts.push(Part { step, ids, members, format, progress, addresses: Vec::new() });
         }
-        Ok(Plan { key, hyper, parts, spans: Vec::new() })
+        let (formats, lens) = (found.formats.clone(), found.lens.clone());
+        Ok(Plan { key, formats, lens, hyper, parts, spans: Vec::new() })
     }
 
     fn set_hyper(&mut self, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<()> {
@@ -547,12 +615,15 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes the addresses of a call.
-    fn bind(&mut self, found: &Found) {
+    /// Gives each part its members' addresses.
+    fn gather(&mut self, found: &Found) {
         for part in &mut self.parts {
             part.addresses.resize_with(found.addresses.len(), Addresses::default);
-            for (list, addresses) in found.addresses.iter().enumerate() {
-                part.gather(list, addresses);
+            for (own, all) in part.addresses.iter_mut().zip(&found.addresses) {
+                own.0.clear();
+                if !all.0.is_empty() {
+                    own.0.extend(part.members.iter().map(|k| all.0[*k]));
+                }
             }
         }
     }
@@ -590,61 +661,55 @@ impl Plan {
     }
 
     /// Steps, and writes counts and carried numbers.
-    fn run(
-        &mut self,
-        progress: &[(u64, f64)],
-        counts: &Addresses,
-        carried: &Addresses,
-        scaling: Scaling,
-    ) -> instep::Result<()> {
+    fn run(&mut self, found: &Found, scaling: Scaling) -> instep::Result<()> {
         for part in &mut self.parts {
             for (at, k) in part.members.iter().enumerate() {
-                if part.progress[at] != progress[*k] {
-                    part.step.set_step_count(part.ids[at], progress[*k])?;
-                    part.progress[at] = progress[*k];
+                if part.progress[at] != found.progress[*k] {
+                    part.step.set_step_count(part.ids[at], found.progress[*k])?;
+                    part.progress[at] = found.progress[*k];
                 }
             }
         }
+        if let [part] = &mut *self.parts {
+            return part.run(&found.addresses, scaling);
+        }
+        self.gather(found);
         for part in &mut self.parts {
-            part.run(counts, carried, scaling)?;
+            let addresses = mem::take(&mut part.addresses);
+            let outcome = part.run(&addresses, scaling);
+            part.addresses = addresses;
+            outcome?;
         }
         Ok(())
     }
 }
 
 impl Part {
-    /// Takes its members' addresses of one list.
-    fn gather(&mut self, list: usize, addresses: &Addresses) {
-        let own = &mut self.addresses[list].0;
-        own.clear();
-        if !addresses.0.is_empty() {
-            own.extend(self.members.iter().map(|k| addresses.0[*k]));
-        }
-    }
-
-    fn run(&mut self, counts: &Addresses, carried: &Addresses, scaling: Scaling) -> instep::Result<()> {
+    fn run(&mut self, addresses: &[Addresses], scaling: Scaling) -> instep::Result<()> {
         // SAFETY: addresses of dense tensors of these types and lengths that do not overlap, as checked. The lists of the call,
         // or the storages of a prepared one, keep them alive.
         unsafe {
-            let each = |list: usize| Lent::at_each(&self.addresses[list].0);
-            let states = (STATES..self.addresses.len()).filter(|list| !self.addresses[*list].0.is_empty());
+            let each = |list: usize| Lent::at_each(&addresses[list].0);
+            let states = (STATES..addresses.len()).filter(|list| !addresses[*list].0.is_empty());
             let mut tensors = StepTensors::new(each(PARAMS), each(GRADS)).states(states.map(each));
             if self.format.copy.is_some() {
                 tensors = tensors.copy(each(COPIES));
             }
             self.step.step(&tensors, scaling)?;
-            for (at, k) in self.members.iter().enumerate() {
-                if self.addresses[GRADS].0[at].is_null() {
+            for at in 0..self.members.len() {
+                if addresses[GRADS].0[at].is_null() {
                     continue;
                 }
                 let count = self.progress[at].0 + 1;
                 let number = self.step.carried(self.ids[at])?;
                 self.progress[at] = (count, number.unwrap_or(1.0));
-                counts.0[*k].cast::<f32>().write_unaligned(count as f32);
+                addresses[COUNTS].0[at].cast::<f32>().write_unaligned(count as f32);
                 match (number, self.format.carried) {
                     (None, _) => {}
-                    (Some(number), Word::F32) => carried.0[*k].cast::<f32>().write_unaligned(number as f32),
-                    (Some(number), _) => carried.0[*k].cast::<f64>().write_unaligned(number),
+                    (Some(number), Word::F32) => {
+                        addresses[CARRIED].0[at].cast::<f32>().write_unaligned(number as f32)
+                    }
+                    (Some(number), _) => addresses[CARRIED].0[at].cast::<f64>().write_unaligned(number),
                 }
             }
         }

@@ -32,7 +32,8 @@ class Rule:
 
     def __init__(self, key: str) -> None:
         self.key, descriptor = key, OPTIMIZERS[key]
-        self.native = _native.Lists(key, torch.Tensor, torch.nn.Parameter, EXCHANGE)
+        functions = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
+        self.native = _native.Lists(key, torch.Tensor, torch.nn.Parameter, EXCHANGE, functions)
         states = _native.all_state_names(key)
         always = _native.state_names(key, dict(descriptor.defaults))
         self.always = [f"{name}s" for name in states if name in always]
@@ -40,16 +41,6 @@ class Rule:
         self.carried = descriptor.carried and f"{descriptor.carried}s"
         self.lists = ["params", "grads", "state_steps", "copies", self.carried, *(f"{name}s" for name in states)]
         self.hyper = [PARTS.get(name, (name,)) for name in descriptor.defaults]
-
-    def step(self, lists: tuple[Any, ...], hyper: tuple[Any, ...], gradient_scale: float, threads: Optional[int]) -> None:
-        """Steps: lists and hyperparameters in the order of this class."""
-        has_all = self.native.step(lists, hyper, gradient_scale, threads_of(threads), openmp())
-        params, grads, _, copies, *_ = lists
-        if not has_all:
-            params = [param for param, grad in zip(params, grads) if grad is not None]
-        torch.autograd.graph.increment_version(params)
-        if copies is not None:
-            torch.autograd.graph.increment_version([copy for copy in copies if copy is not None])
 
 
 RULES = {key: Rule(key) for key in OPTIMIZERS}
@@ -85,7 +76,7 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
     hyper = tuple(values if len(values) > 1 else values[0] for values in numbers)
     tensors = [tensor for one in taken if one is not None for tensor in one if isinstance(tensor, Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return rule.native.prepare(taken, hyper, storages, threads_of(given["threads"]), openmp())
+    return rule.native.prepare(taken, hyper, storages, given["threads"])
 
 
 def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
@@ -123,13 +114,4 @@ def _measured(tensors: Gradients, max_norm: Optional[float], threads: Optional[i
     if isinstance(tensors, Tensor):
         raise TypeError("tensors: one tensor; give a list")
     some = [tensor for tensor in tensors if tensor is not None]
-    return RULES["sgd"].native.norm(some, max_norm, threads_of(threads), openmp())
-
-
-def threads_of(threads: Optional[int]) -> int:
-    """As many as the user says, or as torch's own loops have."""
-    if threads is None:
-        return min(torch.get_num_threads(), _native.MAX_THREADS)
-    if not 1 <= threads <= _native.MAX_THREADS:
-        raise ValueError(f"threads = {threads}: out of range; use 1 to {_native.MAX_THREADS}, or None")
-    return threads
+    return RULES["sgd"].native.norm(some, max_norm, threads)

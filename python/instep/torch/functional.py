@@ -33,7 +33,7 @@ __all__ = [
 Number = Union[float, Tensor]
 Copies = Optional[Sequence[Optional[Tensor]]]
 
-_sgd = RULES["sgd"].step
+_sgd = RULES["sgd"].native.step
 
 
 def sgd_(
@@ -54,7 +54,7 @@ def sgd_(
     )
 
 
-_adam = RULES["adam"].step
+_adam = RULES["adam"].native.step
 
 
 def adam_(
@@ -75,7 +75,7 @@ def adam_(
     )
 
 
-_adamw = RULES["adamw"].step
+_adamw = RULES["adamw"].native.step
 
 
 def adamw_(
@@ -96,7 +96,7 @@ def adamw_(
     )
 
 
-_adagrad = RULES["adagrad"].step
+_adagrad = RULES["adagrad"].native.step
 
 
 def adagrad_(
@@ -116,7 +116,7 @@ def adagrad_(
     )
 
 
-_rmsprop = RULES["rmsprop"].step
+_rmsprop = RULES["rmsprop"].native.step
 
 
 def rmsprop_(
@@ -137,7 +137,7 @@ def rmsprop_(
     )
 
 
-_adadelta = RULES["adadelta"].step
+_adadelta = RULES["adadelta"].native.step
 
 
 def adadelta_(
@@ -155,7 +155,7 @@ def adadelta_(
     )
 
 
-_adamax = RULES["adamax"].step
+_adamax = RULES["adamax"].native.step
 
 
 def adamax_(
@@ -174,7 +174,7 @@ def adamax_(
     )
 
 
-_rprop = RULES["rprop"].step
+_rprop = RULES["rprop"].native.step
 
 
 def rprop_(
@@ -195,7 +195,7 @@ def rprop_(
     )
 
 
-_lion = RULES["lion"].step
+_lion = RULES["lion"].native.step
 
 
 def lion_(
@@ -213,7 +213,7 @@ def lion_(
     )
 
 
-_nadam = RULES["nadam"].step
+_nadam = RULES["nadam"].native.step
 
 
 def nadam_(
@@ -236,7 +236,7 @@ def nadam_(
     )
 
 
-_radam = RULES["radam"].step
+_radam = RULES["radam"].native.step
 
 
 def radam_(
@@ -256,7 +256,7 @@ def radam_(
     )
 
 
-_lamb = RULES["lamb"].step
+_lamb = RULES["lamb"].native.step
 
 
 def lamb_(
@@ -275,7 +275,7 @@ def lamb_(
     )
 
 
-_ademamix = RULES["ademamix"].step
+_ademamix = RULES["ademamix"].native.step
 
 
 def ademamix_(
