@@ -6,7 +6,7 @@
 
 use std::mem;
 use std::process;
-use std::ptr::with_exposed_provenance_mut;
+use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use instep::bucket_step::{Lent, StepTensors};
@@ -76,6 +76,8 @@ struct Plan {
     lens: Vec<u64>,
     hyper: Vec<Value>,
     parts: Vec<Part>,
+    /// One element for each list of each empty parameter, which counts its updates as any other does.
+    spare: Vec<u64>,
     /// Start, end and number of each run of memory, as sorted in the last call: the next call's are nearly in this order.
     spans: Vec<(usize, usize, u32)>,
 }
@@ -164,6 +166,7 @@ impl Lists {
     ) -> PyResult<()> {
         let scaling = scaling(gradient_scale)?;
         let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
+        plan.set_counts(&found, self.descriptor)?;
         // A plan that has failed is dropped, for nothing says how far it went.
         py.detach(|| plan.run(&found, scaling)).map_err(raised)?;
         self.tell_autograd(&lists, &found)?;
@@ -171,18 +174,21 @@ impl Lists {
         Ok(())
     }
 
-    /// Makes an object that steps these tensors for as long as they lie where they do. `storages` keep their memory.
+    /// Makes an object that steps these tensors for as long as they lie where they do. Their storages keep their memory.
     fn prepare(
         &self,
         py: Python<'_>,
         lists: &Bound<'_, PyTuple>,
         hyper: &Bound<'_, PyTuple>,
-        storages: Vec<Py<PyAny>>,
         threads: Option<i64>,
     ) -> PyResult<Prepared> {
-        let (plan, found, _) = self.plan(py, lists, hyper, threads)?;
+        let (plan, found, lists) = self.plan(py, lists, hyper, threads)?;
         let (descriptor, inner) = (self.descriptor, Mutex::new((plan, found)));
-        Ok(Prepared { owner: Owner::current(), descriptor, inner, _keeps: storages })
+        let tensors = lists.iter().flatten().flat_map(|list| list.iter()).filter(|tensor| !tensor.is_none());
+        let storages =
+            tensors.map(|tensor| Ok(tensor.call_method0(intern!(py, "untyped_storage"))?.unbind()));
+        let _keeps = storages.collect::<PyResult<_>>()?;
+        Ok(Prepared { owner: Owner::current(), descriptor, inner, _keeps })
     }
 
     /// Returns the exact norm of a list's tensors, and the factor that clips them to `max_norm`.
@@ -205,7 +211,7 @@ impl Lists {
             let (param, state) = (Word::F32, Word::F32);
             found.formats.push(Format { param, grad: view.word, state, copy: None, carried: Word::F64 });
             found.lens.push(view.len());
-            found.addresses[GRADS].push(view.address);
+            found.addresses[GRADS].push(if view.len() == 0 { 0 } else { view.address });
         }
         let key = self.key(py, 0, threads)?;
         let mut plan = match self.take(key, &found) {
@@ -254,11 +260,15 @@ impl Prepared {
             let progress = unsafe { read_progress(at(COUNTS), carried) };
             found.progress[k] = progress.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
         }
+        plan.set_counts(found, self.descriptor)?;
         py.detach(|| plan.run(found, scaling)).map_err(raised)
     }
 }
 
 impl Lists {
+    /// Stands for the address of an empty tensor, which may be 0.
+    const EMPTY: usize = 64;
+
     /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the tensors.
     fn plan<'py>(
         &self,
@@ -283,6 +293,7 @@ impl Lists {
             }
             None => py.detach(|| Plan::new(key, &found, self.descriptor, hyper, self.openmp()))?,
         };
+        plan.fill_empty(&mut found);
         if let Some((one, other)) = plan.overlap(&found) {
             let name = |number: u32| self.name(number as usize % lists.len(), number as usize / lists.len());
             let text = format!("{} and {}: overlap; give each its own memory", name(one), name(other));
@@ -458,9 +469,7 @@ impl Lists {
         refuse_unfit(&own, &param, || self.name(PARAMS, k), |word| word.dtype().is_some())?;
         refuse_negative(&own, &param, || self.name(PARAMS, k))?;
         let len = own.len();
-        // An empty tensor has no address, and a gradient without one would be none.
-        let address = |view: &View<'_>| if len == 0 { usize::from(u16::MAX) + 1 } else { view.address };
-        found.addresses[PARAMS].push(address(&own));
+        found.addresses[PARAMS].push(own.address);
         let mut format =
             Format { param: own.word, grad: own.word, state: Word::F32, copy: None, carried: Word::F64 };
         let mut progress = (None, 0);
@@ -527,7 +536,7 @@ impl Lists {
                     return Err(PyNotImplementedError::new_err(text));
                 }
             }
-            found.addresses[list].push(address(&view));
+            found.addresses[list].push(if len == 0 { Self::EMPTY } else { view.address });
         }
         // SAFETY: a tensor of one number of this type, as checked above.
         let progress = unsafe { read_progress(progress.1, progress.0) };
@@ -580,7 +589,7 @@ impl Plan {
         let mut parts = Vec::new();
         for (format, members) in of_format {
             let layout = members.iter().fold(Layout::builder(), |layout, k| {
-                layout.param(format!("params[{k}]"), found.lens[*k] as usize)
+                layout.param(format!("params[{k}]"), found.lens[*k].max(1) as usize)
             });
             let layout = layout.build().map_err(raised)?;
             let moments = if format.state == Word::BF16 { Moments::BF16 } else { Moments::F32 };
@@ -603,7 +612,7 @@ impl Plan {
             parts.push(Part { step, ids, members, format, progress, addresses: Vec::new() });
         }
         let (formats, lens) = (found.formats.clone(), found.lens.clone());
-        Ok(Plan { key, formats, lens, hyper, parts, spans: Vec::new() })
+        Ok(Plan { key, formats, lens, hyper, parts, spare: Vec::new(), spans: Vec::new() })
     }
 
     fn set_hyper(&mut self, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<()> {
@@ -623,6 +632,25 @@ impl Plan {
                 own.0.clear();
                 if !all.0.is_empty() {
                     own.0.extend(part.members.iter().map(|k| all.0[*k]));
+                }
+            }
+        }
+    }
+
+    /// Gives empty parameters and their tensors an element each.
+    fn fill_empty(&mut self, found: &mut Found) {
+        let lists = found.addresses.len();
+        let empty = self.lens.iter().enumerate().filter(|(_, len)| **len == 0);
+        self.spare.clear();
+        self.spare.resize(lists * empty.clone().count(), 0);
+        for ((k, _), own) in empty.zip(self.spare.chunks_exact_mut(lists)) {
+            for (list, element) in
+                own.iter_mut().enumerate().filter(|(list, _)| !matches!(*list, COUNTS | CARRIED))
+            {
+                if let Some(at) =
+                    found.addresses[list].0.get_mut(k).filter(|at| list == PARAMS || !at.is_null())
+                {
+                    *at = ptr::from_mut(element).cast();
                 }
             }
         }
@@ -650,7 +678,9 @@ impl Plan {
             let is_written = number as usize % lists != GRADS;
             let (reach, other) = if is_written { any } else { written };
             if start < reach {
-                return Some((other, number));
+                let mut both = [other, number];
+                both.sort_by_key(|number| (*number as usize % lists, *number));
+                return Some(both.into());
             }
             any = any.max((end, number));
             if is_written {
@@ -660,16 +690,25 @@ impl Plan {
         None
     }
 
-    /// Steps, and writes counts and carried numbers.
-    fn run(&mut self, found: &Found, scaling: Scaling) -> instep::Result<()> {
+    /// Sets the counts that are not what the last call left.
+    fn set_counts(&mut self, found: &Found, descriptor: &Descriptor) -> PyResult<()> {
         for part in &mut self.parts {
             for (at, k) in part.members.iter().enumerate() {
-                if part.progress[at] != found.progress[*k] {
-                    part.step.set_step_count(part.ids[at], found.progress[*k])?;
-                    part.progress[at] = found.progress[*k];
+                let progress = found.progress[*k];
+                if part.progress[at] != progress {
+                    part.step.set_step_count(part.ids[at], progress).map_err(|error| {
+                        let name = descriptor.carried.unwrap_or("state_step");
+                        PyValueError::new_err(format!("{name}s[{k}]: {error}"))
+                    })?;
+                    part.progress[at] = progress;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Steps, and writes counts and carried numbers.
+    fn run(&mut self, found: &Found, scaling: Scaling) -> instep::Result<()> {
         if let [part] = &mut *self.parts {
             return part.run(&found.addresses, scaling);
         }

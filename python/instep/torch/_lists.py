@@ -74,9 +74,7 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
     taken = tuple(None if name is None else given[name] for name in rule.lists)
     numbers = [tuple(given[part] for part in parts) for parts in rule.hyper]
     hyper = tuple(values if len(values) > 1 else values[0] for values in numbers)
-    tensors = [tensor for one in taken if one is not None for tensor in one if isinstance(tensor, Tensor)]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return rule.native.prepare(taken, hyper, storages, given["threads"])
+    return rule.native.prepare(taken, hyper, given["threads"])
 
 
 def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
