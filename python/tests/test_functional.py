@@ -100,7 +100,9 @@ def test_adamw_is_torchs_within_rounding():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)], ids=str)
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)], ids=str
+)
 def test_copies_are_the_stepped_parameters_rounded(dtypes):
     lists, alone = adamw_lists(), adamw_lists()
     lists[1] = alone[1] = made(1, (torch.bfloat16, torch.float32))
@@ -254,10 +256,18 @@ REFUSALS = {
     "no parameter": (put(0, 5, lambda t: None), TypeError, r"params\[5\]: of type NoneType"),
     "a tensor as list": (lambda lists: lists.__setitem__(1, torch.ones(6)), TypeError, "grads: not a list"),
     "shape": (put(1, 5, lambda t: torch.ones(6)), ValueError, r"grads\[5\]: of shape \[6\], where params\[5\]"),
-    "type of a parameter": (put(0, 5, lambda t: t.double()), NotImplementedError, r"params\[5\]: of torch.float64; use float32"),
+    "type of a parameter": (
+        put(0, 5, lambda t: t.double()),
+        NotImplementedError,
+        r"params\[5\]: of torch.float64; use float32",
+    ),
     "type of a gradient": (put(1, 5, lambda t: t.int()), NotImplementedError, r"grads\[5\]: of torch.int32"),
     "type of a state": (put(2, 5, lambda t: t.half()), NotImplementedError, r"exp_avgs\[5\]: of torch.float16"),
-    "types of states": (put(3, 5, lambda t: t.bfloat16()), NotImplementedError, r"exp_avg_sqs\[5\]: of another type than exp_avgs"),
+    "types of states": (
+        put(3, 5, lambda t: t.bfloat16()),
+        NotImplementedError,
+        r"exp_avg_sqs\[5\]: of another type than exp_avgs",
+    ),
     "type of a count": (put(4, 5, lambda t: t.long()), NotImplementedError, r"state_steps\[5\]: of torch.int64; use float32"),
     "device": (put(1, 5, lambda t: t.to("meta")), NotImplementedError, r"grads\[5\]: "),
     "sparse": (put(1, 0, lambda t: t.to_sparse()), NotImplementedError, r"grads\[0\]: "),
@@ -265,7 +275,11 @@ REFUSALS = {
     "gaps in a gradient": (put(1, 2, lambda t: torch.ones(1400)[::2]), NotImplementedError, r"grads\[2\]: strides \[2\]"),
     "expanded": (put(1, 2, lambda t: torch.ones(1).expand(700)), NotImplementedError, r"grads\[2\]: strides \[0\]"),
     "order": (put(1, 0, lambda t: t.t().contiguous().t()), ValueError, r"grads\[0\]: strides \[1, 3\], where params\[0\]"),
-    "sign": (put(1, 1, lambda t: torch.ones(1, dtype=torch.cfloat).conj().imag), NotImplementedError, r"grads\[1\]: a view whose"),
+    "sign": (
+        put(1, 1, lambda t: torch.ones(1, dtype=torch.cfloat).conj().imag),
+        NotImplementedError,
+        r"grads\[1\]: a view whose",
+    ),
     "unaligned": (
         put(1, 2, lambda t: torch.frombuffer(bytearray(2801), dtype=torch.uint8)[1:].numpy().view("f4")),
         TypeError,
@@ -461,7 +475,9 @@ def test_a_clip_is_torchs(dtypes):
         clipped = functional.clip_(tensors, max_norm)
         assert (clipped.coefficient == 1.0) == (max_norm == 1e6) and clipped.norm == functional.norm_(made(3, dtypes))
         for tensor, param in zip(tensors, theirs):
-            torch.testing.assert_close(tensor, param.grad, rtol=1e-2 if len(dtypes) > 1 or dtypes[0].itemsize == 2 else 1e-5, atol=0.0)
+            torch.testing.assert_close(
+                tensor, param.grad, rtol=1e-2 if len(dtypes) > 1 or dtypes[0].itemsize == 2 else 1e-5, atol=0.0
+            )
         if max_norm == 0.5:
             assert functional.norm_(tensors) == pytest.approx(max_norm, rel=1e-2)
 

@@ -97,7 +97,7 @@ def clip_(
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
     With ``in_place=False`` it writes nothing: a step multiplies by ``gradient_scale=coefficient`` instead, and saves a pass
-    over the gradients. Of an infinite norm the coefficient is 0 and of NaN it is NaN, as torch's, unless an error is asked for.
+    over the gradients. The coefficient of an infinite norm is 0 and that of NaN is NaN, as torch's are.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):
