@@ -32,6 +32,9 @@ use plan::{Key, Plan, optimizer};
 /// Plans that an optimizer keeps. A model has one; a program that steps parameter by parameter has one per length.
 const MOST_PLANS: usize = 64;
 
+/// The lists of a call. They keep its tensors.
+type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
+
 /// What calls leave for the next ones.
 #[derive(Default)]
 struct Idle {
@@ -210,7 +213,7 @@ impl Lists {
         lists: &Bound<'py, PyTuple>,
         hyper: &Bound<'py, PyTuple>,
         threads: Option<i64>,
-    ) -> PyResult<(Plan, Found, Vec<Option<Bound<'py, PyList>>>)> {
+    ) -> PyResult<(Plan, Found, TensorLists<'py>)> {
         let hyper = self.hyper(hyper)?;
         let kept = self.kept(&hyper)?;
         let lists = self.lists(lists, kept)?;
@@ -259,7 +262,7 @@ impl Lists {
     }
 
     /// Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values.
-    fn tell_autograd(&self, lists: &[Option<Bound<'_, PyList>>], found: &Found) -> PyResult<()> {
+    fn tell_autograd(&self, lists: &TensorLists<'_>, found: &Found) -> PyResult<()> {
         for list in [PARAMS, COPIES] {
             let Some(tensors) = &lists[list] else { continue };
             let py = tensors.py();
@@ -279,10 +282,8 @@ impl Lists {
 
     /// Returns a bit for each list of states that the optimizer keeps with these values. They do not depend on the rate.
     fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
-        if let Some((known, kept)) = &self.idle().kept {
-            if known[1..] == hyper[1..] {
-                return Ok(*kept);
-            }
+        if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
+            return Ok(*kept);
         }
         let names = optimizer(self.descriptor, hyper)?.state_names();
         let kept = |k: usize| u32::from(names.contains(&self.states[k])) << (STATES + k);
