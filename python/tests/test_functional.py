@@ -246,10 +246,6 @@ def share(one, other):
     return change
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
 REFUSALS = {
     "length": (lambda lists: lists[2].pop(), ValueError, "exp_avgs: 5 tensors for 6 parameters"),
     "no tensor": (put(3, 5, lambda t: 1.0), TypeError, r"exp_avg_sqs\[5\]: of type float"),
@@ -280,16 +276,10 @@ REFUSALS = {
         NotImplementedError,
         r"grads\[1\]: a view whose",
     ),
-    "unaligned": (
-        put(1, 2, lambda t: torch.frombuffer(bytearray(2801), dtype=torch.uint8)[1:].numpy().view("f4")),
-        TypeError,
-        r"grads\[2\]: of type ndarray",
-    ),
     "half a count": (put(4, 5, lambda t: t + 0.5), ValueError, r"state_steps\[5\]: not a count"),
     "a negative count": (put(4, 5, lambda t: t - 1), ValueError, r"state_steps\[5\]: not a count"),
     "a count that is NaN": (put(4, 5, lambda t: t * math.nan), ValueError, r"state_steps\[5\]: not a count"),
     "many counts": (put(4, 5, lambda t: torch.zeros(2)), ValueError, r"state_steps\[5\]: 2 elements"),
-    "a parameter twice": (share((0, 0), (0, 0)), None, None),
     "a state twice": (share((2, 0), (3, 0)), ValueError, r"exp_avgs\[0\] and exp_avg_sqs\[0\]: overlap"),
     "a gradient as state": (share((1, 2), (2, 2)), ValueError, "overlap"),
     "a count twice": (share((4, 0), (4, 1)), ValueError, r"state_steps\[0\] and state_steps\[1\]: overlap"),
@@ -298,7 +288,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "attributes"])
-@pytest.mark.parametrize("what", [what for what in REFUSALS if REFUSALS[what][1]])
+@pytest.mark.parametrize("what", list(REFUSALS))
 def test_what_does_not_fit_is_refused_by_name_before_anything_is_written(what, exchange, monkeypatch):
     change, error, text = REFUSALS[what]
     if not exchange:

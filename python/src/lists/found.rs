@@ -1,4 +1,6 @@
-//! The tensors of a call, read and checked one by one. Nothing is written here.
+//! The tensors of a call, read and checked one by one.
+//!
+//! It depends on the reader of tensors. Nothing is written here.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;

@@ -1,4 +1,6 @@
-//! Launches for lists of certain lengths and formats, which know no address between two calls.
+//! Launches for lists of certain lengths and formats.
+//!
+//! It depends on the library's bucket step. Addresses come with each call.
 #![allow(unsafe_code)]
 
 use std::mem;
