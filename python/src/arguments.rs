@@ -11,11 +11,22 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// One address per parameter.
-pub(crate) struct Addresses(Vec<*mut c_void>);
+#[derive(Default)]
+pub(crate) struct Addresses(pub(crate) Vec<*mut c_void>);
 
 // SAFETY: addresses, which the caller vouches for on any thread.
 #[allow(unsafe_code)]
 unsafe impl Send for Addresses {}
+
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Addresses {}
+
+impl Addresses {
+    pub(crate) fn push(&mut self, address: usize) {
+        self.0.push(with_exposed_provenance_mut(address));
+    }
+}
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
     type Error = PyErr;

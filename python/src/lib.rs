@@ -1,4 +1,5 @@
-//! The native half of the Python package `instep`: one bucket's step and its norm, on addresses.
+//! The native half of the Python package `instep`: one bucket's step and its norm, on addresses, and a step over
+//! lists of tensors.
 //!
 //! Python objects stay on the other side: `instep.torch` takes addresses and lengths from tensors that it keeps alive for
 //! each call. So nothing here is of use without that package, and no name here is public to its users.
@@ -6,18 +7,22 @@
 mod arguments;
 mod device;
 mod errors;
+mod lists;
 mod norm;
 mod openmp;
 mod optimizers;
 mod step;
+mod tensors;
 
 /// See the crate.
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
+    use super::lists::{Lists, Prepared};
+    #[pymodule_export]
     use super::norm::Norm;
     #[pymodule_export]
-    use super::optimizers::{descriptors, state_names};
+    use super::optimizers::{all_state_names, descriptors, state_names};
     #[pymodule_export]
     use super::step::Step;
 

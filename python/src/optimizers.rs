@@ -52,13 +52,30 @@ pub(crate) fn state_names(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Vec
     Ok(names)
 }
 
-/// Makes an optimizer of its key and hyperparameters. The step that it is for checks their ranges.
-pub(crate) fn optimizer(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Box<dyn Optimizer>> {
-    let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == name) else {
+/// Returns the names of all states that an optimizer may keep, those that it always keeps first.
+#[pyfunction]
+pub(crate) fn all_state_names(name: &str) -> PyResult<Vec<&'static str>> {
+    let mut names = Vec::new();
+    for name in descriptor(name)?.states.iter().flat_map(|states| states.names) {
+        if !names.contains(name) {
+            names.push(*name);
+        }
+    }
+    Ok(names)
+}
+
+/// Finds an optimizer by its key.
+pub(crate) fn descriptor(name: &str) -> PyResult<&'static Descriptor> {
+    ALL.iter().copied().find(|descriptor| descriptor.key() == name).ok_or_else(|| {
         let known: Vec<String> = ALL.iter().map(|descriptor| descriptor.key()).collect();
         let text = format!("optimizer `{name}`: not known; use one of {}", known.join(", "));
-        return Err(pyo3::exceptions::PyValueError::new_err(text));
-    };
+        pyo3::exceptions::PyValueError::new_err(text)
+    })
+}
+
+/// Makes an optimizer of its key and hyperparameters. The step that it is for checks their ranges.
+pub(crate) fn optimizer(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Box<dyn Optimizer>> {
+    let descriptor = descriptor(name)?;
     let mut optimizer = descriptor.build();
     for (key, value) in hyper {
         let key: String = key.extract()?;

@@ -1,0 +1,108 @@
+"""Times functional.adamw_ over lists of tensors beside torch's fused AdamW on lists of the same sizes.
+
+    python python/benches/functional.py [--rounds 31] [--elements 16777216]
+
+Sides run in turn in every round, with gradients at new addresses. torch counts by `_foreach_add_`, as its optimizer does; the
+loop calls it for each tensor alone. A line gives the median time in microseconds with its range, and the median of the ratios
+to ours in the same round with their range. Above 1, ours is faster.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from instep.torch import functional
+
+SETTINGS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+
+
+def ours(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], steps: list[Tensor]
+) -> None:
+    functional.adamw_(params, grads, exp_avgs, exp_avg_sqs, steps, **SETTINGS)
+
+
+def torchs(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], steps: list[Tensor]
+) -> None:
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **SETTINGS)
+
+
+def in_a_loop(*lists: list[Tensor]) -> None:
+    for one in zip(*lists):
+        torchs(*([tensor] for tensor in one))
+
+
+def lists(count: int, elements: int) -> Lists:
+    made = [[torch.randn(elements) for _ in range(count)] for _ in range(4)]
+    return made[0], made[1], made[2], [tensor.square() for tensor in made[3]], [torch.zeros(()) for _ in range(count)]
+
+
+def prepared(count: int, elements: int) -> Callable[[], None]:
+    made = lists(count, elements)
+    call = functional.prepare(functional.adamw_, *made, **SETTINGS)
+    return lambda: call(lr=1e-3)
+
+
+def fresh(side: Callable[..., None], count: int, elements: int) -> Callable[[], Callable[[], None]]:
+    """The side with two sets of gradients, which a backward pass would make in turn."""
+    params, grads, *rest = lists(count, elements)
+    both = [grads, [torch.randn(elements) for _ in range(count)]]
+
+    def turn() -> Callable[[], None]:
+        both.reverse()
+        now = both[0]
+        return lambda: side(params, now, *rest)
+
+    return turn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--elements", type=int, default=1 << 24, help="of all tensors together in the large cases")
+    arguments = parser.parse_args()
+    print("threads,tensors,elements,side,us,us_min,us_max,ratio,ratio_min,ratio_max")
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for count in (1, 100, 10_000):
+            for elements in sorted({64, arguments.elements // count}):
+                measure(threads, count, elements, arguments.rounds)
+
+
+def measure(threads: int, count: int, elements: int, rounds: int) -> None:
+    sides: dict[str, Callable[[], Callable[[], None]]] = {
+        "functional.adamw_": fresh(ours, count, elements),
+        "torch._fused_adamw_": fresh(torchs, count, elements),
+    }
+    if count * elements <= 1 << 20:
+        sides["a loop of torch._fused_adamw_"] = fresh(in_a_loop, count, elements)
+        ready = prepared(count, elements)
+        sides["functional.prepare"] = lambda: ready
+    # Calls of some microseconds are timed many at a time.
+    inner = max(1, 100 // count)
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 2):
+        for name, side in sides.items():
+            calls = [side() for _ in range(inner)]
+            start = time.perf_counter()
+            for call in calls:
+                call()
+            if number >= 2:
+                times[name].append((time.perf_counter() - start) * 1e6 / inner)
+    own = times["functional.adamw_"]
+    for name, measured in times.items():
+        ratios = [a / b for a, b in zip(measured, own)]
+        values = [f(data) for data in (measured, ratios) for f in (statistics.median, min, max)]
+        shown = ",".join(f"{value:.2f}" for value in values)
+        print(f'{threads},{count},{elements},"{name}",{shown}', flush=True)
+
+
+if __name__ == "__main__":
+    main()

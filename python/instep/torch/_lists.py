@@ -1,0 +1,115 @@
+"""What the functions of ``instep.torch.functional`` have in common. They keep no tensor and no number between calls."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .. import OPTIMIZERS, _native
+from ._threads import openmp
+
+TensorList = Sequence[Tensor]
+Gradients = Sequence[Optional[Tensor]]
+
+PARTS = {
+    "betas": ("beta1", "beta2"),
+    "etas": ("etaminus", "etaplus"),
+    "step_sizes": ("step_size_min", "step_size_max"),
+}
+"""The names of pairs' two numbers, as torch's functions have them."""
+
+EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""DLPack's table of functions; None in a torch before 2.9."""
+
+
+class Rule:
+    """An optimizer as a function over lists."""
+
+    def __init__(self, key: str) -> None:
+        self.key, descriptor = key, OPTIMIZERS[key]
+        functions = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
+        self.native = _native.Lists(key, torch.Tensor, torch.nn.Parameter, EXCHANGE, functions)
+        states = _native.all_state_names(key)
+        always = _native.state_names(key, dict(descriptor.defaults))
+        self.always = [f"{name}s" for name in states if name in always]
+        self.sometimes = [f"{name}s" for name in states if name not in always]
+        self.carried = descriptor.carried and f"{descriptor.carried}s"
+        self.lists = ["params", "grads", "state_steps", "copies", self.carried, *(f"{name}s" for name in states)]
+        self.hyper = [PARTS.get(name, (name,)) for name in descriptor.defaults]
+
+
+RULES = {key: Rule(key) for key in OPTIMIZERS}
+
+
+class Clipped(NamedTuple):
+    """What became of gradients."""
+
+    norm: float
+    """Their norm, before."""
+    coefficient: float
+    """The factor that clips them; 1 if the norm is within its limit."""
+
+
+def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
+    """Prepares a call of a function of this module, for tensors that keep their place in memory.
+
+    The arguments are the function's, without ``gradient_scale``. What it returns is called with ``lr=`` and
+    ``gradient_scale=``, both optional, and costs no more than a step. It keeps the tensors' memory, reads values and counts
+    there, and never looks at the tensors again: once one has another ``data`` or size, prepare the call anew. Autograd is not
+    told that parameters change.
+    """
+    rule = RULES.get(function.__name__.removesuffix("_"))
+    if rule is None or function.__module__ != "instep.torch.functional":
+        raise ValueError(f"{function!r}: not a step of instep.torch.functional; give one, such as adamw_")
+    if "gradient_scale" in options:
+        raise TypeError("gradient_scale: not an argument of a preparation; give it to each call")
+    bound = inspect.signature(function).bind(*lists, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    taken = tuple(None if name is None else given[name] for name in rule.lists)
+    numbers = [tuple(given[part] for part in parts) for parts in rule.hyper]
+    hyper = tuple(values if len(values) > 1 else values[0] for values in numbers)
+    return rule.native.prepare(taken, hyper, given["threads"])
+
+
+def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
+    """Returns the norm of all elements of a list's tensors.
+
+    The sum of squares is exact, so neither threads nor the order of tensors change a bit. None in the list is passed over.
+    """
+    norm, _ = _measured(tensors, None, threads)
+    return norm
+
+
+def clip_(
+    tensors: Gradients,
+    max_norm: float,
+    *,
+    in_place: bool = True,
+    error_if_nonfinite: bool = False,
+    threads: Optional[int] = None,
+) -> Clipped:
+    """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    With ``in_place=False`` it writes nothing: a step multiplies by ``gradient_scale=coefficient`` instead, and saves a pass
+    over the gradients. The coefficient of an infinite norm is 0 and that of NaN is NaN, as torch's are.
+    """
+    clipped = Clipped(*_measured(tensors, max_norm, threads))
+    if error_if_nonfinite and not math.isfinite(clipped.norm):
+        raise RuntimeError(f"norm of the gradients is {clipped.norm}; skip the step, or use error_if_nonfinite=False")
+    if in_place and clipped.coefficient != 1.0:
+        with torch.no_grad():
+            torch._foreach_mul_([tensor for tensor in tensors if tensor is not None], clipped.coefficient)
+    return clipped
+
+
+def _measured(tensors: Gradients, max_norm: Optional[float], threads: Optional[int]) -> tuple[float, float]:
+    if isinstance(tensors, Tensor):
+        raise TypeError("tensors: one tensor; give a list")
+    some = [tensor for tensor in tensors if tensor is not None]
+    return RULES["sgd"].native.norm(some, max_norm, threads)

@@ -1,0 +1,344 @@
+//! One optimizer over lists of the caller's tensors: read, checked, counted and stepped in one call.
+//!
+//! What stays between calls is a plan: lengths, formats and the launches for them. Addresses, counts and values are read
+//! from the tensors in each call, and nothing is written before all of them have been checked.
+#![allow(unsafe_code)]
+
+mod found;
+mod plan;
+
+use std::process;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use instep::bucket_step::Lent;
+use instep::optim::{Descriptor, Value};
+use instep::{GradNorm, Pool, Scaling};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple, PyType};
+
+use crate::arguments::Addresses;
+use crate::device::Owner;
+use crate::errors::raised;
+use crate::optimizers::{all_state_names, descriptor};
+use crate::tensors::{Reader, Word};
+use found::{
+    CARRIED, COPIES, COUNTS, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
+    refuse_unfit, refused_count,
+};
+use plan::{Key, Plan, optimizer};
+
+/// Plans that an optimizer keeps. A model has one; a program that steps parameter by parameter has one per length.
+const MOST_PLANS: usize = 64;
+
+/// The lists of a call. They keep its tensors.
+type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
+
+/// What calls leave for the next ones.
+#[derive(Default)]
+struct Idle {
+    plans: Vec<Plan>,
+    /// Memory alone.
+    found: Vec<Found>,
+    /// Hyperparameters, and a bit for each list of states that they keep.
+    kept: Option<(Vec<Value>, u32)>,
+}
+
+/// Functions of torch, and the address of its OpenMP runtime's or 0.
+struct Torch {
+    get_num_threads: Py<PyAny>,
+    increment_version: Py<PyAny>,
+    openmp: usize,
+}
+
+/// Steps lists of tensors with one optimizer.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Lists {
+    descriptor: &'static Descriptor,
+    /// All that the optimizer may keep, in the order of the lists.
+    states: Vec<&'static str>,
+    reader: Reader,
+    torch: Torch,
+    owner: Owner,
+    idle: Mutex<Idle>,
+}
+
+/// Steps the same tensors again and again.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Prepared {
+    owner: Owner,
+    descriptor: &'static Descriptor,
+    inner: Mutex<(Plan, Found)>,
+    /// Storages, which keep the memory alive.
+    _keeps: Vec<Py<PyAny>>,
+}
+
+#[pymethods]
+impl Lists {
+    /// Takes an optimizer's key, what reads tensors, and torch's `get_num_threads`, `increment_version` and the address of
+    /// its `GOMP_parallel` or 0.
+    #[new]
+    #[pyo3(signature = (key, tensor, parameter, exchange, torch))]
+    fn new(
+        key: &str,
+        tensor: Py<PyType>,
+        parameter: &Bound<'_, PyType>,
+        exchange: Option<&Bound<'_, PyAny>>,
+        torch: (Py<PyAny>, Py<PyAny>, usize),
+    ) -> PyResult<Lists> {
+        let (descriptor, states) = (descriptor(key)?, all_state_names(key)?);
+        let reader = Reader::new(tensor, parameter, exchange)?;
+        let (get_num_threads, increment_version, openmp) = torch;
+        let torch = Torch { get_num_threads, increment_version, openmp };
+        Ok(Lists { descriptor, states, reader, torch, owner: Owner::current(), idle: Mutex::default() })
+    }
+
+    /// Steps. `lists` are parameters, gradients, counts, copies, carried numbers and all states, each a list or None; `hyper`
+    /// has every hyperparameter in order.
+    fn step(
+        &self,
+        py: Python<'_>,
+        lists: &Bound<'_, PyTuple>,
+        hyper: &Bound<'_, PyTuple>,
+        gradient_scale: f64,
+        threads: Option<i64>,
+    ) -> PyResult<()> {
+        let scaling = scaling(gradient_scale)?;
+        let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
+        plan.set_counts(&found, self.descriptor)?;
+        // A plan that has failed is dropped, for nothing says how far it went.
+        py.detach(|| plan.run(&found, scaling)).map_err(raised)?;
+        self.tell_autograd(&lists, &found)?;
+        self.keep(plan, found);
+        Ok(())
+    }
+
+    /// Makes an object that steps these tensors for as long as they lie where they do. Their storages keep their memory.
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        lists: &Bound<'_, PyTuple>,
+        hyper: &Bound<'_, PyTuple>,
+        threads: Option<i64>,
+    ) -> PyResult<Prepared> {
+        let (plan, found, lists) = self.plan(py, lists, hyper, threads)?;
+        let (descriptor, inner) = (self.descriptor, Mutex::new((plan, found)));
+        let tensors = lists.iter().flatten().flat_map(|list| list.iter()).filter(|tensor| !tensor.is_none());
+        let storages =
+            tensors.map(|tensor| Ok(tensor.call_method0(intern!(py, "untyped_storage"))?.unbind()));
+        let _keeps = storages.collect::<PyResult<_>>()?;
+        Ok(Prepared { owner: Owner::current(), descriptor, inner, _keeps })
+    }
+
+    /// Returns the exact norm of a list's tensors, and the factor that clips them to `max_norm`.
+    fn norm(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyAny>,
+        max_norm: Option<f64>,
+        threads: Option<i64>,
+    ) -> PyResult<(f64, f64)> {
+        let mut norm = GradNorm::host().map_err(raised)?;
+        norm.begin(Scaling::NONE).map_err(raised)?;
+        let list = self.list(tensors, GRADS)?;
+        let mut found = self.memory(GRADS + 1);
+        for k in 0..list.len() {
+            let tensor = list.get_item(k)?;
+            let view = self.reader.read(&tensor, || format!("tensors[{k}]"))?;
+            refuse_unfit(&view, &tensor, || format!("tensors[{k}]"), |word| word.dtype().is_some())?;
+            refuse_negative(&view, &tensor, || format!("tensors[{k}]"))?;
+            let (param, state) = (Word::F32, Word::F32);
+            found.formats.push(Format { param, grad: view.word, state, copy: None, carried: Word::F64 });
+            found.lens.push(view.len());
+            found.addresses[GRADS].push(if view.len() == 0 { 0 } else { view.address });
+        }
+        let key = self.key(py, 0, threads)?;
+        let mut plan = match self.take(key, &found) {
+            Some(plan) => plan,
+            None => {
+                let hyper = self.descriptor.fields.iter().map(|field| field.default).collect();
+                Plan::new(key, &found, self.descriptor, hyper, self.openmp())?
+            }
+        };
+        let decision = py.detach(|| {
+            plan.gather(&found);
+            for part in &mut plan.parts {
+                // SAFETY: addresses of dense tensors, which the list keeps alive during the call.
+                unsafe { part.step.add_norm(&Lent::at_each(&part.addresses[GRADS].0), &mut norm)? };
+            }
+            if plan.parts.is_empty() {
+                norm.sum()?;
+            }
+            norm.decide(max_norm, false)
+        });
+        let decision = decision.map_err(raised)?;
+        self.keep(plan, found);
+        Ok((decision.norm, decision.clip))
+    }
+}
+
+#[pymethods]
+impl Prepared {
+    /// Steps. `lr` is the learning rate from now on.
+    #[pyo3(signature = (*, lr=None, gradient_scale=1.0))]
+    fn __call__(&self, py: Python<'_>, lr: Option<f64>, gradient_scale: f64) -> PyResult<()> {
+        self.owner.refuse_child()?;
+        let scaling = scaling(gradient_scale)?;
+        let busy = || PyRuntimeError::new_err("prepared call: in use by another thread; wait for it");
+        let mut inner = self.inner.try_lock().map_err(|_| busy())?;
+        let (plan, found) = &mut *inner;
+        if let Some(lr) = lr.map(Value::Number).filter(|lr| *lr != plan.hyper[0]) {
+            let mut hyper = plan.hyper.clone();
+            hyper[0] = lr;
+            plan.set_hyper(self.descriptor, hyper)?;
+        }
+        for k in 0..found.progress.len() {
+            let at = |list: usize| found.addresses[list].0.get(k).map_or(0, |at| at.expose_provenance());
+            let carried = Some((at(CARRIED), found.formats[k].carried)).filter(|(at, _)| *at != 0);
+            // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
+            let progress = unsafe { read_progress(at(COUNTS), carried) };
+            found.progress[k] = progress.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
+        }
+        plan.set_counts(found, self.descriptor)?;
+        py.detach(|| plan.run(found, scaling)).map_err(raised)
+    }
+}
+
+impl Lists {
+    /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the tensors.
+    fn plan<'py>(
+        &self,
+        py: Python<'py>,
+        lists: &Bound<'py, PyTuple>,
+        hyper: &Bound<'py, PyTuple>,
+        threads: Option<i64>,
+    ) -> PyResult<(Plan, Found, TensorLists<'py>)> {
+        let hyper = self.hyper(hyper)?;
+        let kept = self.kept(&hyper)?;
+        let lists = self.lists(lists, kept)?;
+        let mut found = self.memory(lists.len());
+        self.find(&lists, &mut found)?;
+        let is_there = lists.iter().enumerate().map(|(k, list)| u32::from(list.is_some()) << k).sum();
+        let key = self.key(py, is_there, threads)?;
+        let mut plan = match self.take(key, &found) {
+            Some(mut plan) => {
+                if plan.hyper != hyper {
+                    plan.set_hyper(self.descriptor, hyper)?;
+                }
+                plan
+            }
+            None => py.detach(|| Plan::new(key, &found, self.descriptor, hyper, self.openmp()))?,
+        };
+        plan.fill_empty(&mut found);
+        if let Some((one, other)) = plan.overlap(&found) {
+            let name = |number: u32| self.name(number as usize % lists.len(), number as usize / lists.len());
+            let text = format!("{} and {}: overlap; give each its own memory", name(one), name(other));
+            return Err(PyValueError::new_err(text));
+        }
+        Ok((plan, found, lists))
+    }
+
+    /// Threads as the user says, or as many as torch's own loops have.
+    fn key(&self, py: Python<'_>, lists: u32, threads: Option<i64>) -> PyResult<Key> {
+        let most = Pool::MAX_THREADS;
+        let threads = match threads {
+            None => self.torch.get_num_threads.call0(py)?.extract::<usize>(py)?.clamp(1, most),
+            Some(threads) => usize::try_from(threads)
+                .ok()
+                .filter(|threads| (1..=most).contains(threads))
+                .ok_or_else(|| {
+                    PyValueError::new_err(format!(
+                        "threads = {threads}: out of range; use 1 to {most}, or None"
+                    ))
+                })?,
+        };
+        Ok(Key { process: process::id(), threads, lists })
+    }
+
+    /// torch's threads do not exist in a child by fork.
+    fn openmp(&self) -> usize {
+        if self.owner.is_elsewhere() { 0 } else { self.torch.openmp }
+    }
+
+    /// Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values.
+    fn tell_autograd(&self, lists: &TensorLists<'_>, found: &Found) -> PyResult<()> {
+        for list in [PARAMS, COPIES] {
+            let Some(tensors) = &lists[list] else { continue };
+            let py = tensors.py();
+            let is_none = |list: usize| found.addresses[list].0.iter().any(|at| at.is_null());
+            if is_none(GRADS) || is_none(list) {
+                let has =
+                    |k: &usize| [GRADS, list].iter().all(|list| !found.addresses[*list].0[*k].is_null());
+                let some = (0..tensors.len()).filter(has).map(|k| tensors.get_item(k));
+                let some = PyList::new(py, some.collect::<PyResult<Vec<_>>>()?)?;
+                self.torch.increment_version.call1(py, (some,))?;
+            } else {
+                self.torch.increment_version.call1(py, (tensors,))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a bit for each list of states that the optimizer keeps with these values. They do not depend on the rate.
+    fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
+        if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
+            return Ok(*kept);
+        }
+        let names = optimizer(self.descriptor, hyper)?.state_names();
+        let kept = |k: usize| u32::from(names.contains(&self.states[k])) << (STATES + k);
+        let kept = (0..self.states.len()).map(kept).sum();
+        self.idle().kept = Some((hyper.to_vec(), kept));
+        Ok(kept)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns memory for what a call finds.
+    fn memory(&self, lists: usize) -> Found {
+        let mut found = self.idle().found.pop().unwrap_or_default();
+        found.formats.clear();
+        found.lens.clear();
+        found.progress.clear();
+        found.addresses.resize_with(lists, Addresses::default);
+        found.addresses.iter_mut().for_each(|list| list.0.clear());
+        found
+    }
+
+    /// Takes the plan for these lists out, so that calls in other threads make their own.
+    fn take(&self, key: Key, found: &Found) -> Option<Plan> {
+        let plans = &mut self.idle().plans;
+        let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;
+        let at = plans.iter().rposition(fits)?;
+        Some(plans.remove(at))
+    }
+
+    /// Keeps a plan for the next call of its kind, and memory for any.
+    fn keep(&self, plan: Plan, found: Found) {
+        let mut idle = self.idle();
+        if idle.plans.len() >= MOST_PLANS {
+            idle.plans.remove(0);
+        }
+        idle.plans.push(plan);
+        if idle.found.is_empty() {
+            idle.found.push(found);
+        }
+    }
+}
+
+/// The step that multiplies each gradient by this factor.
+fn scaling(gradient_scale: f64) -> PyResult<Scaling> {
+    if !(gradient_scale.is_finite() && gradient_scale >= 0.0) {
+        let text =
+            format!("gradient_scale = {gradient_scale}: out of range; use a finite number of 0 or more");
+        return Err(PyValueError::new_err(text));
+    }
+    // A power of two is divided out exactly, and the rest is at most 1, as a clip coefficient is.
+    let mut power = 1.0;
+    while gradient_scale * power > 1.0 {
+        power /= 2.0;
+    }
+    Ok(Scaling::NONE.loss_scale(power).clip(gradient_scale * power))
+}

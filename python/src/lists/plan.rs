@@ -1,0 +1,256 @@
+//! Launches for lists of certain lengths and formats.
+//!
+//! It depends on the library's bucket step. Addresses come with each call.
+#![allow(unsafe_code)]
+
+use std::mem;
+use std::ptr;
+
+use instep::bucket_step::{Lent, StepTensors};
+use instep::optim::{Descriptor, Value};
+use instep::{
+    BucketStep, DEFAULT_GROUP, DType, Layout, Master, Moments, Optimizer, ParamId, Precision, Rounding,
+    Scaling,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::found::{CARRIED, COPIES, COUNTS, Format, Found, GRADS, PARAMS, STATES};
+use crate::arguments::Addresses;
+use crate::device::pool;
+use crate::errors::raised;
+use crate::openmp::OpenMp;
+use crate::tensors::Word;
+
+/// What a plan was made for, beside lengths and formats.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Key {
+    pub(super) process: u32,
+    pub(super) threads: usize,
+    /// A bit for each list that is there.
+    pub(super) lists: u32,
+}
+
+/// Launches for lists of these lengths and formats.
+pub(super) struct Plan {
+    pub(super) key: Key,
+    pub(super) formats: Vec<Format>,
+    pub(super) lens: Vec<u64>,
+    pub(super) hyper: Vec<Value>,
+    pub(super) parts: Vec<Part>,
+    /// One element for each list of each empty parameter, which counts its updates as any other does.
+    pub(super) spare: Vec<u64>,
+    /// Start, end and number of each run of memory, as sorted in the last call: the next call's are nearly in this order.
+    pub(super) spans: Vec<(usize, usize, u32)>,
+}
+
+/// The parameters of one format: a launch.
+pub(super) struct Part {
+    pub(super) step: BucketStep,
+    pub(super) ids: Vec<ParamId>,
+    /// Their places in the lists.
+    pub(super) members: Vec<usize>,
+    pub(super) format: Format,
+    /// What the step has counted, so that only other counts are set.
+    pub(super) progress: Vec<(u64, f64)>,
+    /// Its members', where the call has more than it.
+    pub(super) addresses: Vec<Addresses>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        key: Key,
+        found: &Found,
+        descriptor: &'static Descriptor,
+        hyper: Vec<Value>,
+        openmp: usize,
+    ) -> PyResult<Plan> {
+        let optimizer = optimizer(descriptor, &hyper)?;
+        // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
+        let openmp = unsafe { OpenMp::at(openmp) };
+        let pool = pool(key.threads, openmp)?;
+        let mut of_format: Vec<(Format, Vec<usize>)> = Vec::new();
+        for (k, format) in found.formats.iter().enumerate() {
+            match of_format.iter_mut().find(|(known, _)| known == format) {
+                Some((_, members)) => members.push(k),
+                None => of_format.push((*format, vec![k])),
+            }
+        }
+        let mut parts = Vec::new();
+        for (format, members) in of_format {
+            let layout = members.iter().fold(Layout::builder(), |layout, k| {
+                layout.param(format!("params[{k}]"), found.lens[*k].max(1) as usize)
+            });
+            let layout = layout.build().map_err(raised)?;
+            let moments = if format.state == Word::BF16 { Moments::BF16 } else { Moments::F32 };
+            let of = |word: Word| word.dtype().unwrap_or(DType::F32);
+            let precision = Precision {
+                param: of(format.param),
+                grad: of(format.grad),
+                master: Master::None,
+                moments,
+                rounding: Rounding::Nearest,
+            };
+            let mut builder =
+                BucketStep::builder(&layout, optimizer.clone()).precision(precision).pool(pool.clone());
+            if let Some(copy) = format.copy {
+                builder = builder.copy_params(of(copy));
+            }
+            let ids: Vec<ParamId> = layout.ids().collect();
+            let step = builder.host().map_err(raised)?;
+            let progress = vec![(0, 1.0); members.len()];
+            parts.push(Part { step, ids, members, format, progress, addresses: Vec::new() });
+        }
+        let (formats, lens) = (found.formats.clone(), found.lens.clone());
+        Ok(Plan { key, formats, lens, hyper, parts, spare: Vec::new(), spans: Vec::new() })
+    }
+
+    pub(super) fn set_hyper(&mut self, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<()> {
+        let optimizer = optimizer(descriptor, &hyper)?;
+        for part in &mut self.parts {
+            part.step.set_optimizer(DEFAULT_GROUP, &*optimizer).map_err(raised)?;
+        }
+        self.hyper = hyper;
+        Ok(())
+    }
+
+    /// Gives each part its members' addresses.
+    pub(super) fn gather(&mut self, found: &Found) {
+        for part in &mut self.parts {
+            part.addresses.resize_with(found.addresses.len(), Addresses::default);
+            for (own, all) in part.addresses.iter_mut().zip(&found.addresses) {
+                own.0.clear();
+                if !all.0.is_empty() {
+                    own.0.extend(part.members.iter().map(|k| all.0[*k]));
+                }
+            }
+        }
+    }
+
+    /// Gives empty parameters and their tensors an element each.
+    pub(super) fn fill_empty(&mut self, found: &mut Found) {
+        let lists = found.addresses.len();
+        let empty = self.lens.iter().enumerate().filter(|(_, len)| **len == 0);
+        self.spare.clear();
+        self.spare.resize(lists * empty.clone().count(), 0);
+        for ((k, _), own) in empty.zip(self.spare.chunks_exact_mut(lists)) {
+            for (list, element) in
+                own.iter_mut().enumerate().filter(|(list, _)| !matches!(*list, COUNTS | CARRIED))
+            {
+                if let Some(at) =
+                    found.addresses[list].0.get_mut(k).filter(|at| list == PARAMS || !at.is_null())
+                {
+                    *at = ptr::from_mut(element).cast();
+                }
+            }
+        }
+    }
+
+    /// Finds two tensors that share memory, one of which is written. A number is that of the parameter times the number of
+    /// lists, and the list's.
+    pub(super) fn overlap(&mut self, found: &Found) -> Option<(u32, u32)> {
+        let lists = found.addresses.len();
+        let span = |number: u32| {
+            let (list, k) = (number as usize % lists, number as usize / lists);
+            let at = found.addresses[list].0.get(k).map_or(0, |at| at.expose_provenance());
+            let bytes = found.formats[k].bytes(list, found.lens[k]);
+            (at, at.saturating_add(if at == 0 { 0 } else { bytes }), number)
+        };
+        let count = found.lens.len() * lists;
+        if self.spans.len() == count {
+            self.spans.iter_mut().for_each(|known| *known = span(known.2));
+        } else {
+            self.spans = (0..count as u32).map(span).collect();
+        }
+        self.spans.sort_by_key(|(start, ..)| *start);
+        let (mut any, mut written) = ((0, 0), (0, 0));
+        for (start, end, number) in self.spans.iter().copied().filter(|(start, end, _)| end > start) {
+            let is_written = number as usize % lists != GRADS;
+            let (reach, other) = if is_written { any } else { written };
+            if start < reach {
+                let mut both = [other, number];
+                both.sort_by_key(|number| (*number as usize % lists, *number));
+                return Some(both.into());
+            }
+            any = any.max((end, number));
+            if is_written {
+                written = written.max((end, number));
+            }
+        }
+        None
+    }
+
+    /// Sets the counts that are not what the last call left.
+    pub(super) fn set_counts(&mut self, found: &Found, descriptor: &Descriptor) -> PyResult<()> {
+        for part in &mut self.parts {
+            for (at, k) in part.members.iter().enumerate() {
+                let progress = found.progress[*k];
+                if part.progress[at] != progress {
+                    part.step.set_step_count(part.ids[at], progress).map_err(|error| {
+                        let name = descriptor.carried.unwrap_or("state_step");
+                        PyValueError::new_err(format!("{name}s[{k}]: {error}"))
+                    })?;
+                    part.progress[at] = progress;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps, and writes counts and carried numbers.
+    pub(super) fn run(&mut self, found: &Found, scaling: Scaling) -> instep::Result<()> {
+        if let [part] = &mut *self.parts {
+            return part.run(&found.addresses, scaling);
+        }
+        self.gather(found);
+        for part in &mut self.parts {
+            let addresses = mem::take(&mut part.addresses);
+            let outcome = part.run(&addresses, scaling);
+            part.addresses = addresses;
+            outcome?;
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn run(&mut self, addresses: &[Addresses], scaling: Scaling) -> instep::Result<()> {
+        // SAFETY: addresses of dense tensors of these types and lengths that do not overlap, as checked. The lists of the call,
+        // or the storages of a prepared one, keep them alive.
+        unsafe {
+            let each = |list: usize| Lent::at_each(&addresses[list].0);
+            let states = (STATES..addresses.len()).filter(|list| !addresses[*list].0.is_empty());
+            let mut tensors = StepTensors::new(each(PARAMS), each(GRADS)).states(states.map(each));
+            if self.format.copy.is_some() {
+                tensors = tensors.copy(each(COPIES));
+            }
+            self.step.step(&tensors, scaling)?;
+            for at in 0..self.members.len() {
+                if addresses[GRADS].0[at].is_null() {
+                    continue;
+                }
+                let count = self.progress[at].0 + 1;
+                let number = self.step.carried(self.ids[at])?;
+                self.progress[at] = (count, number.unwrap_or(1.0));
+                addresses[COUNTS].0[at].cast::<f32>().write_unaligned(count as f32);
+                match (number, self.format.carried) {
+                    (None, _) => {}
+                    (Some(number), Word::F32) => {
+                        addresses[CARRIED].0[at].cast::<f32>().write_unaligned(number as f32)
+                    }
+                    (Some(number), _) => addresses[CARRIED].0[at].cast::<f64>().write_unaligned(number),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the optimizer of these values.
+pub(super) fn optimizer(descriptor: &'static Descriptor, hyper: &[Value]) -> PyResult<Box<dyn Optimizer>> {
+    let mut optimizer = descriptor.build();
+    for (field, value) in descriptor.fields.iter().zip(hyper) {
+        optimizer.set(field.name, *value).map_err(raised)?;
+    }
+    Ok(optimizer)
+}

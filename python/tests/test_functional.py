@@ -1,0 +1,525 @@
+"""The functions over lists: FusedOptimizer's bits, any mix of types, tensors that move, counts, refusals, norm and clip."""
+
+import importlib.util
+import inspect
+import math
+import pathlib
+import threading
+
+import pytest
+import torch
+
+from instep import OPTIMIZERS, _native
+from instep.torch import FusedOptimizer, functional
+from instep.torch._lists import EXCHANGE, RULES
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/functional-optimizers.py"
+SHAPES = [(3, 5), (1,), (700,), (), (0,), (2, 1, 3)]
+ADAMW = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01, "eps": 1e-8}
+
+SETTINGS = [(key, {}) for key in OPTIMIZERS] + [
+    ("adamw", {"amsgrad": True, "maximize": True}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("rmsprop", {"centered": True}),
+    ("rmsprop", {"momentum": 0.5, "centered": True}),
+]
+
+
+def parts_of(key, changed):
+    """Hyperparameters as the function has them."""
+    parts = {}
+    for names, (name, default) in zip(RULES[key].hyper, OPTIMIZERS[key].defaults.items()):
+        value = changed.get(name, default)
+        parts.update(zip(names, value if len(names) > 1 else (value,)))
+    return parts
+
+
+def states_of(key, changed, params, dtype=None):
+    """States as they are before the first step, by the names of the function's lists."""
+    hyper = {**OPTIMIZERS[key].defaults, **changed}
+    names = [f"{name}s" for name in _native.state_names(key, hyper)]
+    states = {name: [torch.zeros_like(p, dtype=dtype or p.dtype) for p in params] for name in names}
+    if RULES[key].carried:
+        states[RULES[key].carried] = [torch.ones((), dtype=torch.float64) for _ in params]
+    return states
+
+
+def made(seed, dtypes=(torch.float32,), shapes=SHAPES):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator).to(dtypes[k % len(dtypes)]) for k, s in enumerate(shapes)]
+
+
+def steps(count):
+    return [torch.zeros(()) for _ in range(count)]
+
+
+def adamw_lists(dtypes=(torch.float32,), state=None):
+    params = made(0, dtypes)
+    return [params, made(1, dtypes), *states_of("adamw", {}, params, state).values(), steps(len(params))]
+
+
+def test_the_file_is_what_the_tables_make():
+    spec = importlib.util.spec_from_file_location("functional_optimizers", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.file(), "run scripts/functional-optimizers.py --bless"
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.bfloat16,), (torch.float32, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("key, changed", SETTINGS, ids=str)
+def test_a_function_steps_to_the_bits_of_fused_optimizer(key, changed, dtypes):
+    state = torch.float32 if changed.get("centered") else None
+    params, twins = made(0, dtypes), [torch.nn.Parameter(p) for p in made(0, dtypes)]
+    optimizer = FusedOptimizer(twins, key, **changed)
+    states, counts = states_of(key, changed, params, state), steps(len(params))
+    for step in range(4):
+        lr = 0.01 / (1 + step)
+        grads = made(10 + step, dtypes)
+        optimizer.param_groups[0]["lr"] = lr
+        for twin, grad in zip(twins, grads):
+            twin.grad = grad.clone()
+        optimizer.step()
+        before = [grad.clone() for grad in grads]
+        hyper = {**parts_of(key, changed), "lr": lr}
+        getattr(functional, f"{key}_")(params, grads, **states, state_steps=counts, **hyper)
+        assert all(map(torch.equal, params, twins)), step
+        assert all(map(torch.equal, grads, before)) and counts == [step + 1] * len(params)
+    for name, values in states.items():
+        for value, twin in zip(values, twins):
+            assert torch.equal(value, optimizer.state[twin][name.removesuffix("s")]), name
+
+
+def test_adamw_is_torchs_within_rounding():
+    ours, theirs = adamw_lists(), adamw_lists()
+    for step in range(3):
+        ours[1] = theirs[1] = made(step)
+        functional.adamw_(*ours, **ADAMW)
+        torch._foreach_add_(theirs[4], 1)
+        torch._fused_adamw_(*theirs[:4], [], theirs[4], amsgrad=False, maximize=False, **ADAMW)
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32,), (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)], ids=str
+)
+def test_copies_are_the_stepped_parameters_rounded(dtypes):
+    lists, alone = adamw_lists(), adamw_lists()
+    lists[1] = alone[1] = made(1, (torch.bfloat16, torch.float32))
+    copies = [torch.full_like(p, math.nan, dtype=dtypes[k % len(dtypes)]) for k, p in enumerate(lists[0])]
+    given = [None if k == 2 else copy for k, copy in enumerate(copies)]
+    functional.adamw_(*lists, given, **ADAMW)
+    functional.adamw_(*alone, **ADAMW)
+    assert all(map(torch.equal, lists[0], alone[0]))
+    for k, (copy, param) in enumerate(zip(copies, lists[0])):
+        assert torch.equal(copy, param.to(copy.dtype)) if k != 2 else copy.isnan().all()
+
+
+def test_a_parameter_without_a_gradient_is_passed_over():
+    lists, whole = adamw_lists(), adamw_lists()
+    before = lists[0][2].clone()
+    lists[1][2] = None
+    version = lists[0][2]._version, lists[0][0]._version
+    functional.adamw_(*lists, **ADAMW)
+    functional.adamw_(*whole, **ADAMW)
+    assert torch.equal(lists[0][2], before) and lists[4] == [1, 1, 0, 1, 1, 1] and not lists[2][2].any()
+    assert (lists[0][2]._version, lists[0][0]._version) == (version[0], version[1] + 1)
+    lists[1][2] = whole[1][2]
+    functional.adamw_(*lists, **ADAMW)
+    assert torch.equal(lists[0][2], whole[0][2]) and lists[4] == [2, 2, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("list_", range(4))
+def test_a_tensor_whose_memory_has_moved_is_found_where_it_is(list_):
+    lists, still = adamw_lists(), adamw_lists()
+    kept = []
+    for step in range(3):
+        for tensor in lists[list_]:
+            kept.append(tensor.data)
+            tensor.data = tensor.data.clone()
+            kept[-1].fill_(math.nan)
+        functional.adamw_(*lists, **ADAMW)
+        functional.adamw_(*still, **ADAMW)
+    assert all(torch.equal(a, b) for one, other in zip(lists, still) for a, b in zip(one, other))
+    assert all(old.isnan().all() for old in kept)
+
+
+def test_counts_that_differ_are_each_its_own():
+    lists = adamw_lists()
+    counts = [0.0, 7.0, 3.0, 1000.0, 0.0, 2.0**24]
+    for tensor, count in zip(lists[4], counts):
+        tensor.fill_(count)
+    alone = [[[tensor.clone()] for tensor in one] for one in lists]
+    functional.adamw_(*lists, **ADAMW)
+    for k, count in enumerate(counts):
+        functional.adamw_(*(one[k] for one in alone), **ADAMW)
+        assert torch.equal(lists[0][k], alone[0][k][0])
+        assert lists[4][k] == torch.tensor(count + 1)
+
+
+def test_gradients_are_multiplied_by_the_scale_as_torch_multiplies():
+    for scale in (0.0, 0.3, 1.0, 3.7, 2.0**-20, 1e9):
+        lists, scaled = adamw_lists(), adamw_lists()
+        torch._foreach_mul_(scaled[1], scale)
+        functional.adamw_(*lists, gradient_scale=scale, **ADAMW)
+        functional.adamw_(*scaled, **ADAMW)
+        assert all(map(torch.equal, lists[0], scaled[0])), scale
+
+
+def test_the_count_of_threads_changes_no_bit():
+    shapes = [(50_000,), (3,), (70_000,)]
+    results = []
+    for threads in (1, 2, 5):
+        params = made(0, shapes=shapes)
+        lists = [params, made(1, shapes=shapes), *states_of("adamw", {}, params).values(), steps(3)]
+        functional.adamw_(*lists, threads=threads, **ADAMW)
+        results.append(lists)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for one, two in zip(results[0], other) for a, b in zip(one, two))
+
+
+def test_any_order_of_elements_is_stepped_if_all_tensors_have_it():
+    lists, plain = adamw_lists(), adamw_lists()
+    for one in lists[:4]:
+        one[0] = one[0].t().contiguous().t()
+    functional.adamw_(*lists, **ADAMW)
+    functional.adamw_(*plain, **ADAMW)
+    assert not lists[0][0].is_contiguous() and all(map(torch.equal, lists[0], plain[0]))
+
+
+def test_calls_in_threads_step_their_own_tensors():
+    every, expected = [adamw_lists() for _ in range(4)], adamw_lists()
+    barrier = threading.Barrier(4)
+
+    def run(lists):
+        barrier.wait()
+        for _ in range(50):
+            functional.adamw_(*lists, **ADAMW)
+
+    threads = [threading.Thread(target=run, args=(lists,)) for lists in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(50):
+        functional.adamw_(*expected, **ADAMW)
+    assert all(torch.equal(a, b) for lists in every for one, two in zip(lists, expected) for a, b in zip(one, two))
+
+
+def test_tuples_parameters_that_need_gradients_and_a_rate_in_a_tensor_are_taken():
+    lists, plain = adamw_lists(), adamw_lists()
+    lists[0] = [torch.nn.Parameter(param) for param in lists[0]]
+    functional.adamw_(*map(tuple, lists), **{**ADAMW, "lr": torch.tensor(0.1, dtype=torch.float64)})
+    functional.adamw_(*plain, **ADAMW)
+    assert all(map(torch.equal, lists[0], plain[0]))
+
+
+def test_autograd_refuses_a_backward_pass_through_old_values():
+    lists = adamw_lists()
+    lists[0] = [torch.nn.Parameter(param) for param in lists[0]]
+    loss = lists[0][2].square().sum()
+    functional.adamw_(*lists, **ADAMW)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_no_tensor_at_all_is_no_step():
+    functional.adamw_([], [], [], [], [], **ADAMW)
+    assert functional.norm_([]) == 0.0 and functional.clip_([None], 1.0) == (0.0, 1.0)
+
+
+def put(list_, k, value):
+    """Puts a tensor, made of the one that was there, into a list."""
+
+    def change(lists):
+        lists[list_][k] = value(lists[list_][k])
+
+    return change
+
+
+def share(one, other):
+    """Puts a tensor of one list into another."""
+
+    def change(lists):
+        lists[other[0]][other[1]] = lists[one[0]][one[1]]
+
+    return change
+
+
+REFUSALS = {
+    "length": (lambda lists: lists[2].pop(), ValueError, "exp_avgs: 5 tensors for 6 parameters"),
+    "no tensor": (put(3, 5, lambda t: 1.0), TypeError, r"exp_avg_sqs\[5\]: of type float"),
+    "no parameter": (put(0, 5, lambda t: None), TypeError, r"params\[5\]: of type NoneType"),
+    "a tensor as list": (lambda lists: lists.__setitem__(1, torch.ones(6)), TypeError, "grads: not a list"),
+    "shape": (put(1, 5, lambda t: torch.ones(6)), ValueError, r"grads\[5\]: of shape \[6\], where params\[5\]"),
+    "type of a parameter": (
+        put(0, 5, lambda t: t.double()),
+        NotImplementedError,
+        r"params\[5\]: of torch.float64; use float32",
+    ),
+    "type of a gradient": (put(1, 5, lambda t: t.int()), NotImplementedError, r"grads\[5\]: of torch.int32"),
+    "type of a state": (put(2, 5, lambda t: t.half()), NotImplementedError, r"exp_avgs\[5\]: of torch.float16"),
+    "types of states": (
+        put(3, 5, lambda t: t.bfloat16()),
+        NotImplementedError,
+        r"exp_avg_sqs\[5\]: of another type than exp_avgs",
+    ),
+    "type of a count": (put(4, 5, lambda t: t.long()), NotImplementedError, r"state_steps\[5\]: of torch.int64; use float32"),
+    "device": (put(1, 5, lambda t: t.to("meta")), NotImplementedError, r"grads\[5\]: "),
+    "sparse": (put(1, 0, lambda t: t.to_sparse()), NotImplementedError, r"grads\[0\]: "),
+    "gaps": (put(0, 2, lambda t: torch.ones(1400)[::2]), NotImplementedError, r"params\[2\]: strides \[2\]"),
+    "gaps in a gradient": (put(1, 2, lambda t: torch.ones(1400)[::2]), NotImplementedError, r"grads\[2\]: strides \[2\]"),
+    "expanded": (put(1, 2, lambda t: torch.ones(1).expand(700)), NotImplementedError, r"grads\[2\]: strides \[0\]"),
+    "order": (put(1, 0, lambda t: t.t().contiguous().t()), ValueError, r"grads\[0\]: strides \[1, 3\], where params\[0\]"),
+    "sign": (
+        put(1, 1, lambda t: torch.ones(1, dtype=torch.cfloat).conj().imag),
+        NotImplementedError,
+        r"grads\[1\]: a view whose",
+    ),
+    "half a count": (put(4, 5, lambda t: t + 0.5), ValueError, r"state_steps\[5\]: not a count"),
+    "a negative count": (put(4, 5, lambda t: t - 1), ValueError, r"state_steps\[5\]: not a count"),
+    "a count that is NaN": (put(4, 5, lambda t: t * math.nan), ValueError, r"state_steps\[5\]: not a count"),
+    "many counts": (put(4, 5, lambda t: torch.zeros(2)), ValueError, r"state_steps\[5\]: 2 elements"),
+    "a state twice": (share((2, 0), (3, 0)), ValueError, r"exp_avgs\[0\] and exp_avg_sqs\[0\]: overlap"),
+    "a gradient as state": (share((1, 2), (2, 2)), ValueError, "overlap"),
+    "a count twice": (share((4, 0), (4, 1)), ValueError, r"state_steps\[0\] and state_steps\[1\]: overlap"),
+    "parts of one": (put(3, 2, lambda t: 0), TypeError, "exp_avg_sqs"),
+}
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "attributes"])
+@pytest.mark.parametrize("what", list(REFUSALS))
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_written(what, exchange, monkeypatch):
+    change, error, text = REFUSALS[what]
+    if not exchange:
+        without_exchange(monkeypatch)
+    lists = adamw_lists()
+    change(lists)
+    tensors = [tensor for one in lists for tensor in one if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"]
+    before = [tensor.clone() for tensor in tensors]
+    with pytest.raises(error, match=text):
+        functional.adamw_(*lists, **ADAMW)
+    with pytest.raises(error, match=text):
+        functional.prepare(functional.adamw_, *lists, **ADAMW)
+    for tensor, old in zip(tensors, before):
+        same = torch.equal if not tensor.is_sparse else lambda a, b: torch.equal(a.to_dense(), b.to_dense())
+        assert same(tensor, old) or tensor.isnan().any()
+
+
+def without_exchange(monkeypatch):
+    """Reads tensors as with a torch that lacks DLPack's table."""
+    from instep.torch._threads import openmp
+
+    torchs = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
+    own = _native.Lists("adamw", torch.Tensor, torch.nn.Parameter, None, torchs)
+    monkeypatch.setattr(functional, "_adamw", own.step)
+    monkeypatch.setattr(RULES["adamw"], "native", own)
+
+
+def test_tensors_are_read_alike_without_dlpacks_table(monkeypatch):
+    assert EXCHANGE is not None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    dtypes = torch.float32, torch.bfloat16, torch.float16
+    lists, others = adamw_lists(dtypes, torch.float32), adamw_lists(dtypes, torch.float32)
+    functional.adamw_(*lists, **ADAMW)
+    without_exchange(monkeypatch)
+    functional.adamw_(*others, **ADAMW)
+    assert all(torch.equal(a, b) for one, two in zip(lists, others) for a, b in zip(one, two))
+
+
+def test_overlapping_parts_of_one_tensor_are_refused_and_neighbours_are_not():
+    whole = torch.zeros(3 * 700 + 10)
+    lists = [[one[2]] for one in adamw_lists()]
+    lists[0], lists[2], lists[3] = [whole[:700]], [whole[700:1400]], [whole[1400:2100]]
+    functional.adamw_(*lists, **ADAMW)
+    lists[3] = [whole[1399:2099]]
+    with pytest.raises(ValueError, match=r"exp_avgs\[0\] and exp_avg_sqs\[0\]: overlap"):
+        functional.adamw_(*lists, **ADAMW)
+    lists[3], lists[1] = [whole[1400:2100]], [whole[1399:2099]]
+    with pytest.raises(ValueError, match="overlap"):
+        functional.adamw_(*lists, **ADAMW)
+
+
+def test_gradients_may_share_memory_for_they_are_only_read():
+    lists, plain = adamw_lists(), adamw_lists()
+    both = torch.randn(15)
+    lists[1][0] = plain[1][0] = both.view(3, 5)
+    lists[1][5], plain[1][5] = both[2:8].view(2, 1, 3), both[2:8].view(2, 1, 3).clone()
+    functional.adamw_(*lists, **ADAMW)
+    functional.adamw_(*plain, **ADAMW)
+    assert all(map(torch.equal, lists[0], plain[0]))
+
+
+def test_lists_of_states_are_those_that_the_hyperparameters_need():
+    lists = adamw_lists()
+    more = [torch.zeros_like(param) for param in lists[0]]
+    with pytest.raises(ValueError, match="max_exp_avg_sqs: missing, but AdamW keeps them"):
+        functional.adamw_(*lists, amsgrad=True, **ADAMW)
+    with pytest.raises(ValueError, match="max_exp_avg_sqs: given, but AdamW keeps none"):
+        functional.adamw_(*lists, max_exp_avg_sqs=more, **ADAMW)
+    functional.adamw_(*lists, amsgrad=True, max_exp_avg_sqs=more, **ADAMW)
+    assert more[0].any()
+
+
+@pytest.mark.parametrize(
+    "changed, text",
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"beta1": 1.0}, "betas"),
+        ({"lr": math.nan}, "lr"),
+        ({"gradient_scale": -1.0}, "gradient_scale = -1"),
+        ({"gradient_scale": math.nan}, "gradient_scale = NaN"),
+        ({"threads": 0}, "threads = 0"),
+        ({"threads": -3}, "threads = -3"),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_refused_after_a_good_call_too(changed, text):
+    lists = adamw_lists()
+    for _ in range(2):
+        before = lists[0][0].clone()
+        with pytest.raises(ValueError, match=text):
+            functional.adamw_(*lists, **{**ADAMW, **changed})
+        assert torch.equal(lists[0][0], before)
+        functional.adamw_(*lists, **ADAMW)
+
+
+def test_nadams_products_may_be_of_float32_as_torchs_are():
+    params = made(0)
+    states = states_of("nadam", {}, params)
+    exact = {name: [t.clone() for t in one] for name, one in states.items()}
+    states["mu_products"] = [torch.ones(()) for _ in params]
+    counts, theirs = steps(len(params)), steps(len(params))
+    others = [param.clone() for param in params]
+    for step in range(3):
+        functional.nadam_(params, made(step), **states, state_steps=counts, **parts_of("nadam", {}))
+        functional.nadam_(others, made(step), **exact, state_steps=theirs, **parts_of("nadam", {}))
+    torch.testing.assert_close(params, others, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(states["mu_products"][0].double(), exact["mu_products"][0], rtol=1e-6, atol=0.0)
+    with pytest.raises(ValueError, match="step_count|mu_product"):
+        states["mu_products"][0].fill_(2.0)
+        functional.nadam_(params, made(0), **states, state_steps=counts, **parts_of("nadam", {}))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.bfloat16)], ids=str)
+def test_a_prepared_call_steps_to_the_same_bits(dtypes):
+    lists, plain = adamw_lists(dtypes), adamw_lists(dtypes)
+    call = functional.prepare(functional.adamw_, *lists, **ADAMW)
+    assert lists[4] == [0] * 6
+    for step, (lr, scale) in enumerate([(0.1, 1.0), (0.1, 0.5), (0.02, 1.0)]):
+        for own, other, new in zip(lists[1], plain[1], made(step, dtypes)):
+            own.copy_(new)
+            other.copy_(new)
+        call(lr=lr, gradient_scale=scale)
+        functional.adamw_(*plain, gradient_scale=scale, **{**ADAMW, "lr": lr})
+        if step == 1:
+            lists[4][0].fill_(9.0)
+            plain[4][0].fill_(9.0)
+    assert all(torch.equal(a, b) for one, two in zip(lists, plain) for a, b in zip(one, two))
+    before = lists[0][0].clone()
+    lists[4][5].fill_(0.5)
+    with pytest.raises(ValueError, match=r"state_steps\[5\]: not a count"):
+        call()
+    with pytest.raises(ValueError, match="lr"):
+        call(lr=-1.0)
+    assert torch.equal(lists[0][0], before)
+
+
+def test_a_prepared_call_keeps_memory_that_its_tensors_have_left():
+    lists = adamw_lists()
+    call = functional.prepare(functional.adamw_, *lists, **ADAMW)
+    old = lists[0][2].data
+    before = old.clone()
+    lists[0][2].data = torch.zeros(700)
+    del lists[1:]
+    call()
+    assert not torch.equal(old, before) and not lists[0][2].any()
+
+
+def test_a_preparation_refuses_what_is_no_step():
+    with pytest.raises(ValueError, match="not a step"):
+        functional.prepare(functional.norm_, [])
+    with pytest.raises(TypeError, match="gradient_scale"):
+        functional.prepare(functional.adamw_, *adamw_lists(), gradient_scale=1.0, **ADAMW)
+
+
+DTYPES = [(torch.float32,), (torch.bfloat16,), (torch.float16,), (torch.float32, torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_the_norm_is_that_of_float64_and_exact(dtypes):
+    tensors = made(3, dtypes, [(1000,), (7, 3), (), (0,), (50_001,)])
+    expected = torch.cat([tensor.double().flatten() for tensor in tensors]).norm().item()
+    norm = functional.norm_([tensors[0], None, *tensors[1:]])
+    assert norm == pytest.approx(expected, rel=1e-13)
+    parts = [part for tensor in reversed(tensors) for part in tensor.flatten().split(17)]
+    assert functional.norm_(parts, threads=3) == norm == functional.norm_(tensors, threads=1)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_a_clip_is_torchs(dtypes):
+    for max_norm in (0.5, 1e6):
+        tensors, theirs = made(3, dtypes), [torch.nn.Parameter(tensor) for tensor in made(3, dtypes)]
+        for param in theirs:
+            param.grad = param.detach().clone()
+        torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+        clipped = functional.clip_(tensors, max_norm)
+        assert (clipped.coefficient == 1.0) == (max_norm == 1e6) and clipped.norm == functional.norm_(made(3, dtypes))
+        for tensor, param in zip(tensors, theirs):
+            torch.testing.assert_close(
+                tensor, param.grad, rtol=1e-2 if len(dtypes) > 1 or dtypes[0].itemsize == 2 else 1e-5, atol=0.0
+            )
+        if max_norm == 0.5:
+            assert functional.norm_(tensors) == pytest.approx(max_norm, rel=1e-2)
+
+
+def test_a_clip_by_its_coefficient_steps_to_the_bits_of_one_in_place():
+    by_scale, in_place = adamw_lists(), adamw_lists()
+    before = [grad.clone() for grad in by_scale[1]]
+    clipped = functional.clip_(by_scale[1], 0.5, in_place=False)
+    assert all(map(torch.equal, by_scale[1], before)) and clipped == functional.clip_(in_place[1], 0.5)
+    functional.adamw_(*by_scale, gradient_scale=clipped.coefficient, **ADAMW)
+    functional.adamw_(*in_place, **ADAMW)
+    assert all(map(torch.equal, by_scale[0], in_place[0]))
+
+
+def test_gradients_that_are_not_finite_are_clipped_as_torch_does_or_raised():
+    for value, coefficient in ((math.inf, 0.0), (math.nan, math.nan)):
+        tensors = [torch.tensor([1.0, value])]
+        clipped = functional.clip_(tensors, 1.0, in_place=False)
+        assert str(clipped) == str(functional.Clipped(value, coefficient))
+        with pytest.raises(RuntimeError, match="norm of the gradients is"):
+            functional.clip_(tensors, 1.0, error_if_nonfinite=True)
+        with pytest.raises(ValueError, match="max_norm"):
+            functional.clip_(tensors, 0.0)
+
+
+@pytest.mark.parametrize(
+    "tensors, error, text",
+    [
+        (torch.ones(2), TypeError, "tensors: one tensor"),
+        ([torch.ones(2), 1.0], TypeError, r"tensors\[1\]: of type float"),
+        ([torch.ones(2, dtype=torch.float64)], NotImplementedError, r"tensors\[0\]: of torch.float64"),
+        ([torch.ones(4)[::2]], NotImplementedError, r"tensors\[0\]: strides"),
+        ([torch.ones(2, device="meta")], NotImplementedError, r"tensors\[0\]: "),
+    ],
+    ids=str,
+)
+def test_a_norm_refuses_what_it_cannot_read(tensors, error, text):
+    with pytest.raises(error, match=text):
+        functional.norm_(tensors)
+
+
+def test_every_optimizer_has_a_function_with_its_hyperparameters():
+    for key in OPTIMIZERS:
+        function = getattr(functional, f"{key}_")
+        own = inspect.signature(function).parameters
+        assert list(own)[:2] == ["params", "grads"] and {"state_steps", "copies", "gradient_scale", "threads"} <= own.keys()
+        assert f"{key}_" in functional.__all__
+    assert list(inspect.signature(functional.adamw_).parameters)[:6] == [
+        "params",
+        "grads",
+        "exp_avgs",
+        "exp_avg_sqs",
+        "state_steps",
+        "copies",
+    ]
