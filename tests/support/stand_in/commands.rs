@@ -42,7 +42,7 @@ pub(crate) enum Command {
     CallHost { function: unsafe extern "C" fn(*mut c_void), argument: usize },
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum Args {
     Begin(InstepBeginArgs),
     Decide(InstepDecideArgs),
@@ -50,7 +50,7 @@ pub(crate) enum Args {
     Add(InstepAddArgs),
     Cast(InstepCastArgs),
     Bucket(InstepStepArgs),
-    Step(InstepStepLaunch),
+    Step(Box<InstepStepLaunch>),
 }
 
 // SAFETY: the addresses are in the stand-in's memory, which every thread may use.
@@ -69,7 +69,7 @@ impl Command {
                 "instep_add" => Args::Add(args.cast::<InstepAddArgs>().read()),
                 "instep_cast" => Args::Cast(args.cast::<InstepCastArgs>().read()),
                 "instep_norm" | "instep_custom" => Args::Bucket(args.cast::<InstepStepArgs>().read()),
-                _ => Args::Step(args.cast::<InstepStepLaunch>().read()),
+                _ => Args::Step(Box::new(args.cast::<InstepStepLaunch>().read())),
             }
         };
         Command::Launch { kernel, shape, args: Box::new(args) }
@@ -116,7 +116,7 @@ fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
             Args::Add(args) => launch(&name, args, blocks, threads, 2),
             Args::Cast(args) => launch(&name, args, blocks, threads, 2),
             Args::Bucket(args) => launch(&name, args, blocks, threads, 2),
-            Args::Step(args) => launch(&name, args, blocks, threads, 2),
+            Args::Step(args) => launch(&name, &**args, blocks, threads, 2),
         }
     }
 }
@@ -173,7 +173,8 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
             Args::Bucket(_) => unreachable!("{kernel}"),
-            Args::Step(InstepStepLaunch { args, given }) => {
+            Args::Step(launch) => {
+                let InstepStepLaunch { args, given } = &**launch;
                 let coded = args.moments == INSTEP_MOMENTS_8BIT;
                 let own = COMMON.len() + 2 * args.optimizer as usize + usize::from(coded);
                 assert_eq!(KERNELS[own], kernel, "the optimizer's own kernel");
