@@ -90,8 +90,9 @@ def share_bytes():
 
 def share_of(tiles, tile_bytes, gpu, is_step=True):
     """Tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES have them."""
-    even = math.ceil(tiles / (BLOCKS * gpu.multiprocessors))
-    blocks = math.ceil(tiles / min(even, math.ceil(share_bytes() / tile_bytes)) if is_step else tiles / even)
+    resident = BLOCKS * gpu.multiprocessors
+    short = max(1, min(tiles // resident, math.ceil(share_bytes() / tile_bytes)))
+    blocks = math.ceil(tiles / (short if is_step else math.ceil(tiles / resident)))
     return math.ceil(tiles / blocks), blocks
 
 

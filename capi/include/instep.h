@@ -288,7 +288,7 @@ typedef struct {
   // A stepper's trainer runs on this stream (cudaStream_t or CUstream); null: the legacy default stream. Bucket steps and
   // norms take a stream in each call, and ignore this one.
   void *compute_stream;
-  // Thread blocks of a step at most; 0: as many as the GPU holds at a time.
+  // Thread blocks of a step at most; 0: about 224 KiB to move for each, and no fewer than the GPU holds.
   uint32_t max_blocks;
   // Zero; anything else is refused.
   uint32_t reserved;

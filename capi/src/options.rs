@@ -65,7 +65,7 @@ pub struct instep_cuda {
     /// A stepper's trainer runs on this stream (cudaStream_t or CUstream); null: the legacy default stream. Bucket steps and
     /// norms take a stream in each call, and ignore this one.
     pub compute_stream: *mut c_void,
-    /// Thread blocks of a step at most; 0: as many as the GPU holds at a time.
+    /// Thread blocks of a step at most; 0: about 224 KiB to move for each, and no fewer than the GPU holds.
     pub max_blocks: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

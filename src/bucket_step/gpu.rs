@@ -140,10 +140,10 @@ impl BucketStep<OnGpu> {
     /// Enqueues the step on a stream, which must come after the sum of the gradients.
     ///
     /// # Ordering
-    /// One launch on the stream per kind of optimizer, after the bucket's last step on any stream; two for LAMB, after one for
-    /// the scalars. One for the scalars comes first for all, and from then on, once a GPU decides an update
-    /// ([`Scaling::grad_scaler`], [`enqueue_norm`](Self::enqueue_norm)), or once more than 24 parameters differ in step
-    /// count, learning rate or action.
+    /// One launch on the stream per kind of optimizer, after the bucket's last step on any stream; two for LAMB. One for
+    /// the scalars comes first if the bucket has LAMB or more than 1,392 parameters, and from then on, once a GPU decides an
+    /// update ([`Scaling::grad_scaler`], [`enqueue_norm`](Self::enqueue_norm)), or once parameters have more than 24
+    /// combinations of step count, hyperparameters and action.
     ///
     /// Returns at once, but for a host whose scalars are eight steps ahead, or that changes the addresses of parameters or
     /// gradients that lie apart a third time before the GPU has copied the first ones.
@@ -204,7 +204,7 @@ impl BucketStep<OnGpu> {
     /// Enqueues the addition of the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// One launch on the stream, or two where a parameter was frozen or thawed since the last step, after the norm's last call
+    /// One launch on the stream, or two in the first call and where a parameter was frozen or thawed since the last step, after the norm's last call
     /// on any stream.
     ///
     /// # Errors

@@ -122,7 +122,7 @@ impl Cuda {
     /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer leave multiprocessors to the
     /// backward pass beside it; too few cost bandwidth. With many, each ends sooner, and a kernel of higher priority waits
     /// less for its place; `u32::MAX` gives each tile its own. `instep bench --device cuda:0 --max-blocks` measures it.
-    /// Unset: as many as the GPU holds at a time, each with as many tiles as the others or one less.
+    /// Unset: as many as give each about 224 KiB to move, and no fewer than the GPU holds at a time.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

@@ -26,6 +26,11 @@ const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 /// Blocks that the stand-in holds at a time.
 const RESIDENT: u32 = 8;
 
+/// Blocks of a step in a bucket so small that no share has as many tiles as it may.
+fn shared_shortly(tiles: u32) -> u32 {
+    tiles.div_ceil((tiles / RESIDENT).max(1))
+}
+
 /// Returns the fewest blocks with which none has more tiles than with `most`.
 fn shared_evenly(tiles: u32, most: u32) -> u32 {
     let fullest = tiles.div_ceil(most);
@@ -75,8 +80,7 @@ fn expected(
             Some(launch("instep_norm", blocks, INSTEP_GPU_THREADS))
         }
         Action::Step { bucket } => {
-            let blocks =
-                most.map_or_else(|| shared_evenly(tiles(bucket), RESIDENT), |most| most.min(tiles(bucket)));
+            let blocks = most.map_or_else(|| shared_shortly(tiles(bucket)), |most| most.min(tiles(bucket)));
             Some(launch("instep_step_adam", blocks, INSTEP_GPU_THREADS))
         }
         Action::Leave { .. } => Some(Call::CopyOnDevice { stream, bytes: 4 }),
