@@ -1,6 +1,6 @@
 """Times one AdamW step by instep beside PyTorch, and beside DeepSpeed, bitsandbytes and torchao where they are installed.
 
-It takes less than a minute on two cores; the first use of DeepSpeed or torchao compiles their kernels, which comes on top.
+It takes about a minute, longer on a busy machine. The first use of DeepSpeed or torchao also compiles their kernels.
 All candidates make their first steps from the same values, and are compared with AdamW in f64, before any is timed.
 Then every round runs each candidate once, and ratios divide times of the same round.
 """

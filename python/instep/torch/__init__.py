@@ -1,6 +1,7 @@
 """instep for PyTorch: an optimizer, and its fusion into DistributedDataParallel's buckets, FSDP's units and backward."""
 
 from .ddp import DDPOptimizer, register_ddp
+from .eight_bit import AdamW8bit
 from .fsdp import FSDPOptimizer, register_fsdp
 from .in_backward import InBackwardOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers
 from .named import (
@@ -11,7 +12,6 @@ from .named import (
     Adam,
     Adamax,
     AdamW,
-    AdamW8bit,
     AdEMAMix,
     Lion,
     NAdam,

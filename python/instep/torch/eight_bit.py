@@ -1,0 +1,68 @@
+"""AdamW with states of 8 bits, by the name and the signature that bitsandbytes gives it: one import to change in a program.
+
+What bitsandbytes does and a step here does not is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import torch
+
+from .named import Named, Number, Pair
+
+
+class AdamW8bit(Named, torch.optim.AdamW):
+    """AdamW with states of 8 bits and the signature of bitsandbytes' class of this name.
+
+    Parameters of fewer than ``min_8bit_size`` elements have states of float32.
+    """
+
+    key = "adamw"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: Number = 0.001,
+        betas: Pair = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: Number = 0.01,
+        amsgrad: bool = False,
+        optim_bits: int = 32,
+        args: None = None,
+        min_8bit_size: int = 4096,
+        percentile_clipping: int = 100,
+        block_wise: bool = True,
+        is_paged: bool = False,
+        *,
+        max_norm: Optional[float] = None,
+        master: Optional[str] = None,
+        seed: Optional[int] = None,
+        threads: Optional[int] = None,
+    ) -> None:
+        others = {
+            "optim_bits": (optim_bits, 32, "states have 8 bits; leave it out"),
+            "args": (args, None, "leave it out"),
+            "percentile_clipping": (percentile_clipping, 100, "use max_norm="),
+            "block_wise": (block_wise, True, "scales are of blocks; leave it out"),
+            "is_paged": (is_paged, False, "states lie where their parameter does; leave it out"),
+        }
+        for name, (value, default, cure) in others.items():
+            if value != default:
+                raise NotImplementedError(f"{name} = {value!r}: not supported; {cure}")
+        super().__init__(
+            params,
+            "adamw",
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            states="8bit",
+            min_8bit_size=min_8bit_size,
+            max_norm=max_norm,
+            master=master,
+            seed=seed,
+            threads=threads,
+        )
