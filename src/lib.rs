@@ -89,7 +89,7 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
-//! | step buckets after your own all-reduce, in the order in which its sums end | [`Sums::by_caller`], `bucket_ready_after` of a [`Stepper`] |
+//! | step buckets after your own all-reduce, in the order in which its sums end | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
 //! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
@@ -97,10 +97,10 @@
 //! | foresee memory, schedule and times of any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need the items at the crate's root, and [`bucket_step`], [`overlap`], [`checkpoint`] and [`optim`] as the
-//! table says. The other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and
-//! [`schedule`] (which operations run, in which order), [`hazard`] (the race checker), [`timeline`] (when each operation
-//! ran).
+//! Trainers need the items at the crate's root, [`cuda`] on a GPU, and [`bucket_step`], [`overlap`], [`checkpoint`],
+//! [`collective`], [`forecast`] and [`optim`] as the table says. The other modules are for tools that look inside:
+//! [`layout`] (where a parameter lies), [`op`] and [`schedule`] (which operations run, in which order), [`hazard`] (the race
+//! checker), [`timeline`] (when each operation ran).
 //!
 //! # Environment
 //!

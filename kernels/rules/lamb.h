@@ -19,7 +19,7 @@ namespace {
 struct LambScalars {
     double lr;
     float weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay;
-    uint32_t from_sample1, from_sample2, maximize;
+    uint32_t from_sample1, from_sample2, maximize, reserved; /* no padding: records are compared by their bytes */
 };
 
 template <int STATES_>

@@ -5,6 +5,7 @@
 //! settings may then be of different steps.
 #![allow(unsafe_code)]
 
+use std::mem;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +34,15 @@ struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
-    /// Kept when the GPU has taken the counts over, since the copy reads it.
-    host: Option<HostRecords>,
-    counts_on_host: bool,
+    counted_on: CountedOn,
     grad_bytes: u64,
+}
+
+/// Where updates are counted.
+enum CountedOn {
+    Host(HostRecords),
+    /// With what they were copied from: the copy may still read it.
+    Gpu(#[expect(dead_code, reason = "kept until nothing runs")] Option<HostRecords>),
 }
 
 /// What completes a launch: addresses, and the decisions of another block or of the host.
@@ -76,13 +82,13 @@ impl BucketEngine {
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
             let host = HostRecords::new(driver, plan, (constants, assignment), settings, launches)?;
+            let counted_on = host.map_or(CountedOn::Gpu(None), CountedOn::Host);
             let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
             Ok(Bucket {
                 steps: steps.into_iter().map(unbound).collect(),
                 norms: norms.into_iter().map(unbound).collect(),
                 engine: Engine { driver: Arc::clone(driver), kernels, settings: ring, memory },
-                counts_on_host: host.is_some(),
-                host,
+                counted_on,
                 // Its plan has one bucket.
                 grad_bytes: plan.buckets()[0].storage.precision.grad.bytes(),
             })
@@ -94,7 +100,7 @@ impl BucketEngine {
     pub(crate) fn set(&mut self, settings: &Settings) {
         let bucket = self.0.inner_mut();
         bucket.engine.settings.set(settings);
-        if let Some(host) = &mut bucket.host {
+        if let CountedOn::Host(host) = &mut bucket.counted_on {
             host.set(settings);
         }
     }
@@ -113,8 +119,10 @@ impl BucketEngine {
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            let host = bucket.host.as_mut().filter(|_| bucket.counts_on_host && control.is_none());
-            let given = host.and_then(|host| host.begin(constants, &scale));
+            let given = match &mut bucket.counted_on {
+                CountedOn::Host(host) if control.is_none() => host.begin(constants, &scale),
+                _ => None,
+            };
             if given.is_none() {
                 bucket.begin(constants, scale, stream)?;
             }
@@ -137,7 +145,7 @@ impl BucketEngine {
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            if is_stale || bucket.counts_on_host {
+            if is_stale || matches!(bucket.counted_on, CountedOn::Host(_)) {
                 bucket.begin(constants, |_| {}, stream)?;
             }
             let completion = Completion { bases, control: Some(control), given: None };
@@ -147,8 +155,9 @@ impl BucketEngine {
     }
 
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
+    /// Where the host counts, it waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
-        if let Some(host) = self.0.inner().host() {
+        if let CountedOn::Host(host) = &self.0.inner().counted_on {
             return self.0.refuse_failed().map(|()| host.read_progress(record));
         }
         self.0.read(|bucket, own| {
@@ -162,8 +171,7 @@ impl BucketEngine {
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.0.refuse_failed()?;
-        let bucket = self.0.inner_mut();
-        if let Some(host) = bucket.host.as_mut().filter(|_| bucket.counts_on_host) {
+        if let CountedOn::Host(host) = &mut self.0.inner_mut().counted_on {
             host.write_progress(record, progress);
             return Ok(());
         }
@@ -186,11 +194,6 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// The counts on the host, unless the GPU has taken them over.
-    fn host(&self) -> Option<&HostRecords> {
-        self.host.as_ref().filter(|_| self.counts_on_host)
-    }
-
     /// Begins an update on the GPU, once it has read the settings of the eighth update before.
     fn begin(
         &mut self,
@@ -198,11 +201,12 @@ impl Bucket {
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
-        if let Some(host) = self.host() {
+        if let CountedOn::Host(host) = mem::replace(&mut self.counted_on, CountedOn::Gpu(None)) {
             let Engine { driver, memory, .. } = &self.engine;
-            // SAFETY: the engine's memory has the same counts; what may still run is waited for before a drop.
-            self.engine.settings.begun = unsafe { host.send(&**driver, &memory.regions, stream)? };
-            self.counts_on_host = false;
+            // SAFETY: the engine's memory has the same counts; it is kept, and a drop waits for what may still run.
+            let begun = unsafe { host.send(&**driver, &memory.regions, stream) };
+            self.counted_on = CountedOn::Gpu(Some(host));
+            self.engine.settings.begun = begun?;
         }
         if let Some(event) = self.engine.settings.reader() {
             while !event.is_passed()? {
@@ -245,7 +249,7 @@ impl Unbound {
     ) -> Result<()> {
         let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
         if is_apart && self.tables.is_none() && !self.tiles.is_empty() {
-            self.tables = Some(TileTables::new(driver, own, std::mem::take(&mut self.tiles))?);
+            self.tables = Some(TileTables::new(driver, own, mem::take(&mut self.tiles))?);
         }
         let table = match self.tables.as_mut().filter(|_| is_apart) {
             Some(tables) => Some(tables.with(bases, grad_bytes, stream)?),

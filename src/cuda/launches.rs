@@ -21,8 +21,8 @@ use crate::handle::StreamHandle;
 use crate::launch::{Assignment, Kind, Launch, Regions, StepConstants, rebind};
 use crate::layout::Plan;
 
-/// What a block's share of a step moves: four tiles of AdamW in f32, eight throughout in bf16; less in a bucket of several
-/// kinds of optimizer. Predicted, not measured on a GPU yet; kernels/PERFORMANCE.md.
+/// What a block's share of a step moves: four tiles of AdamW in f32, eight throughout in bf16. Predicted, not measured on a
+/// GPU yet; kernels/PERFORMANCE.md.
 const SHARE_BYTES: u64 = 224 << 10;
 
 /// One launch of a bucket, and the user's own code that runs after it.

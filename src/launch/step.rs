@@ -26,7 +26,8 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// Bytes moved over the memory bus, control memory excluded.
+    /// Bytes moved over the memory bus, control memory excluded. Of a bucket with several kinds of optimizer, the launch's
+    /// share by elements.
     pub(crate) moved_bytes: u64,
 }
 
@@ -150,6 +151,11 @@ impl Launch {
             [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
         let tiles = tiles(plan, described, &launch.segments, records, kind == Kind::Step);
         args.tile_count = tiles.len() as u64;
+        // The spans are those of the bucket, of which a launch per kind of optimizer takes its own segments.
+        let len_of = |segment: u32| u128::from(plan.segments()[segment as usize].len);
+        let (own, all): (u128, u128) =
+            (launch.segments.iter().copied().map(len_of).sum(), described.segments.clone().map(len_of).sum());
+        let moved_bytes = (u128::from(moved_bytes) * own / all.max(1)) as u64;
         (Launch { args, tiles, moved_bytes }, spans)
     }
 

@@ -8,6 +8,7 @@ use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::Storage;
 use instep::{BucketStep, DType, Element, Layout, Master, Moments, ParamId};
 
+use crate::support::lent::{Ground, Tensor};
 use crate::support::stored::Stored;
 
 /// Elements before and after each run that must stay as they are.
@@ -41,6 +42,15 @@ impl Runs {
 
     pub(super) fn run_mut(&mut self, index: usize) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.bytes[index])[self.starts[index]..][..self.lens[index]]
+    }
+
+    fn on(&self, ground: &Ground) -> Vec<Tensor> {
+        let tensor = |index: usize| {
+            let tensor = Tensor::new(ground, self.lens[index], self.starts[index] % 16);
+            tensor.write(self.run(index));
+            tensor
+        };
+        (0..self.bytes.len()).map(tensor).collect()
     }
 
     fn addresses(&mut self) -> Vec<*mut c_void> {
@@ -141,12 +151,7 @@ impl Own {
             let (run, range) = place(from, from.runs(kind), from_index);
             let bytes = from.runs(kind).run(run)[range].to_vec();
             let (run, range) = place(self, self.runs(kind), index);
-            let to = match kind {
-                0 => &mut self.params,
-                1 => &mut self.grads,
-                kind => &mut self.others[kind - 2].1,
-            };
-            to.run_mut(run)[range].copy_from_slice(&bytes);
+            self.runs_mut(kind).run_mut(run)[range].copy_from_slice(&bytes);
         }
     }
 
@@ -155,6 +160,14 @@ impl Own {
             0 => &self.params,
             1 => &self.grads,
             kind => &self.others[kind - 2].1,
+        }
+    }
+
+    fn runs_mut(&mut self, kind: usize) -> &mut Runs {
+        match kind {
+            0 => &mut self.params,
+            1 => &mut self.grads,
+            kind => &mut self.others[kind - 2].1,
         }
     }
 
@@ -248,15 +261,50 @@ impl Own {
     /// Calls `step` with these tensors.
     #[track_caller]
     pub(super) fn lend<T>(&mut self, step: impl FnOnce(&StepTensors<'_>) -> T) -> T {
-        let (params, grads) = (self.params.addresses(), self.grads.addresses());
-        let others: Vec<(Kind, Vec<*mut c_void>)> =
-            self.others.iter_mut().map(|(kind, runs)| (*kind, runs.addresses())).collect();
-        // SAFETY: this memory, which `self` holds alone; the types are those of the precision.
+        let addresses: Vec<_> =
+            (0..self.others.len() + 2).map(|kind| self.runs_mut(kind).addresses()).collect();
+        let outcome = self.with(&addresses, step);
+        (0..addresses.len()).for_each(|kind| self.runs(kind).assert_guarded());
+        outcome
+    }
+
+    /// Calls `step` with copies of these tensors on a GPU, and copies back what they are after it.
+    #[track_caller]
+    pub(super) fn lend_on_gpu<T>(&mut self, ground: &Ground, step: impl FnOnce(&StepTensors<'_>) -> T) -> T {
+        let held: Vec<Vec<Tensor>> =
+            (0..self.others.len() + 2).map(|kind| self.runs(kind).on(ground)).collect();
+        let addresses = |of: &Vec<Tensor>| of.iter().map(|tensor| tensor.address().cast()).collect();
+        let outcome = self.with(&held.iter().map(addresses).collect::<Vec<_>>(), step);
+        for (kind, tensors) in held.iter().enumerate() {
+            for (index, tensor) in tensors.iter().enumerate() {
+                tensor.assert_bands_stand();
+                self.runs_mut(kind).run_mut(index).copy_from_slice(&tensor.read());
+            }
+        }
+        outcome
+    }
+
+    /// Asserts that all bytes are another bucket's.
+    #[track_caller]
+    pub(super) fn assert_equal(&self, other: &Own, what: &dyn std::fmt::Debug) {
+        for kind in 0..self.others.len() + 2 {
+            let (found, expected) = (self.runs(kind), other.runs(kind));
+            for index in 0..found.bytes.len() {
+                assert!(found.run(index) == expected.run(index), "tensor {kind}, run {index}: {what:?}");
+            }
+        }
+    }
+
+    fn with<T>(&self, addresses: &[Vec<*mut c_void>], step: impl FnOnce(&StepTensors<'_>) -> T) -> T {
+        let (params, grads, others) = (&addresses[0], &addresses[1], &addresses[2..]);
+        let others: Vec<(Kind, &Vec<*mut c_void>)> =
+            self.others.iter().zip(others).map(|((kind, _), of)| (*kind, of)).collect();
+        // SAFETY: memory of the caller's, which `self` describes; the types are those of the precision.
         let tensor = |addresses: &'_ Vec<*mut c_void>| unsafe {
             let addresses = std::slice::from_raw_parts(addresses.as_ptr(), addresses.len());
             if self.is_whole { Lent::at(addresses[0]) } else { Lent::at_each(addresses) }
         };
-        let mut tensors = StepTensors::new(tensor(&params), tensor(&grads));
+        let mut tensors = StepTensors::new(tensor(params), tensor(grads));
         let mut states: Vec<_> = others.iter().filter(|(kind, _)| *kind == Kind::State).collect();
         let mut scales: Vec<_> = others.iter().filter(|(kind, _)| *kind == Kind::Scales).collect();
         for (kind, addresses) in &others {
@@ -267,7 +315,7 @@ impl Own {
                 Kind::State | Kind::Scales => tensors,
             };
         }
-        let next = |from: &mut Vec<&(Kind, Vec<*mut c_void>)>| tensor(&from.remove(0).1);
+        let next = |from: &mut Vec<&(Kind, &Vec<*mut c_void>)>| tensor(from.remove(0).1);
         tensors = match states.len() {
             0 => tensors,
             1 => tensors.states([next(&mut states)]),
@@ -280,11 +328,7 @@ impl Own {
             2 => tensors.scales([next(&mut scales), next(&mut scales)]),
             _ => tensors.scales([next(&mut scales), next(&mut scales), next(&mut scales)]),
         };
-        let outcome = step(&tensors);
-        self.params.assert_guarded();
-        self.grads.assert_guarded();
-        self.others.iter().for_each(|(_, runs)| runs.assert_guarded());
-        outcome
+        step(&tensors)
     }
 }
 

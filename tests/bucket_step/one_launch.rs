@@ -8,13 +8,16 @@ use std::ffi::c_void;
 use instep::abi::{INSTEP_GIVEN_INDICES, INSTEP_GIVEN_RECORDS};
 use instep::bucket_step::{Lent, OnGpu, StepTensors};
 use instep::cuda::Cuda;
-use instep::{BucketStep, GradNorm, ParamId, Scaling, Sgd, StreamHandle};
+use instep::layout::{ForeignBucket, Storage};
+use instep::{AdamW, BucketStep, DType, GradNorm, Gradients, Layout, ParamId, Scaling, Sgd, StreamHandle};
 
 use super::gpu::Device;
+use super::memory::Own;
 use crate::support::device::cuda;
-use crate::support::lent::Random;
+use crate::support::lent::{Ground, Random, stream};
 use crate::support::stand_in::StandIn;
 use crate::support::stand_in::calls::Call;
+use crate::support::stored::{accepted, dyadic};
 use crate::support::{Optim, few_optimizers, layout, paint};
 
 const STREAM: StreamHandle = StreamHandle(0);
@@ -169,6 +172,59 @@ fn as_many_parameters_as_an_argument_holds_are_one_launch_and_one_more_is_begun_
         let mut both = Both::new(&Cuda::on(stand_in.clone()), &vec![1; params], sgd, false);
         assert_eq!(both.launches(&stand_in, None), expected, "{params} parameters");
         both.assert_equal(params);
+    }
+}
+
+/// A Begin on the host, in every format, with a copy and an average in turn, gradients kept, zeroed and averaged, a
+/// gradient that is missing, and two kinds of optimizer in one bucket.
+#[test]
+fn every_format_has_the_cpus_bits_in_buckets_of_two_kinds_of_optimizer() {
+    let (cuda, lens) = (cuda(), [300, 17, 2100, 40]);
+    let builder = lens.iter().enumerate().fold(Layout::builder(), |builder, (k, len)| {
+        let builder = builder.param(format!("p{k}"), *len);
+        if k % 2 == 0 { builder } else { builder.in_group("others") }
+    });
+    let layout = builder.build().unwrap();
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let gradients = [Gradients::Keep, Gradients::Zero, Gradients::Average];
+    let ground = Ground::of(&cuda);
+    for (at, precision) in accepted().enumerate() {
+        let storage = Storage { precision, copy: (at % 2 == 0).then_some(DType::BF16), ema: at % 3 == 0 };
+        let what = (precision, gradients[at % 3]);
+        let mut here = Own::new(&layout, &ids, (&storage, 2), true, at % 3);
+        let listed = ids.iter().zip(&here.offsets);
+        let bucket = listed.fold(ForeignBucket::new(here.len), |bucket, (id, at)| bucket.gradient(*id, *at));
+        let builder = BucketStep::builder(&layout, AdamW { lr: 0.01, ..AdamW::default() })
+            .group("others", Sgd { lr: 0.05, momentum: 0.9, ..Sgd::default() })
+            .bucket(bucket)
+            .precision(precision)
+            .gradients(gradients[at % 3]);
+        let builder = storage.copy.map_or(builder.clone(), |dtype| builder.copy_params(dtype));
+        let builder = if storage.ema { builder.ema(EMA_DECAY) } else { builder };
+        let (mut on_cpu, mut on_gpu) = (builder.clone().host().unwrap(), builder.cuda(&cuda).unwrap());
+        let dyadic = |step, param| (0..lens[param]).map(|k| dyadic(step, 0, param, k)).collect::<Vec<_>>();
+        (0..ids.len()).for_each(|param| here.write(param, &dyadic(7, param), false));
+        let mut there = here.clone();
+        for step in 0..3 {
+            for own in [&mut here, &mut there] {
+                (0..ids.len()).for_each(|param| own.write(param, &dyadic(step, param), true));
+            }
+            for id in &ids {
+                let is_frozen = step == 1 && *id == ids[2];
+                on_cpu.set_frozen(*id, is_frozen).unwrap();
+                on_gpu.set_frozen(*id, is_frozen).unwrap();
+            }
+            let scaling = Scaling::mean(3).loss_scale(4.0);
+            here.lend(|tensors| on_cpu.step(tensors, scaling)).unwrap();
+            // SAFETY: copies of the test's own, which nothing else touches.
+            there
+                .lend_on_gpu(&ground, |tensors| unsafe { on_gpu.enqueue(tensors, scaling, stream()) })
+                .unwrap();
+            there.assert_equal(&here, &(what, step));
+        }
+        for id in &ids {
+            assert_eq!(on_gpu.step_count(*id).unwrap(), on_cpu.step_count(*id).unwrap(), "{what:?}");
+        }
     }
 }
 

@@ -49,7 +49,8 @@ impl Ground {
     }
 }
 
-fn stream() -> StreamHandle {
+/// The stream that fills tensors on a GPU, and reads them.
+pub(crate) fn stream() -> StreamHandle {
     if hardware::is_required() { StreamHandle::default() } else { COMPUTE }
 }
 

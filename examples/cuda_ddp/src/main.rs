@@ -46,8 +46,8 @@ fn main() -> ranks::Outcome {
     for step in 0..STEPS {
         let mut pass = stepper.begin()?;
         for (bucket, id) in layout.ids().enumerate() {
-            pass.ptr(id)?; // from here on `backward` comes after the bucket's last step
-            pass.ptr(id.grad())?;
+            pass.ptr(id)?; // you read the parameter; in Normed mode `backward` waits here for the bucket's last step
+            pass.ptr(id.grad())?; // you write the gradient
             backward.memcpy_htod(&ranks::gradient(rank, step, bucket), &mut grads[bucket])?; // your kernels
             reduce.wait(&backward.record_event(None)?)?;
             nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
@@ -55,7 +55,7 @@ fn main() -> ranks::Outcome {
             // SAFETY: recorded after the sum, which comes after backward's last use of the bucket.
             unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // wait, launch, record
         }
-        pass.finish()?; // from here on `backward` comes after all steps
+        pass.finish()?; // in Eager mode, as here, `backward` waits for all steps
     }
     stepper.close()?;
     let trained: Vec<Vec<f32>> = params.iter().map(|of| backward.clone_dtoh(of)).collect::<Result<_, _>>()?;
