@@ -33,7 +33,9 @@ struct Extent {
     /// The parameter's place in the bucket's list.
     place: usize,
     start: u64,
+    /// Of parameters and gradients, and of what lies like the states.
     len: u64,
+    state_len: u64,
 }
 
 /// See the module.
@@ -62,6 +64,7 @@ impl Shape {
             place: *place,
             start: segment.start,
             len: segment.len,
+            state_len: segment.state_len(),
         };
         Shape {
             len: plan.arena_len(),
@@ -175,7 +178,9 @@ impl Shape {
                     if kind.memory == Memory::Grads && run.is_none() {
                         lacks_some = true;
                     } else {
-                        self.check_run(kind, (&run, Some(at.place)), at.len)?;
+                        let is_dense = matches!(kind.memory, Memory::Params | Memory::Grads);
+                        let len = if is_dense { at.len } else { at.state_len };
+                        self.check_run(kind, (&run, Some(at.place)), len)?;
                     }
                 }
                 Ok(lacks_some)

@@ -1,6 +1,7 @@
 //! Cuts the segments of a bucket into tiles, the unit of work of a kernel launch.
 //!
-//! Depends on the plan alone. No tile leaves its segment, so padding belongs to none.
+//! Depends on the plan alone. No tile leaves its segment, or its row where blocks of states end there, so padding belongs to
+//! none.
 
 use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS, InstepTile};
 use crate::layout::{Bucket, Gradients, Plan};
@@ -28,18 +29,18 @@ pub(super) fn tiles(
             param: (segment.start + at - bucket.params.start) * bucket.storage.precision.param.bytes(),
             // Of a segment without a part here, both would lie outside.
             grad_offset: (segment.grad_start + at).saturating_sub(bucket.summed().start),
-            state_offset: (segment.start + at).saturating_sub(bucket.shard.start),
+            state_offset: (segment.start + segment.state_at(at)).saturating_sub(bucket.shard.start),
             element: segment.element + at,
             count: count as u32,
             record: record(*index),
             first: (at == kept.start).into(),
             first_record: first_record(*index),
-            run: run_of(kept.end - at, longest),
+            run: run_of(segment.run_end(at, kept.end) - at, longest),
             reserved: [0; 3],
         };
         let mut at = kept.start;
         while at < kept.end {
-            let count = (kept.end - at).min(INSTEP_TILE_ELEMENTS.into());
+            let count = (segment.run_end(at, kept.end) - at).min(INSTEP_TILE_ELEMENTS.into());
             tiles.push(tile(at, count));
             at += count;
         }

@@ -135,6 +135,7 @@ impl Plan {
                         grad_start: 0,
                         len: parameter.len,
                         element: elements[index],
+                        row: 0,
                         action: parameter.action,
                         group: parameter.group,
                         tail: None,

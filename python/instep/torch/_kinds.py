@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._formats import WORDS, Formats
+from ._formats import QUANTUM, WORDS, Formats
 from ._groups import Hyper, hyper_of, kept_states, refuse_settings
-from ._sharded import Holders, is_distributed, shard_of
-
-QUANTUM = 256
-"""States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+from ._sharded import Holders, formats_of, is_distributed, shard_of
 
 MOST_ACCEPTED = 1024
 
@@ -41,7 +38,7 @@ class Kind(NamedTuple):
 
 def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
     """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
-    shard, formats = shard_of(param), formats.of_size(param.numel())
+    shard, formats = shard_of(param), formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
@@ -92,7 +89,7 @@ def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], h
     for dtype in WORDS.keys() & set(dtypes):
         _, word = states_of(key, formats, dtype, hyper)
         words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
-        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
+        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0, 1, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
 
 
 def is_dense(tensor: Tensor) -> bool:
