@@ -68,7 +68,7 @@ def whole(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     if value.dtype == torch.uint16:
-        local, spread = value.to_local().view(torch.int16), (value.device_mesh, value.placements)
+        local, spread = value.to_local().view(torch.int16).int(), (value.device_mesh, value.placements)
         value = DTensor.from_local(local, *spread, run_check=False, shape=value.shape, stride=value.stride())
     return value.full_tensor()
 

@@ -40,20 +40,17 @@ class Arena:
         self,
         key: str,
         kind: Kind,
-        members: Sequence[tuple[Tensor, dict[str, Any], Hyper]],
+        members: Sequence[tuple[Tensor, dict[str, Any], Hyper, int]],
         after: str,
         threads: int,
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
-        self.params = [param for param, _, _ in members]
-        self.groups = [group for _, group, _ in members]
-        self.hypers = {id(group): hyper for _, group, hyper in members}
+        self.params, self.groups, _, self.firsts = map(list, zip(*members))
+        self.hypers = {id(group): hyper for _, group, hyper, _ in members}
         shards = [shard_of(param) for param in self.params]
         self.lengths = [shard.numel() or 1 for shard in shards]
         self.rows = [rows_of(param) or Rows(length, 0) for param, length in zip(self.params, self.lengths)]
-        # Elements are counted over all of them, so that rounding does not depend on how they are cut.
-        self.firsts = list(itertools.accumulate((param.numel() for param in self.params), initial=0))
         *self.offsets, self.len = itertools.accumulate(map(self._room, range(len(members))), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))

@@ -98,11 +98,14 @@ class Engine:
         self.known: set[int] = set()
         self.lock = threading.RLock()
 
-    def build(self, members: Iterable[tuple[Tensor, dict[str, Any], Hyper, Kind]]) -> list[Arena]:
-        """Makes an arena for each kind of parameters. It counts once it is registered."""
-        kinds: dict[Kind, list[tuple[Tensor, dict[str, Any], Hyper]]] = {}
-        for param, group, hyper, kind in members:
-            kinds.setdefault(kind, []).append((param, group, hyper))
+    def build(self, members: Iterable[tuple[Tensor, dict[str, Any], Hyper, Kind, int]]) -> list[Arena]:
+        """Makes an arena for each kind of parameters, which come with the numbers of their first elements.
+
+        It counts once it is registered.
+        """
+        kinds: dict[Kind, list[tuple[Tensor, dict[str, Any], Hyper, int]]] = {}
+        for param, group, hyper, kind, first in members:
+            kinds.setdefault(kind, []).append((param, group, hyper, first))
         threads = self.threads_now()
         return [Arena(self.key, kind, some, self.after, threads) for kind, some in kinds.items()]
 

@@ -89,7 +89,9 @@ def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], h
     for dtype in WORDS.keys() & set(dtypes):
         _, word = states_of(key, formats, dtype, hyper)
         words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
-        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0, 1, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
+        _native.Step(
+            [(key, hyper)], [(1, 0, 0, 0, 0, 1, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None
+        )
 
 
 def is_dense(tensor: Tensor) -> bool:

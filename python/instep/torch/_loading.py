@@ -129,8 +129,8 @@ def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):
         raise ValueError(
-            f"state {name!r} of {tuple(value.shape)}: here its blocks are {expected}, since they lie within rows of a DTensor "
-            "alone; load it where the parameter is cut as it was saved"
+            f"state {name!r} of {tuple(value.shape)}: here its blocks are {expected}, since a DTensor's lie within "
+            "rows; load it where the parameter is cut as it was saved"
         )
 
 

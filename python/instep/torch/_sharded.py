@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import OPTIMIZERS
@@ -32,6 +33,11 @@ def shard_of(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]  # of DTensor
         return shard
+
+
+def elements_of(param: Tensor) -> int:
+    """Elements of a parameter, of all ranks; none while its shape is not known."""
+    return 0 if is_lazy(param) else param.numel()
 
 
 class Rows(NamedTuple):
@@ -138,8 +144,8 @@ def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holde
     has_rows = is_distributed(param) and rows_of(param) is not None and shard.is_contiguous()
     if formats_of(formats, param).states == "8bit" and not has_rows:
         raise NotImplementedError(
-            "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one row; cut the parameter "
-            "along its first dimension, or use 'float32' or 'bfloat16'"
+            "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one; cut the "
+            "parameter along its first dimension, or use 'float32' or 'bfloat16'"
         )
     if OPTIMIZERS[key].scales_by_norms:
         raise NotImplementedError(
