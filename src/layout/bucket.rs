@@ -174,7 +174,7 @@ impl Bucket {
     }
 
     /// Returns the part of a segment that this rank keeps, as elements of the segment.
-    pub(crate) fn kept(&self, segment: &Segment) -> Range<u64> {
+    pub(crate) fn shard_of_segment(&self, segment: &Segment) -> Range<u64> {
         self.part(segment, &self.shard)
     }
 

@@ -210,9 +210,9 @@ impl Plan {
 
     /// Returns which elements of a parameter, by its index in registration order, this rank steps and keeps states of: all
     /// of them, unless the plan is [sharded](Self::sharded).
-    pub fn kept(&self, param: usize) -> Range<u64> {
+    pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
-        self.bucket_of(segment).kept(segment)
+        self.bucket_of(segment).shard_of_segment(segment)
     }
 
     /// Returns whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.

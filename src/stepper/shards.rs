@@ -35,7 +35,7 @@ impl StepperBuilder<'_> {
     ///     let mut moments = vec![0.0; 4096];
     ///     stepper.gather(w.state("exp_avg"), &mut moments)?; // on all ranks
     ///     let states = stepper.memory().into_iter().find(|(memory, _)| *memory == Memory::State(0));
-    ///     Ok((stepper.view::<f32>(w)?.to_vec(), moments, stepper.plan().kept(0), states))
+    ///     Ok((stepper.view::<f32>(w)?.to_vec(), moments, stepper.plan().shard_of(0), states))
     /// })?;
     /// let (_, _, shard, states) = &ranks[1];
     /// assert_eq!((shard.clone(), states.unwrap().1), (1024..2048, 4 * 1024));
@@ -65,7 +65,7 @@ impl StepperBuilder<'_> {
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().get_mut(w)?.fill(1.0);
     ///     pass.finish()?;
-    ///     Ok((stepper.plan().kept(0), stepper.view::<f32>(w)?.to_vec()))
+    ///     Ok((stepper.plan().shard_of(0), stepper.view::<f32>(w)?.to_vec()))
     /// })?;
     /// assert_eq!((&ranks[1].0, &ranks[3].0), (&(2048..4096), &(2048..4096)));
     /// assert!(ranks.iter().all(|rank| rank.1 == ranks[0].1));
@@ -287,7 +287,7 @@ impl<D: Device> Stepper<D> {
         if !is_cut || !(memory.is_kept_in_shards() || is_summed) {
             return Ok(());
         }
-        let Range { start: first, end } = self.plan.bucket_of(segment).kept(segment);
+        let Range { start: first, end } = self.plan.bucket_of(segment).shard_of_segment(segment);
         let name = &self.layout.parameters()[segment.param as usize].name;
         let of = match memory {
             Memory::Grads => "gradient of ",

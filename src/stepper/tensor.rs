@@ -94,7 +94,7 @@ impl<'s> Elements<'s> {
     ) -> Elements<'s> {
         let is_unsharded = memory.is_sent() && schedule.is_whole(segment.bucket);
         let is_full = is_unsharded || !(memory.is_sent() || memory.is_kept_in_shards());
-        let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).kept(segment) };
+        let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).shard_of_segment(segment) };
         Elements { memory, segment, range }
     }
 

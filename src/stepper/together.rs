@@ -54,7 +54,7 @@ impl<D: Device> Stepper<D> {
             && self.precision_of(id)?.master == Master::None;
         let is_cut = self.is_shared_out(segment) && !(is_everywhere && rank_0s);
         let part = match (is_cut, self.rank()) {
-            (true, _) => self.plan.bucket_of(segment).kept(segment),
+            (true, _) => self.plan.bucket_of(segment).shard_of_segment(segment),
             (false, 0) => 0..segment.len,
             (false, _) => 0..0,
         };
