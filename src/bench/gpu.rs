@@ -163,7 +163,7 @@ impl GpuLauncher {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
         self.settle()?;
-        // SAFETY: as many bytes as the span is long; nothing runs.
+        // SAFETY: the span is as long as the bytes, and `settle` has waited for all work.
         self.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
@@ -178,7 +178,7 @@ impl GpuLauncher {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
         self.settle()?;
-        // SAFETY: as in `write`.
+        // SAFETY: the span is as long as the bytes, and `settle` has waited for all work.
         self.device.read(span, into, unsafe { Claimed::promise() })
     }
 

@@ -105,7 +105,7 @@ impl Launcher {
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
-        // SAFETY: as in `elements`.
+        // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 

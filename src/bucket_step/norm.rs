@@ -149,7 +149,7 @@ impl GradNorm {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
         self.marks.refuse_empty()?;
-        // SAFETY: as in `begin`.
+        // SAFETY: one control block of our own, on which nothing runs while it is borrowed mutably.
         let control = unsafe {
             self.block.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
             self.block.memories.read_control()

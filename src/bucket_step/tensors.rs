@@ -135,7 +135,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
@@ -151,7 +151,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
             slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
         }
@@ -182,7 +182,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
             slice.map_or(Run::NONE, Run::of)
         }

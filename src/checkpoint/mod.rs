@@ -172,7 +172,8 @@ pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`write()`]; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it; `Config` for a name in `extras`
+/// that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }

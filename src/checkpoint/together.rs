@@ -87,7 +87,8 @@ pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) ->
 /// Ordering as for [`save_together`].
 ///
 /// # Errors
-/// Errors as for [`save_together`]; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`](super::save), on all ranks if one of them fails; `PeerLost`, `Mismatch` or `Deadline` if a
+/// rank does not take part; `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn save_together_with<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,

@@ -90,7 +90,7 @@ pub trait Collective: Send + Sync {
     /// communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
     ///
     /// # Errors
-    /// `Unsupported` unless an implementation says otherwise; else as for [`duplicate`](Self::duplicate).
+    /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let thing = format_args!("collective of {} ranks", ranks.len());
         let remedy = "leave shard_size out, or use a collective that can";

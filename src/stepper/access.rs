@@ -70,9 +70,9 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read`](Self::read).
     ///
     /// # Errors
-    /// `Layout`, `Unsupported` and `Poisoned` as for [`read`](Self::read), `Unsupported` also for a copy; `Order` for a
-    /// gradient between passes, anything else inside one, or a gradient that is frozen or was handed over in this
-    /// micro-batch.
+    /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` for a copy, or if the
+    /// stepper keeps no such tensor; `Order` for a gradient between passes, anything else inside one, or a gradient
+    /// that is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, from.len())?;

@@ -163,7 +163,7 @@ impl<D: Device> Stepper<D> {
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
     /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
     /// for gradients in [&mut second, &mut first] {
-    ///     // SAFETY: as above; the weights stay where they are.
+    ///     // SAFETY: the arrays outlive the stepper, which alone touches them; the weights stay where they are.
     ///     unsafe { stepper.rebind(Borrowed::new().bucket(bucket(), gradients.as_mut_ptr()))? };
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().write(weight, &[1.0, 2.0, 3.0])?;

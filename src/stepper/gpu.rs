@@ -77,8 +77,10 @@ impl StepperBuilder<'_> {
     /// [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in
-    /// this GPU's memory.
+    /// Errors as for [`host`](Self::host), but for instruction sets; `Config` for options of the host device;
+    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device; `Layout` if a
+    /// tensor lies nowhere, twice, misaligned for its type, over another one, or not in this GPU's memory;
+    /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
     ///
     /// # Safety
     /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is

@@ -72,7 +72,10 @@ fn the_page_on_sharding_says_shard_full_and_local() {
     assert!(words.len() > 1000 && words.contains(&"shard"), "the scan finds words");
     for (at, word) in words.iter().enumerate() {
         let is_shared_out = ["share", "shares", "shared"].contains(word) && words.get(at + 1) == Some(&"out");
-        assert!(!retired.contains(word) && !is_shared_out, "docs/sharding.md: `{word}`; say shard, full or local");
+        assert!(
+            !retired.contains(word) && !is_shared_out,
+            "docs/sharding.md: `{word}`; say shard, full or local"
+        );
     }
 }
 
