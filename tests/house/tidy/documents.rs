@@ -79,6 +79,15 @@ fn the_page_on_sharding_says_shard_full_and_local() {
     }
 }
 
+/// A reader learns 15 words; the other ones are the field's.
+#[test]
+fn the_glossary_has_at_most_15_words() {
+    let architecture = read(&Path::new(ROOT).join("ARCHITECTURE.md"));
+    let (_, glossary) = architecture.split_once("## Glossary").unwrap();
+    let rows = glossary.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| Word ")).count();
+    assert!((5..=15).contains(&rows), "ARCHITECTURE.md: {rows} words");
+}
+
 #[test]
 fn every_guarantee_names_tests_that_exist() {
     let guarantees = read(&Path::new(ROOT).join("docs/guarantees.md"));
