@@ -1,4 +1,4 @@
-//! The tensors of one call: slices that are checked, or addresses that the caller vouches for, two numbers among them.
+//! The tensors of one call: slices, which are checked, or addresses, which the caller vouches for.
 //!
 //! A tensor is one run that has the bucket's offsets, or one run per parameter. This file hands out addresses and lengths
 //! and touches no element.

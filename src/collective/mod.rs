@@ -43,8 +43,9 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// The communicator that this one is around, if it is: methods that it does not write are then that one's, but for
-    /// [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup), whose results it has to be around too.
+    /// Returns the communicator that this one wraps, if it wraps one. Methods that an implementation leaves out then
+    /// call the inner one's. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded, because
+    /// their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }

@@ -278,7 +278,7 @@ impl Assignment {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns where ranks that share a bucket out stop in its step to add up norms: after each launch that measures.
+    /// Returns the launches after which a sharded bucket's step stops, so that ranks add up norms: those that measure.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();

@@ -58,11 +58,11 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, for parameters that
-    /// the optimizer is to see in `original`. f32 parameters that compute in 16 bits keep an f32 master, which ranks
-    /// [share out](crate::Strategy).
+    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, for
+    /// parameters that the optimizer is to see in `original`. f32 parameters that compute in 16 bits have an f32
+    /// master, which a [strategy](crate::Strategy) may shard.
     ///
-    /// Where PyTorch rounds a reduced gradient to `original` before the step, the step takes it as it is.
+    /// PyTorch rounds a reduced gradient to `original` before the step. Here the step takes it unrounded.
     ///
     /// # Errors
     /// `Config` if the parameters' own type cannot hold what they compute in.

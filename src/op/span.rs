@@ -192,13 +192,13 @@ impl Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
-    /// Returns what ranks share out of a bucket, without counts of ranks: of gradients, parameters or copies.
+    /// Returns all shards of a bucket of gradients, parameters or copies, without the counts of ranks.
     pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
         let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
-    /// Returns what other ranks have of a bucket, before and after this rank's shard. Either may be empty.
+    /// Returns the other ranks' shards of a bucket: those before and those after this rank's. Either may be empty.
     pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
         let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
         let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
@@ -206,7 +206,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns what a rank has no bytes of, of a bucket that is not unsharded: with offload, nothing is on the device.
+    /// Returns the parts of a bucket that take no memory while it is not unsharded: the other ranks' shards. With
+    /// offload, all of it.
     pub(crate) fn absent(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);

@@ -25,12 +25,11 @@ enum Hook {
     OnGpu(Box<OnGpu>),
 }
 
-/// A communicator that calls a hook with the sum of each bucket's gradients over ranks, as far as this rank steps them: all
-/// of the bucket, or with a [strategy](crate::Strategy) that shares tensors out this rank's shard. With
-/// [`shard_size`](crate::StepperBuilder::shard_size) the hook comes after the all-reduce among replicas. Where each
-/// [micro-batch is summed](crate::Accumulation), that is once a pass; without groups the hook sees the sum of each micro-batch,
-/// before it is added to the others. The step takes what the hook leaves, and divides it by the number of ranks; so do norms
-/// and clipping. Gradients are f32.
+/// A communicator that calls a hook with each bucket's sum over ranks, as far as this rank steps it: the full bucket,
+/// or its shard with a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size) the
+/// hook comes after the all-reduce among replicas. Where each [micro-batch is summed](crate::Accumulation), that is
+/// once a pass; without groups the hook sees the sum of each micro-batch, before it is added to the others. The step
+/// takes what the hook leaves, and divides it by the number of ranks; so do norms and clipping. Gradients are f32.
 ///
 /// [`Hooked`](super::Hooked) is called in place of the sum, and makes it itself; this one is called after it.
 ///

@@ -17,7 +17,7 @@ pub(super) struct Readiness {
     uses_left: Vec<u32>,
     pending: Vec<u32>,
     keeps_order: bool,
-    /// Complete and not launched, if there is no order.
+    /// The buckets that are complete and not launched, if buckets launch in any order.
     complete: Vec<u32>,
     next_bucket: u32,
     is_launched: Vec<bool>,

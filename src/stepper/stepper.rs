@@ -59,7 +59,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comm: Arc<dyn Collective>,
-    /// The communicator of the gather stream, if ranks share parameters out.
+    /// The communicator of the gather stream, if parameters are sharded.
     pub(super) gathers: Option<Arc<dyn Collective>>,
     /// Those of this rank's groups, if there are several of each kind.
     pub(super) groups: Option<Groups>,
@@ -82,8 +82,8 @@ impl Stepper {
 impl<D: Device> Stepper<D> {
     /// Returns how many bytes each memory takes, padding included. The arenas of parameters, gradients and each state
     /// have as many elements, since they share offsets, of the sizes that the
-    /// [precision](crate::StepperBuilder::precision) says. Of parameters that ranks [share out](crate::Strategy::Fsdp), those
-    /// count that are here now.
+    /// [precision](crate::StepperBuilder::precision) says. Of [sharded parameters](crate::Strategy::Fsdp), it counts
+    /// the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.absent_bytes(memory));

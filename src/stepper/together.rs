@@ -1,4 +1,4 @@
-//! What ranks that write one file together need of a stepper: the part of each rank, and words between them.
+//! Serves ranks that write one file together: the part of each rank, and messages between them.
 //!
 //! Words travel by way of the first gradients, which are put back, as whole tensors do in `shards.rs`. The parts of all
 //! ranks are the whole tensor, without a gap.
@@ -39,8 +39,8 @@ impl<D: Device> Stepper<D> {
         self.params_written.is_broadcast_due()
     }
 
-    /// Copies this rank's part of a tensor, and returns which elements it is. Of a tensor that ranks do not share out, rank
-    /// 0's part is everything, and so it is of parameters that each rank has, if they are to be `rank_0s`.
+    /// Copies this rank's part of a tensor, and returns which elements it is. Of a full tensor, rank 0's part is all of
+    /// it. So it is of parameters that every rank has, if `rank_0s` asks for rank 0's.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,

@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// The rank that behaves differently where one does.
+    /// Whether this is the rank that behaves differently, in checks where one does.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }

@@ -25,10 +25,10 @@ pub struct Status {
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
     /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
-    /// mode that skips nothing. Where a pass decides, the mean counts, which a small loss scale may make infinite although
-    /// the sum is finite; elsewhere the sum counts. Ranks that [share states out](crate::Strategy) find the first of all
-    /// ranks. With [`shard_size`](crate::StepperBuilder::shard_size), each group finds that of its own ranks: groups have the
-    /// same sums and agree, except about local parameters.
+    /// mode that skips nothing. Where a pass decides, the mean counts, which a small loss scale may make infinite
+    /// although the sum is finite; elsewhere the sum counts. With [sharded states](crate::Strategy) it is the first of
+    /// all ranks. With [`shard_size`](crate::StepperBuilder::shard_size), each group finds that of its own ranks:
+    /// groups have the same sums and agree, except about local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
