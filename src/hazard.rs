@@ -187,8 +187,8 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does next.
-    /// What of it lies in the host's memory the trainer's thread has touched itself, before this was submitted.
+    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does
+    /// next. Bytes in the host's memory are included: the trainer's thread touched them before it submitted this.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

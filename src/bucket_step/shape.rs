@@ -1,4 +1,4 @@
-//! Which tensors a step has, and what each call's must be: complete, long enough, aligned, writable.
+//! Checks the tensors of each call: complete, long enough, aligned, writable.
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 

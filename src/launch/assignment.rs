@@ -1,4 +1,4 @@
-//! Which optimizers step which segment, one after the other, and in how few launches.
+//! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
 //! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per
 //! kernel: a single one where every parameter has the same optimizer, with any hyperparameters. States of a round come

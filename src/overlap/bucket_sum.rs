@@ -1,4 +1,4 @@
-//! What a hook after a bucket's sum is shown: which sum it is, and where each gradient lies in it.
+//! The argument of a hook after a bucket's sum: the values, and where each gradient lies in them.
 //!
 //! On the host it is a slice; on a GPU an address and a stream, on which the hook enqueues work.
 

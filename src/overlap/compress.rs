@@ -63,7 +63,7 @@ pub struct Compressed<C> {
     dtype: DType,
     pre_scale: f32,
     kernels: Kernels,
-    /// Of the largest bucket, kept, so that a steady state allocates nothing.
+    /// Room for the largest bucket. It stays allocated, so that later passes allocate nothing.
     scratch: Mutex<Vec<u16>>,
 }
 

@@ -71,8 +71,8 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// Threads that a pool has at most: more could only wait for memory. Every number of threads that a user gives is held
-    /// to it here.
+    /// The most threads of a pool: more could only wait for memory. The constructors check every number of threads that
+    /// a user gives.
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, the launching one included; they start with the first launch that needs them, and

@@ -1,4 +1,4 @@
-//! Which parameters have been handed over in the open pass, and which bucket may launch next.
+//! Tracks the hand-overs of the open pass, and says which bucket may launch next.
 //!
 //! Buckets launch in index order, because collectives must come in the same order on every rank. A communicator that sends
 //! nothing needs no order, and then each launches once it is complete. A parameter

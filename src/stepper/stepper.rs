@@ -54,7 +54,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) unused: Unused,
     /// The pass at hand is being captured, and nothing else may happen until its end.
     pub(super) is_capturing: bool,
-    /// Passes that were given up.
+    /// Passes that were abandoned.
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
