@@ -77,7 +77,7 @@ struct Past {
 }
 
 impl Past {
-    /// Whether what a stream does next, with this clock, comes after it.
+    /// Returns whether what a stream does next, with this clock, comes after it.
     fn precedes(&self, stream: usize, clock: &[u64; STREAMS]) -> bool {
         let known = |(of, place): (usize, u64)| of == stream || clock[of] > place;
         known((self.stream, self.place)) || self.awaited.is_some_and(known)

@@ -1,7 +1,7 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! It steps by [`BucketStep`], as a user of one does, on memory of a plan, and adds nothing to a launch. It times nothing
-//! itself. No safe call reaches outside a memory: what does not fit a memory's type is refused.
+//! A step is one [`BucketStep::step`], as a user makes it, on memory of a plan. This file times nothing itself. No safe
+//! call reaches outside a memory: a type that does not fit is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -237,7 +237,8 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns where the sum so far lies, for the caller's own work on the stream, as on [`NormSum`].
+    /// Returns the addresses of the sum so far, which the caller's own work on the stream may change, as it may a
+    /// [`NormSum`].
     ///
     /// # Ordering
     /// The stream waits for the norm's last call. The decision comes after the work if it is enqueued on the same stream.

@@ -118,7 +118,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Whether a segment's parameter has no gradient among these, which were checked.
+    /// Returns whether a segment's parameter has no gradient among these, which were checked.
     pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
         match &grads.location {
             Location::Whole(_) => false,

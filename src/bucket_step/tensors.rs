@@ -82,7 +82,7 @@ impl Run {
         Run { address: slice.as_mut_ptr().expose_provenance(), elements: Some(slice.len()) }
     }
 
-    /// Whether a parameter lacks its gradient.
+    /// Returns whether a parameter lacks its gradient.
     pub(super) fn is_none(&self) -> bool {
         self.address == 0
     }

@@ -1,7 +1,7 @@
-//! From a file into a stepper, in two readings: the first finds every fault, the second changes the stepper.
+//! Loads a file into a stepper in two readings: the first finds every fault, the second changes the stepper.
 //!
-//! A tensor is read and checked as a whole before any of it is written, in the second reading too. This file must write
-//! nothing before the first reading has come to its end.
+//! A tensor is read and checked as a whole before any of it is written, in the second reading too. Nothing is written
+//! before the first reading has ended.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};

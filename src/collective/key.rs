@@ -89,7 +89,7 @@ impl CallKey {
         (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
     }
 
-    /// Whether it brings tensors together outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
+    /// Returns whether the call gathers tensors outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
     fn is_of_tensors(&self) -> bool {
         self.kind == CollectiveKind::AllGather && self.bucket.is_none()
     }

@@ -56,20 +56,22 @@ pub trait Collective: Send + Sync {
     /// Number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Whether it can sum buffers that lie there. A stepper is refused where its device's memory is out of reach.
+    /// Returns whether this collective can sum buffers at `place`. A stepper whose device's memory is out of reach is
+    /// refused.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
-    /// Whether it sums elements of this type. Steppers' gradients are f32 unless their
+    /// Returns whether it sums elements of this type. Steppers' gradients are f32 unless their
     /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
     /// sends others: both are refused where those would be taken for f32.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Whether it makes calls of this kind. All-reduce and broadcast are all that
-    /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is unknown.
+    /// Returns whether it makes calls of this kind. All-reduce and broadcast are all that
+    /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is
+    /// unknown.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))

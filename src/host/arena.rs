@@ -259,7 +259,7 @@ impl Memories {
         unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
-    /// Whether some memory is the caller's.
+    /// Returns whether some memory is the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
         self.are_borrowed
     }

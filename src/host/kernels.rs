@@ -40,7 +40,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run this instruction set.
+    /// Returns whether this machine can run this instruction set.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -282,7 +282,7 @@ impl Kernels {
         unsafe { self.table.encode.unwrap_unchecked()(from, to) }
     }
 
-    /// Whether an optimizer's state may be negative.
+    /// Returns whether an optimizer's state may be negative.
     pub(crate) fn is_signed(optimizer: u32, state: usize) -> bool {
         let signed_states = &table(Isa::Baseline).signed_states;
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)

@@ -133,7 +133,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the error that has ended the group, also of a rank that has left it.
+    /// Returns the error that has ended the group, if one has.
     pub(crate) fn check(&self, seat: &Seat) -> Result<()> {
         self.lock().refuse(seat)
     }
@@ -222,7 +222,7 @@ impl State {
 }
 
 impl Member {
-    /// Whether the rank can never make a call again. Only a rank that has a seat can take another one.
+    /// Returns whether the rank can never make a call again. Only a rank that has a seat can take another one.
     fn is_gone(self) -> bool {
         self.taken > 0 && self.left == self.taken
     }

@@ -159,7 +159,8 @@ impl Runner {
         })
     }
 
-    /// Read when the executor was built. Asking later could run a user's code where nothing catches a panic.
+    /// Returns the rank, which was read when the executor was built. A later question could run a user's code where
+    /// nothing catches a panic.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
     }

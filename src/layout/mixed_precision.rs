@@ -39,7 +39,7 @@ pub struct MixedPrecisionPolicy {
     pub param_dtype: Option<DType>,
     /// Gradients where micro-batches and ranks add them up; `None`: as [`param_dtype`](Self::param_dtype).
     pub reduce_dtype: Option<DType>,
-    /// What a forward gives; `None`: what it computes in.
+    /// Outputs of a forward; `None`: the type that it computes in.
     pub output_dtype: Option<DType>,
     /// Whether a forward's inputs become [`param_dtype`](Self::param_dtype).
     pub cast_forward_inputs: bool,

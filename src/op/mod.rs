@@ -59,7 +59,7 @@ impl Stream {
         }
     }
 
-    /// Whether every plan has it.
+    /// Returns whether every plan has it.
     pub(crate) fn is_always_used(self) -> bool {
         matches!(self, Stream::Compute | Stream::Reduce | Stream::Optim)
     }
@@ -190,7 +190,7 @@ pub enum Action {
     Measure {
         /// Which bucket.
         bucket: u32,
-        /// How many such parts came before in this step.
+        /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
     /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that.
@@ -248,7 +248,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it takes time of its own, and does not only order what does.
+    /// Returns whether the op takes time of its own. The others only order those.
     pub fn is_work(&self) -> bool {
         !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
     }
@@ -431,7 +431,7 @@ pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
-/// This rank's part of the bucket without frozen segments: one run where nothing is frozen, as almost always.
+/// Returns the runs of this rank's part of the bucket between frozen segments: one run if nothing is frozen.
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
     let (mut next, end) = (bucket.shard.start, bucket.shard.end);

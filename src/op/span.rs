@@ -60,7 +60,7 @@ impl Memory {
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory in which a step finds parameters, gradients or anything else: the host's own, with offload.
+    /// Returns the memory that a step uses in the place of this one: with offload, the host's parameters and gradients.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
             Memory::Params if plan.is_offloaded() => Memory::HostParams,
@@ -77,12 +77,12 @@ impl Memory {
         plan.is_offloaded() && !is_device
     }
 
-    /// Whether its elements are counted as gradients are, and not as parameters.
+    /// Returns whether its elements are counted as gradients are, and not as parameters.
     pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
-    /// Whether ranks send each other its shards: parameters and copies.
+    /// Returns whether ranks send each other its shards: parameters and copies.
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Memory::Params | Memory::Copy)
     }

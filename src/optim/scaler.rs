@@ -85,7 +85,7 @@ impl LossScale {
         }
     }
 
-    /// Whether a pass with an infinite or NaN gradient is skipped because of it.
+    /// Returns whether a pass with an infinite or NaN gradient is skipped because of it.
     pub(crate) fn skips_nonfinite(self) -> bool {
         !matches!(self, LossScale::Constant(_))
     }

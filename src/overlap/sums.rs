@@ -128,7 +128,7 @@ impl SumHooked {
 }
 
 impl State {
-    /// Whether a call that has been made leaves the whole sum of its bucket.
+    /// Returns whether a call that has been made leaves the whole sum of its bucket.
     fn ends_sum(&mut self, kind: CollectiveKind, bucket: u32, is_group: bool) -> bool {
         let Some(plan) = &self.plan else { return false };
         match kind {

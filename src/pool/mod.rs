@@ -233,7 +233,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the last launch ended so recently that helpers are still awake after it, or would be.
+    /// Returns whether the last launch ended so recently that helpers are still awake after it, or would be.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()

@@ -83,7 +83,7 @@ impl Policy {
         Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_by_caller: false }
     }
 
-    /// Whether gradients are measured.
+    /// Returns whether gradients are measured.
     fn measures(&self) -> bool {
         self.decision != Decision::None
     }
@@ -141,7 +141,7 @@ pub struct Schedule {
     /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it
     /// resets the blocks that they sum.
     begun: Option<Mark>,
-    /// The last reduce, which with tails the next Begin must come after.
+    /// The last reduce. With tails, the next Begin comes after it.
     reduced: Option<Mark>,
     tails: bool,
     /// Per bucket, the first Record of the compute stream after the trainer's last touch.

@@ -102,28 +102,28 @@ impl Readiness {
         }
     }
 
-    /// Whether a bucket waits for nothing but that.
+    /// Returns whether a bucket waits for nothing but that.
     pub(super) fn waits_for_release(&self, bucket: u32) -> bool {
         let is_waiting = self.pending[bucket as usize] == 0 && !self.is_launched[bucket as usize];
         is_waiting && !self.keeps_order && !self.complete.contains(&bucket)
     }
 
-    /// Whether any parameter was named as unused in this pass.
+    /// Returns whether any parameter was named as unused in this pass.
     pub(super) fn has_unused(&self) -> bool {
         self.unused_count > 0
     }
 
-    /// Whether the parameter was named as unused in this pass.
+    /// Returns whether the parameter was named as unused in this pass.
     pub(super) fn is_unused(&self, param: usize) -> bool {
         self.unused[param]
     }
 
-    /// Whether it was so before it had been handed over.
+    /// Returns whether the parameter was named as unused before it was handed over.
     pub(super) fn is_left_out(&self, param: usize) -> bool {
         self.left_out[param]
     }
 
-    /// Whether the parameter has a gradient of this rank in this pass.
+    /// Returns whether the parameter has a gradient of this rank in this pass.
     pub(super) fn is_contributing(&self, param: usize) -> bool {
         self.is_handed_over(param) && !self.left_out[param]
     }
@@ -135,7 +135,7 @@ impl Readiness {
         }
     }
 
-    /// Whether the parameter had a gradient of this rank in such a micro-batch before this one.
+    /// Returns whether the parameter had a gradient of this rank in such a micro-batch before this one.
     pub(super) fn has_contributed(&self, param: usize) -> bool {
         self.contributed[param]
     }
@@ -155,17 +155,17 @@ impl Readiness {
         }
     }
 
-    /// Whether the parameter takes no part in passes.
+    /// Returns whether the parameter takes no part in passes.
     pub(super) fn is_frozen(&self, param: usize) -> bool {
         self.frozen[param]
     }
 
-    /// Whether all parameters of the bucket are frozen.
+    /// Returns whether all parameters of the bucket are frozen.
     pub(super) fn is_bucket_frozen(&self, bucket: u32) -> bool {
         self.thawed[bucket as usize] == 0
     }
 
-    /// Whether the trainer has given the parameter away.
+    /// Returns whether the trainer has given the parameter away.
     pub(super) fn is_handed_over(&self, param: usize) -> bool {
         self.uses_left[param] == 0
     }
@@ -242,7 +242,7 @@ impl Readiness {
         self.arrivals.iter().copied().chain(rest).collect()
     }
 
-    /// Whether a bucket was launched in this micro-batch.
+    /// Returns whether a bucket was launched in this micro-batch.
     pub(super) fn is_launched(&self, bucket: u32) -> bool {
         self.is_launched[bucket as usize]
     }

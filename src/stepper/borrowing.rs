@@ -226,7 +226,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// The caller's tensors by a plan: at the addresses that are named, the others where they are.
+    /// Returns the caller's tensors for a plan: those in `memory` at their new addresses, and the others at their
+    /// present ones.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

@@ -457,7 +457,7 @@ impl StepperBuilder<'_> {
         self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }
 
-    /// Whether the mean is taken over the ranks that had data.
+    /// Returns whether the mean is taken over the ranks that had data.
     fn counts_ranks(&self) -> bool {
         self.uneven_inputs == Some(Divisor::ContributingRanks)
     }

@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// The name of a carried number as in `torch.optim`, with the suffix `#k` of further optimizers.
+    /// Returns the name of a carried number: that of `torch.optim`, and for further optimizers a suffix `#k`.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);

@@ -104,7 +104,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Refuses sums of each micro-batch where they serve nothing, or where ranks make other numbers of micro-batches.
+    /// Refuses sums of each micro-batch without shards, and where ranks may make different numbers of micro-batches.
     pub(super) fn refuse_accumulation(&self) -> Result<()> {
         if self.accumulation == Accumulation::Local {
             return Ok(());
@@ -250,7 +250,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// How much of so many bytes each rank can send in one [exchange](Self::exchange_pieces).
+    /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
         // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;

@@ -18,12 +18,12 @@ use crate::stepper::tensor::TensorId;
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Whether several ranks have parts of anything, or replicas of them. They write one file together.
+    /// Returns whether several ranks have parts of anything, or replicas of them. They write one file together.
     pub(crate) fn has_parts(&self) -> bool {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
 
-    /// Whether this rank is one of those that have all parts among them and not of their replicas.
+    /// Returns whether this rank is one of those that have all parts among them and not of their replicas.
     pub(crate) fn is_of_first_group(&self) -> bool {
         self.rank() < self.plan.shards().0
     }
@@ -34,7 +34,7 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()
     }
 
-    /// Whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
+    /// Returns whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }

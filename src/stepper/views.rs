@@ -163,7 +163,7 @@ impl<'a> Grads<'a> {
 }
 
 impl Stepper {
-    /// Returns where a tensor lies, and how many elements are there.
+    /// Returns the address of a tensor, and the number of its elements there.
     fn place(&self, segment: &Segment, memory: Memory) -> (*mut u8, usize) {
         let run = self.run.borrow();
         let present = Elements::present(memory, segment, &self.plan, &run.schedule);

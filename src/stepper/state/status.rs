@@ -12,7 +12,7 @@ pub struct Status {
     /// Passes that this rank has [abandoned](crate::Stepper::abandon) so far, dropped ones included. In Eager, their first
     /// buckets may have been stepped; schedules did not advance.
     pub abandoned: u64,
-    /// Whether it changed nothing because of a non-finite gradient.
+    /// Whether the pass was skipped, because of a gradient that is not finite: it has changed nothing.
     pub skipped: bool,
     /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
     /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
