@@ -66,8 +66,8 @@ impl Schedule {
         self.micro_batches_left == 0
     }
 
-    /// Sums a bucket of a micro-batch that is not the last one over the ranks that share it out, adds the sums of this rank's
-    /// shard up, and ends the gradients.
+    /// Sums a sharded bucket of a micro-batch that is not the last one over ranks, adds the sums of this rank's shard
+    /// up, and ends the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

@@ -33,8 +33,8 @@ impl Schedule {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order. Between
-    /// passes they compare `agreement`. Does nothing if the bucket is whole.
+    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order.
+    /// Between passes they compare `agreement`. It does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_whole(bucket) {
             return;
@@ -84,7 +84,7 @@ impl Schedule {
         }
     }
 
-    /// Takes no bucket for whole any more: gathers have failed, and nothing runs.
+    /// Marks every bucket as resharded: gathers have failed, and nothing runs.
     pub(crate) fn forget_unsharded(&mut self) {
         self.unsharded.fill(false);
     }

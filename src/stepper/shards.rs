@@ -303,7 +303,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
         let wrong = match (self.plan.is_sharded(), self.plan.is_offloaded()) {
             (false, false) => return Ok(()),
-            (true, _) => "ranks share the states out, by buckets that stay",
+            (true, _) => "the states are sharded, by buckets that stay",
             (false, true) => "the host has the states, by buckets that stay",
         };
         let remedy = format_args!("{verb} in a stepper that is built anew, from a checkpoint");

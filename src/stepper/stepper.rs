@@ -63,7 +63,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) gathers: Option<Arc<dyn Collective>>,
     /// Those of this rank's groups, if there are several of each kind.
     pub(super) groups: Option<Groups>,
-    /// The most buckets of shared-out parameters that may be whole at a time.
+    /// The most buckets that may be unsharded at a time.
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, so ranks may differ.
     pub(super) params_written: ParamsWritten,

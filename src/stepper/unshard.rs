@@ -151,7 +151,7 @@ impl<D: Device> Stepper<D> {
         if memory != Memory::Params || !self.plan.shards_params() || !self.is_shared_out(segment) {
             return Ok(());
         }
-        let wrong = "ranks share them out, and compare what they write";
+        let wrong = "they are sharded, and ranks compare what they write";
         Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
     }
 
