@@ -25,6 +25,7 @@ mod sizes;
 mod statistics;
 mod step;
 pub(crate) mod system;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
