@@ -130,20 +130,20 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
-    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks are
-    /// through, and the result is there when it returns. On a GPU it only enqueues on [`Call::stream`], on the thread
-    /// that called the stepper, with the device's primary context current, and the result is there when the stream has
-    /// passed it. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays do not come
-    /// here.
+    /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
+    /// done, and the result is there when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
+    /// result is there when the stream has passed that work. The stepper's caller makes this call, with the device's
+    /// primary context current. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays
+    /// do not come here.
     ///
     /// # Errors
     /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
     /// later call. `Unsupported` for memory that is out of its [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
-    /// Asked while the host waits; must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) takes the news of a
-    /// failure from here.
+    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is in progress.
+    /// It is called while the host waits, so it must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside)
+    /// learns of a failure from this call.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).

@@ -238,7 +238,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Takes memories that another owner allocates and keeps; only those that ops of the host touch are reachable here.
+    /// Returns memories that another owner allocates and frees. It covers only those that ops of the host touch.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }

@@ -61,7 +61,7 @@ pub(crate) struct Seat {
     /// Its place among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable, reachable without the lock.
+    /// The split's condition variable. It is here too, so that nobody needs the lock to reach it.
     changed: Arc<Condvar>,
 }
 

@@ -190,7 +190,7 @@ impl Bucket {
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns where a gradient or a count lies among them.
+    /// Returns the place of a gradient or a count among the gradients that a host steps.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {

@@ -21,7 +21,8 @@ pub(super) struct Readiness {
     complete: Vec<u32>,
     next_bucket: u32,
     is_launched: Vec<bool>,
-    /// Buckets launched in this micro-batch, in order. Unless each is summed, only the last one of a pass launches any.
+    /// Buckets launched in this micro-batch, in order. Only the last micro-batch of a pass launches buckets, unless
+    /// each is summed.
     launched: Vec<u32>,
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.

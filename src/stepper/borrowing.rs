@@ -190,10 +190,10 @@ impl<D: Device> Stepper<D> {
     /// then, and may use both memories until it is closed.
     ///
     /// # Safety
-    /// What the constructor that borrowed asks for, of the new memory from now on. Until this returns `Ok`, it still holds for
-    /// the old memory. A parameter at a new address holds the values that it had, on every rank: nothing copies or broadcasts
-    /// them, and a [master](crate::Master) follows no others. On a GPU, the work that fills the new memory comes before this
-    /// call on the trainer's stream; gradients may also be filled later, as ever.
+    /// The new memory meets the contract of the constructor that borrowed, from now on. Until this returns `Ok`, the
+    /// old memory meets it too. A parameter at a new address holds the values that it had, on every rank, because
+    /// nothing copies or broadcasts them, or updates its [master](crate::Master). On a GPU, the work that fills the new
+    /// memory comes before this call on the trainer's stream; gradients may also be filled later, as ever.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;

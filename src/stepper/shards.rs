@@ -279,7 +279,7 @@ impl<D: Device> Stepper<D> {
         Ok(all)
     }
 
-    /// Refuses a tensor of which this rank has a part.
+    /// Refuses a tensor of which this rank has only a shard.
     pub(super) fn refuse_cut(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();

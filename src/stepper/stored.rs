@@ -220,7 +220,7 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span, writes });
     }
 
-    /// Copies elements that this rank has, after `claim`.
+    /// Copies elements that this rank has to `into`, after `claim`.
     pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
         let span = elements.span(&self.plan, &self.run.borrow().schedule);
         self.read_span(span, into)

@@ -106,8 +106,9 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add). With
-    /// [`Accumulation::Summed`](crate::Accumulation) those are summed already, and it replaces this micro-batch's alone.
+    /// Replaces the gradient, also that of earlier micro-batches; [`add`](Self::add) adds to them. With
+    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are summed already, and it replaces this
+    /// one's gradient alone.
     ///
     /// Values of any type become those of the gradient on the way, so a backward in bf16 may feed sums in f32.
     ///

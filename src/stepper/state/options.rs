@@ -39,14 +39,15 @@ pub enum Strategy {
 /// `Local`, and the sum of all with `Summed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// On each rank, in its own gradients; the last micro-batch sums them over ranks. One sum a pass, and whole gradients
-    /// stay from one micro-batch to the next.
+    /// On each rank, in its own gradients; the last micro-batch sums them over ranks. A pass has one sum, and full
+    /// gradients stay from one micro-batch to the next.
     #[default]
     Local,
-    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. All ranks make as many micro-batches. As many sums as
-    /// micro-batches, and with [`Gradients::Release`](crate::Gradients) no whole gradient stays in between. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the last
-    /// micro-batch. Gradients of 16 bits are rounded after each addition.
+    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. All ranks
+    /// make the same number of micro-batches. Each micro-batch has a sum, and with
+    /// [`Gradients::Release`](crate::Gradients) no gradient stays in between. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the
+    /// last micro-batch. Gradients of 16 bits are rounded after each addition.
     ///
     /// # Source
     /// FSDP's `set_requires_gradient_sync`, and `set_requires_all_reduce` for replicas.
