@@ -48,7 +48,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `places` gives, per segment, its parameter's place in the bucket's list; `states`, per state, whose it is.
+    /// `places` has the place of each segment's parameter in the bucket's list, and `states` the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);

@@ -69,9 +69,8 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Returns whether it makes calls of this kind. All-reduce and broadcast are all that
-    /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is
-    /// unknown.
+    /// Returns whether it makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs all-reduce and
+    /// broadcast alone. A stepper with another strategy is refused if a kind that it needs is unknown.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))

@@ -42,7 +42,7 @@ impl Stagger {
     }
 }
 
-/// How far apart two starts are, in either direction.
+/// Returns the distance between two starts, in the shorter direction.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -83,8 +83,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
-    /// next pass gives every rank rank 0's parameters; write them on all ranks, as by [`write`](Self::write). Instead
-    /// of a [sharded](crate::Strategy) master, it gets the parameter, which is the master rounded.
+    /// next pass broadcasts rank 0's parameters. Write the same ones on all ranks, as with [`write`](Self::write).
+    /// Instead of a [sharded](crate::Strategy) master, it gets the parameter, which is the master rounded.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it

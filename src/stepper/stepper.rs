@@ -210,7 +210,7 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
+    /// Buckets that stay stepped after the abandoned pass, with their step counts, except their frozen parameters.
     /// Empty except in Eager, where these were launched before the pass was given up, in this order.
     pub stepped_buckets: Vec<u32>,
 }

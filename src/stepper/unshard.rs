@@ -40,8 +40,8 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. Called before it is needed, its
-    /// all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. If you call it ahead of the access,
+    /// the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or
     /// between passes. It does nothing to a bucket that is full already.
     ///
     /// ```
