@@ -147,7 +147,7 @@ impl<'plan> Checker<'plan> {
         self.clocks[stream.index()][stream.index()] += 1;
     }
 
-    /// What has been found wrong so far, in list order.
+    /// The faults found so far, in list order.
     pub fn hazards(&self) -> &[Hazard] {
         &self.hazards
     }

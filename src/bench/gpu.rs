@@ -53,7 +53,7 @@ pub struct GpuLauncher {
     pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
-/// What a [`GpuLauncher`] is built for.
+/// The case that a [`GpuLauncher`] is built for.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCase {
     /// Bytes of gradients per bucket.

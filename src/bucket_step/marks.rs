@@ -19,7 +19,7 @@ pub(super) struct BucketMark {
     is_measured: bool,
 }
 
-/// What a norm knows of a bucket that was added to it.
+/// A bucket that was added to a norm.
 #[derive(Debug)]
 struct Added {
     /// The bucket's steps before it was added.

@@ -78,7 +78,7 @@ pub struct NormSum<'a> {
     pub largest: &'a mut u32,
 }
 
-/// Where a [`NormSum`] lies on a GPU.
+/// The addresses of a [`NormSum`] on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct NormSumOnGpu {
     /// [`NORM_LIMBS`] numbers of 64 bits.
@@ -90,7 +90,7 @@ pub struct NormSumOnGpu {
 /// Number of limbs of a [`NormSum`].
 pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 
-/// What follows from a norm.
+/// The outcome of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The norm of all averaged gradients; infinite or NaN if one of them is.

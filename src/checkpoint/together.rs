@@ -23,18 +23,18 @@ const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 /// Bytes of an element in the file.
 const ELEMENT_BYTES: u64 = DType::F32.bytes();
 
-/// What ranks must know to write.
+/// The facts that ranks need to write.
 #[derive(Clone, Copy, Default)]
 struct Start {
     /// In the name of the file.
     number: u64,
-    /// Where the first tensor starts.
+    /// The offset of the first tensor.
     first_bytes: u64,
     /// Whether rank 0 alone writes what every rank has.
     rank_0s: bool,
 }
 
-/// What a rank wrote of one tensor.
+/// The part of one tensor that a rank wrote.
 struct Written {
     checksum: u32,
     bytes: u64,

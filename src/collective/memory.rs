@@ -306,7 +306,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// What memory is for that a communicator may make itself.
+/// The purpose of memory that a communicator may allocate itself.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {

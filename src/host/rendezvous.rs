@@ -34,7 +34,7 @@ struct Member {
     left: usize,
 }
 
-/// What a rank brings to a meeting: its call, without the claim on the buffers.
+/// A rank's entry in a meeting: its call, without the claim on the buffers.
 pub(crate) type Arrived = (CallKey, Addresses);
 
 /// One sequence of meetings. What it keeps of each rank is in the order of `ranks`.

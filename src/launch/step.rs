@@ -15,7 +15,7 @@ use crate::launch::tiles::tiles;
 use crate::layout::{Plan, Precision, Rounding, Storage};
 use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
 
-/// Which of the two passes over a bucket.
+/// The kind of launches: norms or steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Norm,

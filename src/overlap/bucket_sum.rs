@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::layout::{Bucket, Plan};
 
-/// Which sum it is.
+/// The bucket, pass and rank of a sum.
 pub(super) struct SumPlace<'a> {
     pub(super) index: u32,
     pub(super) pass: u64,

@@ -19,7 +19,7 @@ use crate::overlap::bucket_sum::{BucketSum, EnqueuedSum, SumPlace};
 type OnHost = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 type OnGpu = dyn FnMut(&EnqueuedSum<'_>) -> Result<()> + Send;
 
-/// What is called with a sum.
+/// The hook.
 enum Hook {
     OnHost(Box<OnHost>),
     OnGpu(Box<OnGpu>),

@@ -45,7 +45,7 @@ pub enum Mode {
     Normed,
 }
 
-/// What is decided by the norms of gradients, before steps or for the next pass.
+/// The decision that norms of gradients make, before steps or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing, and no gradient is measured.

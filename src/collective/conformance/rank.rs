@@ -10,7 +10,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Where a call's buffers lie.
+/// The places of a call's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) in_place: bool,

@@ -22,7 +22,7 @@ pub(crate) struct Agreement {
     words: Arc<Words>,
 }
 
-/// What may change between passes.
+/// The part of an agreement that may change between passes.
 pub(crate) struct Changing<'a> {
     /// Which optimizers step which parameters.
     pub(crate) assigned: &'a dyn fmt::Debug,

@@ -78,7 +78,7 @@ impl Clone for Entry {
     }
 }
 
-/// Which optimizers step which parameters, for ranks to compare.
+/// The optimizers of each parameter, for ranks to compare.
 pub(crate) struct Assigned<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Assigned<'_> {
