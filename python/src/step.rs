@@ -143,7 +143,8 @@ impl Step {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: as in `step`.
+            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
+            // stream has passed it.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => step.add_norm(&tensors.gradients(), norm),
@@ -162,7 +163,8 @@ impl Step {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: as in `step`.
+            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
+            // stream has passed it.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => {

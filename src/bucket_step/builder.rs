@@ -35,7 +35,7 @@ pub struct BucketStepBuilder {
     refused: Option<Error>,
 }
 
-/// What every device needs of the options.
+/// The options that every device needs.
 pub(super) struct Parts {
     pub(super) layout: Layout,
     pub(super) plan: Plan,

@@ -1,4 +1,4 @@
-//! Which tensors a step has, and what each call's must be: complete, long enough, aligned, writable.
+//! Checks the tensors of each call: complete, long enough, aligned, writable.
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 
@@ -48,7 +48,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `places` gives, per segment, its parameter's place in the bucket's list; `states`, per state, whose it is.
+    /// `places` has the place of each segment's parameter in the bucket's list, and `states` the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -118,7 +118,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Whether a segment's parameter has no gradient among these, which were checked.
+    /// Returns whether a segment's parameter has no gradient among these, which were checked.
     pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
         match &grads.location {
             Location::Whole(_) => false,

@@ -18,13 +18,13 @@ pub(super) fn tiles(
 ) -> Vec<InstepTile> {
     // A mean is written once its run is stepped, while a tile's gradients are still in a GPU's cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
-    let kept = |index: &u32| bucket.kept(&plan.segments()[*index as usize]);
+    let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =
         segments.iter().map(kept).map(|kept| (kept.end - kept.start) / u64::from(INSTEP_TILE_ELEMENTS) + 1);
     let mut tiles = Vec::with_capacity(counts.sum::<u64>() as usize);
     for index in segments {
         let segment = &plan.segments()[*index as usize];
-        let kept = bucket.kept(segment);
+        let kept = bucket.shard_of_segment(segment);
         let tile = |at: u64, count: u64| InstepTile {
             param: (segment.start + at - bucket.params.start) * bucket.storage.precision.param.bytes(),
             // Of a segment without a part here, both would lie outside.

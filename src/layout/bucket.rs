@@ -144,12 +144,12 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether other ranks keep a part of it, or its counts follow its last shard.
+    /// Returns whether the bucket is sharded: other ranks have shards of it, or its counts follow its last shard.
     pub(crate) fn is_cut(&self) -> bool {
         self.shard != self.params
     }
 
-    /// Returns the part of `params` that the rank of this place among the shards keeps.
+    /// Returns the shard number `place` of `params`.
     pub(crate) fn shard_of(&self, place: u32) -> Range<u64> {
         if !self.is_cut() {
             return self.params.clone();
@@ -168,13 +168,13 @@ impl Bucket {
         self.start..self.tail.start
     }
 
-    /// Returns the elements that ranks share out, which start where gradients and parameters do.
+    /// Returns the number of elements of all shards.
     pub(crate) fn shared_len(&self) -> u64 {
         self.tail.start - self.start
     }
 
-    /// Returns the part of a segment that this rank keeps, as elements of the segment.
-    pub(crate) fn kept(&self, segment: &Segment) -> Range<u64> {
+    /// Returns the part of a segment in this rank's shard, as elements of the segment.
+    pub(crate) fn shard_of_segment(&self, segment: &Segment) -> Range<u64> {
         self.part(segment, &self.shard)
     }
 
@@ -190,7 +190,7 @@ impl Bucket {
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns where a gradient or a count lies among them.
+    /// Returns the place of a gradient or a count among the gradients that a host steps.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {

@@ -1,4 +1,4 @@
-//! One bucket of which every tensor has the gradient's own offsets: parameters, states and gradients lie alike.
+//! A bucket in which parameters, states and gradients all have the offsets of the gradients.
 //!
 //! It depends on the layout alone. Nothing is padded, so a framework's flat buffers serve as they are. Such a plan names
 //! only the bucket's parameters, in the order of their offsets, and it belongs to no schedule.

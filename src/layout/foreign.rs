@@ -214,7 +214,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether these are the plan's buckets, with the same gradients in the same order and places.
+    /// Returns whether these are the plan's buckets, with the same gradients in the same order and places.
     pub(crate) fn has_foreign<'a>(
         &self,
         layout: &Layout,
