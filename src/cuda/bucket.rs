@@ -5,7 +5,6 @@
 //! settings may then be of different steps.
 #![allow(unsafe_code)]
 
-use std::mem;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,15 +33,11 @@ struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
-    counted_on: CountedOn,
+    /// While the host counts updates.
+    host: Option<HostRecords>,
+    /// Afterwards, because the copy of its counts may still run.
+    _sent: Option<HostRecords>,
     grad_bytes: u64,
-}
-
-/// Where updates are counted.
-enum CountedOn {
-    Host(HostRecords),
-    /// With what they were copied from: the copy may still read it.
-    Gpu(#[expect(dead_code, reason = "kept until nothing runs")] Option<HostRecords>),
 }
 
 /// What completes a launch: addresses, and the decisions of another block or of the host.
@@ -82,13 +77,13 @@ impl BucketEngine {
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
             let host = HostRecords::new(driver, plan, (constants, assignment), settings, launches)?;
-            let counted_on = host.map_or(CountedOn::Gpu(None), CountedOn::Host);
             let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
             Ok(Bucket {
                 steps: steps.into_iter().map(unbound).collect(),
                 norms: norms.into_iter().map(unbound).collect(),
                 engine: Engine { driver: Arc::clone(driver), kernels, settings: ring, memory },
-                counted_on,
+                host,
+                _sent: None,
                 // Its plan has one bucket.
                 grad_bytes: plan.buckets()[0].storage.precision.grad.bytes(),
             })
@@ -100,7 +95,7 @@ impl BucketEngine {
     pub(crate) fn set(&mut self, settings: &Settings) {
         let bucket = self.0.inner_mut();
         bucket.engine.settings.set(settings);
-        if let CountedOn::Host(host) = &mut bucket.counted_on {
+        if let Some(host) = &mut bucket.host {
             host.set(settings);
         }
     }
@@ -119,10 +114,8 @@ impl BucketEngine {
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            let given = match &mut bucket.counted_on {
-                CountedOn::Host(host) if control.is_none() => host.begin(constants, &scale),
-                _ => None,
-            };
+            let host = bucket.host.as_mut().filter(|_| control.is_none());
+            let given = host.and_then(|host| host.begin(constants, &scale));
             if given.is_none() {
                 bucket.begin(constants, scale, stream)?;
             }
@@ -145,7 +138,7 @@ impl BucketEngine {
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
-            if is_stale || matches!(bucket.counted_on, CountedOn::Host(_)) {
+            if is_stale || bucket.host.is_some() {
                 bucket.begin(constants, |_| {}, stream)?;
             }
             let completion = Completion { bases, control: Some(control), given: None };
@@ -157,7 +150,7 @@ impl BucketEngine {
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
     /// Where the host counts, it waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
-        if let CountedOn::Host(host) = &self.0.inner().counted_on {
+        if let Some(host) = &self.0.inner().host {
             return self.0.refuse_failed().map(|()| host.read_progress(record));
         }
         self.0.read(|bucket, own| {
@@ -171,7 +164,7 @@ impl BucketEngine {
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.0.refuse_failed()?;
-        if let CountedOn::Host(host) = &mut self.0.inner_mut().counted_on {
+        if let Some(host) = &mut self.0.inner_mut().host {
             host.write_progress(record, progress);
             return Ok(());
         }
@@ -201,11 +194,11 @@ impl Bucket {
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
-        if let CountedOn::Host(host) = mem::replace(&mut self.counted_on, CountedOn::Gpu(None)) {
+        if let Some(host) = self.host.take() {
             let Engine { driver, memory, .. } = &self.engine;
-            // SAFETY: the engine's memory has the same counts; it is kept, and a drop waits for what may still run.
+            // SAFETY: the engine's memory has the same counts; a drop waits for what may still run.
             let begun = unsafe { host.send(&**driver, &memory.regions, stream) };
-            self.counted_on = CountedOn::Gpu(Some(host));
+            self._sent = Some(host);
             self.engine.settings.begun = begun?;
         }
         if let Some(event) = self.engine.settings.reader() {
@@ -249,7 +242,7 @@ impl Unbound {
     ) -> Result<()> {
         let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
         if is_apart && self.tables.is_none() && !self.tiles.is_empty() {
-            self.tables = Some(TileTables::new(driver, own, mem::take(&mut self.tiles))?);
+            self.tables = Some(TileTables::new(driver, own, std::mem::take(&mut self.tiles))?);
         }
         let table = match self.tables.as_mut().filter(|_| is_apart) {
             Some(tables) => Some(tables.with(bases, grad_bytes, stream)?),
