@@ -7,28 +7,37 @@ import torch
 from ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def two():
+@pytest.fixture(scope="session")
+def groups():
+    """Groups of processes by their number, which all tests share: to start one takes seconds."""
+    started: dict[int, Ranks] = {}
+    yield lambda count: started.setdefault(count, Ranks(count))
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.fixture
+def one(groups):
+    """A process with a group of its own."""
+    return groups(1)
+
+
+@pytest.fixture
+def two(groups):
     """Two processes."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+    return groups(2)
 
 
-@pytest.fixture(scope="module")
-def three():
+@pytest.fixture
+def three(groups):
     """Three processes."""
-    ranks = Ranks(3)
-    yield ranks
-    ranks.close()
+    return groups(3)
 
 
-@pytest.fixture(scope="module")
-def four():
+@pytest.fixture
+def four(groups):
     """Four processes."""
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
+    return groups(4)
 
 
 class Small(torch.nn.Module):

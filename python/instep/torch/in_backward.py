@@ -150,7 +150,11 @@ class BucketHook:
         self.agreement = Agreement((self.group, param.device) for param in self.params[:1])
         self.failure: Optional[Exception] = None
         self.wrapped = Wrapped(ddp, self.params, [])
-        before_forward(ddp, self.wrapped.refuse_converted)
+        before_forward(ddp, self._refuse_unhooked)
+
+    def _refuse_unhooked(self) -> None:
+        self.wrapped.refuse_converted()
+        self.wrapped.refuse_restrided()
 
     def __call__(self, _: Any, bucket: GradBucket) -> Future[Tensor]:
         params, buffer = bucket.parameters(), bucket.buffer()
