@@ -1,15 +1,10 @@
 """A first step is a first step, though the training was saved and loaded before it, at every entry. They take 10 s."""
 
-import copy
 
-import first_cases
 import pytest
-import torch
 from first_cases import TORCH
-from torch import nn
 
 import instep
-from instep.torch import FusedOptimizer
 
 BOTH = [key for key in instep.OPTIMIZERS if key in TORCH]
 OPTIONS = {
