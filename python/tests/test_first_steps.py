@@ -1,6 +1,5 @@
 """A first step is a first step, though the training was saved and loaded before it, at every entry. They take 10 s."""
 
-
 import pytest
 from first_cases import TORCH
 
