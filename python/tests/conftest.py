@@ -1,10 +1,35 @@
 """What the tests share: groups of processes, small models, and gradients that both sides of a comparison get alike."""
 
+import collections
 import copy
+import os
 
 import pytest
 import torch
 from ranks import Ranks
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "turns(count): cases that take so many turns of INSTEP_CI_TURN; without it, all run")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a long list, leaves the cases whose turn it is. As many consecutive turns as the marker says reach all."""
+    turn = os.environ.get("INSTEP_CI_TURN")
+    if turn is None:
+        return
+    seen: collections.Counter[str] = collections.Counter()
+    later = []
+    for item in items:
+        marker = item.get_closest_marker("turns")
+        if marker is None:
+            continue
+        number = seen[item.nodeid.split("[")[0]]
+        seen[item.nodeid.split("[")[0]] += 1
+        if (number + int(turn)) % marker.args[0] != 0:
+            later.append(item)
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ def test_local_sgd_averages_and_resumes_as_with_torchs_optimizer(two, key):
 CASES = [(key, options_of(key)) for key in BOTH] + [("sgd", {"lr": 0.1})]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("key, options", CASES, ids=[f"{key}-{len(options)}" for key, options in CASES])
 def test_a_checkpoint_goes_from_two_ranks_to_four_to_one_and_to_torchs_optimizer_and_back(
     two, four, one, key, options, tmp_path

@@ -92,6 +92,7 @@ def test_every_dimension_of_a_mesh_counts_in_the_norm(four, entry):
     four.run("mistakes_cases", "norm_over_two_dimensions", entry=entry)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("key", SHARDED)
 def test_fsdp_over_tensor_parallelism_steps_as_one_process(four, key):
     for max_norm in (None, 0.5):

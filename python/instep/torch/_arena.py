@@ -101,7 +101,7 @@ class Arena:
         is_coded = self.kind.word == "8bit"
         self.scales = {name: zeros(torch.float32, self.len // QUANTUM) for name in names} if is_coded else {}
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
-        self.instead = torch.zeros(2 * ELEMENT * count if self.empty else 0, dtype=torch.uint8, device=self.device)
+        self.instead = torch.zeros(2 * ELEMENT * count, dtype=torch.uint8, device=self.device) if self.empty else None
         carried = OPTIMIZERS[self.key].carried
         # On the CPU, as in torch, where a GPU steps, too.
         self.numbers = self.vectors = {"step": torch.zeros(count, dtype=torch.float32, device="cpu")}
@@ -256,6 +256,7 @@ class Arena:
 
     def instead_of(self, index: int) -> tuple[int, int]:
         """Where zeros lie that are stepped, with zeros, in place of an empty parameter: so its updates are counted, too."""
+        assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
         return start, start + ELEMENT
 

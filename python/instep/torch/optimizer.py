@@ -221,10 +221,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
-    def _gone(self) -> list[Tensor]:
+    def _gone(self, own: Collection[Tensor]) -> list[Tensor]:
         """The parameters that neither a group nor ``state`` has any more."""
-        own = self._own_places()
-        return [param for param in self._engine.places if param not in own]
+        places = self._engine.places
+        return [] if len(own) == len(places) else [param for param in places if param not in own]
 
     def _follow_states(self) -> GroupSnapshot:
         """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
@@ -239,13 +239,15 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._grouped = groups
                 return groups
         refuse_repeated(groups.params)
-        moved, gone = self._take_groups(groups), self._gone()
+        own = self._own_places()
+        moved, gone = self._take_groups(groups), self._gone(own)
         if moved or gone:
             away = set(map(id, gone))
             self._place([param for param in self._engine.places if id(param) not in away], gone)
-        self._take_replaced()
+            own = self._own_places()
+        self._take_replaced(own)
         self._settings.forget_others(groups.groups)
-        self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
+        self._grouped, self._followed = groups, StateSnapshot(self.state, own.values())
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
@@ -276,9 +278,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             arena.regroup(members)
         return False
 
-    def _take_replaced(self) -> None:
+    def _take_replaced(self, places: dict[Tensor, Place]) -> None:
         """Copies what the user has put in the place of states into the memory that steps write."""
-        places, reader = self._own_places(), Reader(self._engine)
+        reader = Reader(self._engine)
         entries = []
         for param in replaced(self.state, places):
             arena, index = places[param]
