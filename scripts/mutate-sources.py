@@ -302,8 +302,9 @@ FAULTS = [
           ("a scale that stays in gradients of another form", "_engine", "copies.append((given, grad))", "pass",
            "test_a_fused_step_takes_the_scale_out"),
       )],
-    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/_arena.py",
-     "self.hypers[id(self.groups[index])]", "self.hypers[id(self.groups[0])]", "test_a_sum_of_adagrad_that_had_no_update"),
+    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
+     "self._settings.of(group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
+     "test_a_sum_of_adagrad_that_had_no_update"),
     ("a number that is not written", "python", "python/instep/torch/_engine.py",
      "arena.count_address,", "0,", "test_state_dicts_go_both_ways"),
     *[(f"a user's {what} that is not noticed", "python", "python/instep/torch/_state.py", old, "True", test)
@@ -314,7 +315,7 @@ FAULTS = [
           ("write to a count", "self.versions == self._versions()", "test_what_a_user_writes_counts_as_in_torch"),
       )],
     ("memory of a parameter that is gone", "python", "python/instep/torch/optimizer.py",
-     "self._take_groups(groups), self._gone()", "self._take_groups(groups), []", "test_replaced_parameters_are_freed"),
+     "self._take_groups(groups), self._gone(own)", "self._take_groups(groups), []", "test_replaced_parameters_are_freed"),
     ("states that change places one after the other", "python", "python/instep/torch/optimizer.py",
      "value.clone() if isinstance(value, Tensor) else value for", "value for", "test_two_states_that_change_places"),
     *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
