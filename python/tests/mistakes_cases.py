@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import instep
-from instep.torch import FusedOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers, register_ddp, register_fsdp
+from instep.torch import (
+    FusedOptimizer,
+    apply_optimizer_in_backward,
+    functional,
+    get_in_backward_optimizers,
+    register_ddp,
+    register_fsdp,
+)
 
 SHARDED = [key for key in instep.OPTIMIZERS if not instep.OPTIMIZERS[key].scales_by_norms]
 WRAPPERS = ["ddp", "ddp-view", "fsdp2", "fsdp1"]
@@ -415,6 +422,10 @@ def unfit_shards(rank: int, world: int) -> None:
         added = FusedOptimizer([nn.Parameter(torch.ones(1))], key, **options)
         refused(text, lambda: added.add_param_group({"params": shards}))
         assert len(added.param_groups) == 1
+        if key == "lamb":
+            lists = [[shards[0]], [torch.ones_like(shards[0])], *([torch.zeros_like(shards[0])] for _ in range(2))]
+            settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.0}
+            refused("params[0]: without memory of its own", lambda: functional.lamb_(*lists, [torch.zeros(())], **settings))
         # One that comes into a group by itself is refused before anything is stepped.
         beside = nn.Parameter(torch.ones(3))
         replaced = FusedOptimizer([beside, nn.Parameter(torch.ones(4, 4))], key, **options)

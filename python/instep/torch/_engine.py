@@ -210,7 +210,9 @@ class Engine:
                 "counts": arena.count_address,
                 "carried": arena.carried_address,
             }
-            return Prepared(arena.step_over(batch.indices, batch.grad_dtype), bound, keeps, copies)
+            step = arena.step_over(batch.indices, batch.grad_dtype)
+            step.refuse_written(arena.count_address, arena.carried_address)
+            return Prepared(step, bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
         """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
