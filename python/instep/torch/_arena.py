@@ -372,8 +372,9 @@ class Arena:
         """Shows all that are hidden, as zeros that a first step does not read."""
         hidden, self.hidden = self.hidden, set()
         for index in hidden:
-            for name in self.states if "step" not in self.numbers and self.kind.word != "8bit" else ():
-                self.local[index][name].fill_(NO_UPDATE)
+            for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):
+                if self.local[index][name].is_floating_point():
+                    self.local[index][name].fill_(NO_UPDATE)
             self.show(index)
 
     def _hide(self, index: int) -> None:

@@ -27,7 +27,7 @@ FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size",
 
 
 NO_UPDATE = -0.0
-"""What fills the buffer of an SGD that had no update, where it must be shown: it has no count beside it."""
+"""What fills the buffer of an SGD, or its scales, where it is shown before its first update: it has no count beside it."""
 
 
 class Kind(NamedTuple):

@@ -58,7 +58,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
     step = values.get("step")
     if step is None:
         # SGD's momentum has no count in torch: a buffer is there after the first update.
-        found = [values[name] for name in kept if values.get(name) is not None]
+        found = [values.get(f"{name}_scales", values[name]) for name in kept if values.get(name) is not None]
         return int(bool(found) and not all(map(had_no_update, found)))
     number = _number(step)
     if number is None or not (0 <= number < 1 << 63 and number == int(number)):
