@@ -334,8 +334,9 @@ FAULTS = [
       for fault, file, old, new, test in (
           ("a cut placement that the norm leaves out", "_sharded", "if not placement.is_replicate():", "if placement.is_shard():",
            "test_every_dimension_of_a_mesh_counts"),
-          ("a state that is shown before its first update", "_arena", "set(range(len(members))), set[int]()",
-           "set[int](), set[int]()", "test_a_parameter_without_an_update_has_no_state"),
+          ("a state that is shown before its first update", "_arena",
+           "if progress[0] == 0 and values.keys().isdisjoint(self.shown[index]):", "if False:",
+           "test_a_parameter_without_an_update_has_no_state"),
           ("a buffer that is taken for one of an update", "_kinds", "NO_UPDATE = -0.0", "NO_UPDATE = 0.0",
            "test_a_checkpoint_before_the_first_step"),
           ("a loaded buffer that is not noticed", "_arena", "*(self.numbers or self.states)", "*self.numbers",

@@ -81,7 +81,7 @@ class Arena:
         self.goes_on: set[int] = set()
         # Those that ``state`` does not show yet, since they have had no update and nobody gave them a state. A GPU does not
         # tell at once whether a step that it was given was skipped: of these parameters that is not known.
-        self.hidden, self.unsure = set(range(len(members))), set[int]()
+        self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
