@@ -69,7 +69,7 @@ pub trait Executor {
     /// announce it.
     const TRAINER_IS_A_STREAM: bool;
 
-    /// What says that the caller's sum of a bucket is there.
+    /// The proof that the caller's sum of a bucket is complete: an event on a GPU.
     type Sum;
 
     /// Returns the place of its memory.

@@ -30,7 +30,7 @@ pub enum Error {
     /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
     #[error("{0}")]
     Layout(Refusal),
-    /// Refused: ranks share the tensor out, and no rank has all of it.
+    /// Refused: the tensor is sharded, and no rank has all of it.
     #[error("{tensor}: this rank keeps elements {first} to {end} of {len}; use Stepper::gather on all ranks")]
     Sharded {
         /// The tensor.

@@ -1,8 +1,8 @@
 //! A device without memory and without threads: it knows when each op would run, given how long each one takes.
 //!
-//! A stepper of it has the schedule, the bytes and the refusals of a real one, so a group of a thousand ranks is planned on
-//! a laptop. It keeps a device's promises about time: ops of a stream run in order, none before it was submitted, and a
-//! wait ends with its record. Ranks are alike, so one stands for all.
+//! A stepper on this device has the schedule, the byte counts and the refusals of a real one, so a laptop can plan a
+//! thousand ranks. Ops of a stream run in order, none before it was submitted, and a wait ends with its record. All
+//! ranks are alike, so it forecasts one.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};

@@ -77,7 +77,7 @@ struct Past {
 }
 
 impl Past {
-    /// Whether what a stream does next, with this clock, comes after it.
+    /// Returns whether what a stream does next, with this clock, comes after it.
     fn precedes(&self, stream: usize, clock: &[u64; STREAMS]) -> bool {
         let known = |(of, place): (usize, u64)| of == stream || clock[of] > place;
         known((self.stream, self.place)) || self.awaited.is_some_and(known)
@@ -147,7 +147,7 @@ impl<'plan> Checker<'plan> {
         self.clocks[stream.index()][stream.index()] += 1;
     }
 
-    /// What has been found wrong so far, in list order.
+    /// The faults found so far, in list order.
     pub fn hazards(&self) -> &[Hazard] {
         &self.hazards
     }
@@ -187,8 +187,8 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does next.
-    /// What of it lies in the host's memory the trainer's thread has touched itself, before this was submitted.
+    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does
+    /// next. Bytes in the host's memory are included: the trainer's thread touched them before it submitted this.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

@@ -44,7 +44,7 @@ pub unsafe extern "C" fn instep_stepper_read(
         // SAFETY: the header's contract, here and below.
         let values = unsafe { list_mut(values, count, "values")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             Ok(on_any!(&training.engine, stepper => stepper.read(tensor, values))?)
         })
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn instep_stepper_write(
         // SAFETY: the header's contract, here and below.
         let values = unsafe { list(values, count, "values")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             Ok(on_any!(&mut training.engine, stepper => stepper.write(tensor, values))?)
         })
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn instep_stepper_address(
         let (to_address, to_dtype) =
             unsafe { (Out::new(out_address, "out_address")?, Out::optional(out_dtype, "out_dtype")?) };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             let tensor = unsafe { training.tensor(&tensor)? };
             let dtype = training.dtype(tensor)?;
             let address = match &mut training.engine {
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn instep_stepper_rebind(
         // SAFETY: the header's contract, here and below.
         let out = unsafe { Out::optional(out_is_recut, "out_is_recut")? };
         STEPPERS.with(stepper, |training| {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             let is_recut = unsafe {
                 let borrowed = memory(tensors, &training.ids, &training.types)?;
                 on_any!(&mut training.engine, stepper => stepper.rebind(borrowed))?

@@ -183,22 +183,22 @@ mod tests {
         second: u64,
     }
 
-    // SAFETY: as the trait says.
+    // SAFETY: numbers, for which zeros are values.
     unsafe impl Growing for Old {
         const NAME: &'static str = "options";
     }
-    // SAFETY: as the trait says.
+    // SAFETY: numbers, for which zeros are values.
     unsafe impl Growing for New {
         const NAME: &'static str = "options";
     }
 
     fn as_new(old: &Old) -> Result<New> {
-        // SAFETY: as many bytes as it says.
+        // SAFETY: the struct's own size is its first field.
         unsafe { read(std::ptr::from_ref(old).cast()) }
     }
 
     fn as_old(new: &New) -> Result<Old> {
-        // SAFETY: as many bytes as it says.
+        // SAFETY: the struct's own size is its first field.
         unsafe { read(std::ptr::from_ref(new).cast()) }
     }
 

@@ -65,7 +65,7 @@ pub unsafe extern "C" fn instep_bucket_step_create(
     call(|| {
         // SAFETY: the header's contract.
         let (options, out) = unsafe { (read(options)?, Out::new(out_step, "out_step")?) };
-        // SAFETY: as above.
+        // SAFETY: the header's contract.
         let step = unsafe { create(&options)? };
         out.put(BUCKET_STEPS.insert(step)?);
         Ok(())
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
                         Ok(host.step(&tensors, factors)?)
                     }
                     Engine::Cuda(gpu) => {
-                        // SAFETY: as above.
+                        // SAFETY: the header's contract.
                         unsafe { gpu.enqueue(&tensors, factors, stream_of(stream))? };
                         Ok(())
                     }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
                     Ok(host.step_decided(&tensors, norm)?)
                 }
                 (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
-                    // SAFETY: as above.
+                    // SAFETY: the header's contract.
                     unsafe { gpu.enqueue_decided(&tensors, norm, stream_of(stream))? };
                     Ok(())
                 }
@@ -260,7 +260,7 @@ impl Step {
                 Ok(host.add_norm(&grads, norm)?)
             }
             (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
-                // SAFETY: as above.
+                // SAFETY: the caller's promise.
                 unsafe { gpu.enqueue_norm(&grads, norm, stream_of(stream))? };
                 Ok(())
             }

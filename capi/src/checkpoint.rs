@@ -60,7 +60,7 @@ pub unsafe extern "C" fn instep_stepper_save(
                 true => Scalar::F64(scalar.number),
                 false => Scalar::U64(scalar.integer),
             };
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             let name = unsafe { text(scalar.name, "scalar's name")? };
             if extras.scalars.insert(name.to_owned(), value).is_some() {
                 return Err(Fault::argument(
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn instep_stepper_load(
         let (path, scalars) = unsafe { (text(path, "path")?, list_mut(scalars, scalar_count, "scalars")?) };
         let mut names = Vec::with_capacity(scalars.len());
         for scalar in &*scalars {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             names.push(unsafe { text(scalar.name, "scalar's name")? });
         }
         STEPPERS.with(stepper, |training| {

@@ -91,7 +91,7 @@ pub(crate) struct Foreign {
 
 // SAFETY: the header asks for functions and data that any thread may use.
 unsafe impl Send for Foreign {}
-// SAFETY: as above.
+// SAFETY: the header asks for functions and data that any thread may use.
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
@@ -120,7 +120,7 @@ impl Foreign {
     /// Says that nothing will be called any more.
     pub(crate) fn release(&self) {
         if let Some(release) = self.table.release {
-            // SAFETY: as in `enqueue`.
+            // SAFETY: the function and its data are as the header says.
             in_callback(|| unsafe { release(self.table.data) });
         }
     }
@@ -185,7 +185,7 @@ impl Collective for Foreign {
     fn abort(&self, cause: &Error) {
         if let Some(abort) = self.table.abort {
             let cause = CString::new(cause.to_string().replace('\0', "\\0")).unwrap_or_default();
-            // SAFETY: as in `enqueue`.
+            // SAFETY: the function and its data are as the header says.
             in_callback(|| unsafe { abort(self.table.data, cause.as_ptr()) });
         }
     }

@@ -81,7 +81,7 @@ pub(crate) unsafe fn memory(from: *const instep_memory, ids: &Ids, types: &[Type
         };
     }
     for one in buckets {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         let (params, offsets) = unsafe {
             (list(one.params, one.param_count, "params")?, list(one.offsets, one.param_count, "offsets")?)
         };

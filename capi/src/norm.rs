@@ -90,7 +90,7 @@ pub unsafe extern "C" fn instep_norm_begin(
                 Ok(host.begin(scaling)?)
             }
             Norm::Cuda(gpu) => {
-                // SAFETY: as above.
+                // SAFETY: the header's contract.
                 unsafe { gpu.enqueue_begin(scaling, stream_of(stream))? };
                 Ok(())
             }
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn instep_norm_add(
         // SAFETY: the header's contract, here and below.
         let grads = unsafe { list(grads, 1, "grads")? }[0];
         NORMS.with(norm, |norm| {
-            // SAFETY: as above.
+            // SAFETY: the header's contract.
             BUCKET_STEPS.with(step, |step| unsafe { step.add_norm(&grads, norm, stream) })
         })
     })

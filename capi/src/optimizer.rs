@@ -86,7 +86,7 @@ pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> 
     // SAFETY: the caller's promise, here and below.
     let hypers = unsafe { list(hypers, count, "hypers")? };
     let named = |hyper: &instep_hyper| {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         Ok((unsafe { text(hyper.name, "hyperparameter's name")? }, hyper.value))
     };
     hypers.iter().map(named).collect()

@@ -98,7 +98,7 @@ impl Groups {
             unsafe { (build(optimizer)?, self::precision(precision)?, list(groups, group_count, "groups")?) };
         let (mut optimizers, mut precisions) = (Vec::new(), Vec::new());
         for group in all {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             unsafe {
                 let name = text(group.name, "group's name")?;
                 if !group.optimizer.is_null() {

@@ -67,7 +67,7 @@ pub unsafe extern "C" fn instep_stepper_create(
     call(|| {
         // SAFETY: the header's contract.
         let (options, out) = unsafe { (read(options)?, Out::new(out_stepper, "out_stepper")?) };
-        // SAFETY: as above.
+        // SAFETY: the header's contract.
         let training = unsafe { create(&options)? };
         out.put(STEPPERS.insert(training)?);
         Ok(())
@@ -116,11 +116,11 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         builder = builder.group_precision(group, precision);
     }
     let copy = dtype("copy", options.copy)?;
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     let builder = unsafe { configured(builder, options, copy)? };
     let borrowed = match options.memory.is_null() {
         true => None,
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         false => Some(unsafe { memory(options.memory, &ids, &types)? }),
     };
     let world_size = options.world_size.max(1);
@@ -131,7 +131,7 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         }
         true => Sums::by_caller(options.rank, world_size),
         false if !options.collective.is_null() => {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
             collective = Some(foreign.clone());
             foreign.into()
@@ -143,7 +143,7 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
         }
         false => Solo::default().into(),
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     let engine = unsafe { engine(builder, sums, borrowed, gpu.as_ref())? };
     Ok(Training { engine, ids, types, copy, optimizers: names, collective })
 }

@@ -96,7 +96,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
         (true, true) if count == 0 => Ok(None),
         // SAFETY: the caller's promise, here and below.
         (_, true) => Ok(Some(unsafe { Lent::at_len(address, count) })),
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         (true, false) => Ok(Some(unsafe { Lent::at_each(list(addresses, count, name)?) })),
         (false, false) => {
             Err(Fault::argument(name, "both one address and one per parameter", "leave one of them null"))
@@ -132,14 +132,14 @@ pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Res
 pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) -> Result<StepTensors<'a>> {
     // SAFETY: the caller's promise, here and below.
     let given = unsafe { read(from)? };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     let one = |name, tensor: &instep_tensor| unsafe { lent(name, tensor) };
     let all = |name, of: &[instep_tensor]| -> Result<Vec<Option<Lent<'a>>>> {
         of.iter().map(|tensor| one(name, tensor)).collect()
     };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     let params = unsafe { required("parameters", &given.params, is_empty)? };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     let grads = unsafe { gradients(&given.grads, is_empty)? };
     let mut tensors = StepTensors::new(params, grads)
         .states(all("states", &given.states)?)

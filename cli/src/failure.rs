@@ -47,6 +47,20 @@ impl Failure {
         Failure::Config(format!("{thing}: {wrong}; {remedy}"))
     }
 
+    /// Makes an error about JSON that does not parse. The parser names Rust's types, which a user does not know.
+    pub(crate) fn json(error: &serde_json::Error) -> Failure {
+        let types = [
+            ("usize", "a whole number"),
+            ("u64", "a whole number"),
+            ("u32", "a whole number"),
+            ("f64", "a number"),
+        ];
+        let text = types.iter().fold(error.to_string(), |text, (rust, plain)| {
+            text.replace(&format!("expected {rust}"), &format!("expected {plain}"))
+        });
+        Failure::Config(text)
+    }
+
     /// Makes an error about a tensor file.
     pub(crate) fn tensors(thing: impl Display, wrong: impl Display, remedy: impl Display) -> Failure {
         Failure::Tensors(format!("{thing}: {wrong}; {remedy}"))

@@ -153,7 +153,7 @@ def replay(binary, config, tensors, counts, folder):
     (folder / "C.json").write_text(json.dumps(config))
     save_file(tensors, folder / "IN", metadata=counts or None)
     paths = [argument for name in ("config", "input", "output") for argument in (f"--{name}", folder / FILES[name])]
-    subprocess.run([binary, "replay", *paths], check=True)
+    subprocess.run([binary, "replay", *paths], check=True, stdout=subprocess.DEVNULL)
     with safe_open(folder / "OUT", framework="pt") as out:
         return {name: out.get_tensor(name).float().numpy() for name in out.keys()}, out.metadata()
 

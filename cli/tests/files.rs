@@ -83,10 +83,49 @@ fn an_output_is_a_new_file_with_usual_permissions() {
 #[test]
 fn a_closed_pipe_is_no_panic() {
     let folder = folder();
-    for arguments in [&["info"][..], &["--help"], &["diff", "IN", "IN"]] {
+    let replay = ["replay", "--config", "C.json", "--input", "IN", "--output", "OUT"];
+    for arguments in [&["info"][..], &["--help"], &["diff", "IN", "IN"], &replay] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = folder.command(arguments).stdout(writer).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", crate::support::stderr(&output));
     }
+}
+
+#[test]
+fn a_replay_says_its_parameters_steps_norm_and_time() {
+    let config = |more: &str| {
+        format!(
+            r#"{{"optimizer":"sgd","groups":[{{"params":["a","b"]}}],"world_size":2,"frozen":["b"]{more}}}"#
+        )
+    };
+    let gradients =
+        |content: Content, pass: u32, values: &[f32]| content.with(&format!("grad.{pass}.a"), &[2], values);
+    let content = Content::default().with("param.a", &[2], &[0.0; 2]).with("param.b", &[3], &[0.0; 3]);
+    let content = gradients(gradients(content, 0, &[1.0, 1.0]), 1, &[6.0, 8.0]);
+    let said = |config: &str, content: &Content| {
+        let folder = Folder::of(config, content);
+        let report = folder.replay(&["--json"]);
+        let report = serde_json::from_slice::<serde_json::Value>(&report.stdout).unwrap();
+        (report, crate::support::stdout(&folder.replay(&[])))
+    };
+
+    let (report, text) = said(&config(r#","clip":{"global":1}"#), &content);
+    for (key, value) in [("parameters", 2), ("frozen", 1), ("elements", 5), ("passes", 2), ("skipped", 0)] {
+        assert_eq!(report[key], value, "{key}");
+    }
+    // The mean over two ranks is (3, 4).
+    assert_eq!((&report["optimizer"], &report["norm"]), (&"SGD".into(), &5.0.into()));
+    assert!((report["clip_factor"].as_f64().unwrap() - 0.2).abs() < 1e-6, "{report}");
+    assert!(report["seconds"].as_f64().unwrap() > 0.0);
+    assert!(text.starts_with("SGD: 2 parameters of 5 elements, 1 frozen; 2 steps\n"), "{text}");
+    assert!(text.contains("norm of the last pass: 5.000000, clipped by the factor 0.2"), "{text}");
+
+    let (report, text) = said(&config(""), &content);
+    assert!(report["norm"].is_null() && !text.contains("norm"), "nothing asked for it: {text}");
+
+    let content = gradients(content, 2, &[f32::NAN, 1.0]);
+    let (report, text) = said(&config(r#","skip_nonfinite":true"#), &content);
+    assert_eq!((&report["passes"], &report["skipped"]), (&3.into(), &1.into()));
+    assert!(text.contains("; 2 steps, 1 pass skipped\n"), "{text}");
 }

@@ -55,14 +55,14 @@ fn a_sweep_on_the_host_has_a_row_for_every_size_in_bytes_of_gradients() {
         assert_eq!((&row["bytes_per_element"], &row["segments"]), (&json!(bytes), &json!(1)));
         let moved = bytes * row["elements"].as_f64().unwrap() * 1e-3 / time["median"].as_f64().unwrap();
         assert!((moved / row["step_gb_per_s"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
-        let line = table.lines().find(|line| {
+        let is_of_row = |line: &str| {
             let words: Vec<&str> = line.split_whitespace().collect();
             words.len() > 5
                 && words[1] == row["precision"]
-                && words[3].parse() == Ok(row["elements"].as_u64().unwrap())
-                && words[5] == row["cache"]
-        });
-        assert!(line.is_some_and(|line| line.contains(&row["bytes"].to_string())), "{table}");
+                && words[2].parse() == Ok(row["bytes"].as_u64().unwrap())
+                && words[4] == row["cache"]
+        };
+        assert!(table.lines().any(is_of_row), "{table}");
         let name = if row["precision"] == "f32" { "sgd" } else { "sgd bf16" };
         let case = format!("step,{name} {} {},", row["elements"], row["cache"].as_str().unwrap());
         assert_eq!(csv.lines().filter(|line| line.starts_with(&case)).count(), 4, "{csv}");
@@ -94,6 +94,35 @@ fn the_header_names_machine_and_build_in_both_forms() {
     let [row] = report["step"].as_array().unwrap().as_slice() else { panic!("{report}") };
     assert_eq!((&row["elements"], &row["cache"]), (&json!(64 << 10), &json!("resident")));
     assert_eq!(report["quick"], true);
+}
+
+/// Lines of a table that are neither its announcement, further lines of which are indented, nor its head.
+fn rows_of(table: &str, heads: usize) -> usize {
+    table.lines().skip(1).filter(|line| !line.starts_with("  ")).count() - heads
+}
+
+#[test]
+fn every_table_says_how_many_rows_are_to_come_and_fits_120_columns() {
+    // The longest names of an optimizer and of a precision.
+    let words = ["--optimizer", "momentum,adadelta", "--precision", "f32,remainder16", "--isa", "baseline"];
+    let (_, text, _) = run(&[&words[..], &["--shape", "l2", "--parameters", "3,1500"]].concat());
+    let wide = text.lines().filter(|line| !line.starts_with('#')).find(|line| line.chars().count() > 120);
+    assert_eq!(wide, None);
+    let tables: Vec<&str> = text.split("\n\n").skip(1).collect();
+    for (bench, rows, heads) in [
+        ("step", 4, 1),
+        ("overlap", 4, 1),
+        ("handover", 6, 0),
+        ("launch", 4, 0),
+        ("distance", 1, 0),
+        ("sharding", 3, 0),
+        ("growth", 6, 1),
+    ] {
+        let said = format!("{bench}, {rows} row{}: ", if rows == 1 { "" } else { "s" });
+        let table = tables.iter().find(|table| table.starts_with(&said));
+        let table = table.unwrap_or_else(|| panic!("no {said:?} in {text}"));
+        assert_eq!(rows_of(table.trim_end(), heads), rows, "{table}");
+    }
 }
 
 #[test]

@@ -7,11 +7,11 @@
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_add(const __grid_constant__ InstepAddArgs args) {
     const Extent four = {4, true};
-    const uint64_t first = uint64_t{ELEMENTS_PER_ROUND} * blockIdx.x + 4 * threadIdx.x;
+    const uint64_t first = uint64_t{PER_ROUND<4>} * blockIdx.x + 4 * threadIdx.x;
 #pragma unroll 1
-    for (uint64_t at = first; at < args.count; at += uint64_t{ELEMENTS_PER_ROUND} * gridDim.x) {
+    for (uint64_t at = first; at < args.count; at += uint64_t{PER_ROUND<4>} * gridDim.x) {
         const Run from = {const_cast<void*>(args.from), at, args.dtype, four}, to = {args.to, at, args.dtype, four};
-        Words summand = from.load_at(0), words = to.load_at(0);
+        Words<4> summand = from.load_at<4>(0), words = to.load_at<4>(0);
         hold_back(summand);
         hold_back(words);
         const Four added = from.values_of(summand);

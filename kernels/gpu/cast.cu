@@ -6,9 +6,9 @@
 
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_cast(const __grid_constant__ InstepCastArgs args) {
-    const uint64_t first = uint64_t{ELEMENTS_PER_ROUND} * blockIdx.x + 4 * threadIdx.x;
+    const uint64_t first = uint64_t{PER_ROUND<4>} * blockIdx.x + 4 * threadIdx.x;
 #pragma unroll 1
-    for (uint64_t at = first; at < args.count; at += uint64_t{ELEMENTS_PER_ROUND} * gridDim.x) {
+    for (uint64_t at = first; at < args.count; at += uint64_t{PER_ROUND<4>} * gridDim.x) {
         const uint64_t left = args.count - at;
         const Extent extent = {static_cast<uint32_t>(left < 4 ? left : 4), false};
         const Run from = {const_cast<void*>(args.from), at, args.from_dtype, extent};

@@ -1,4 +1,4 @@
-/* States in 8-bit codes as a GPU reads and writes them: four codes a thread at a time, and the scale of their block.
+/* States in 8-bit codes as a GPU reads and writes them: a thread's codes at a time, and the scale of their block.
  *
  * A block of 256 elements belongs to two warps. A scale is written only after every thread of its block has read the
  * old one. The bits equal those of cpu/streams.h. */
@@ -10,73 +10,78 @@
 
 namespace {
 
-/* A thread's four elements lie in one block. */
+/* A thread's elements lie in one block. */
 INSTEP_DEVICE float* scale_of(const Place& place, uint32_t k, uint32_t at) {
     return place.args.scales[k] + (place.tile().state_offset + at) / INSTEP_QUANTUM;
 }
 
-/* Four codes in the first word, and the scale of their block in the second. */
-INSTEP_DEVICE Words load_codes(const Place& place, uint32_t k, uint32_t at) {
+/* Codes, and the scale of their block in the last word. */
+template <uint32_t N>
+INSTEP_DEVICE Words<N> load_codes(const Place& place, uint32_t k, uint32_t at) {
     if (!place.has(at)) return {};
-    Words words = load(place.of<uint8_t>(place.args.states[k]), at, place.extent());
-    words.word[1] = bits_of(*scale_of(place, k, at));
+    Words<N> words = load<N>(place.of<uint8_t>(place.args.states[k]), at, place.extent());
+    words.word[N - 1] = bits_of(*scale_of(place, k, at));
     return words;
 }
 
-INSTEP_DEVICE Four decoded(const Words& codes, bool is_signed, float scale) {
-    Four four;
+template <uint32_t N>
+INSTEP_DEVICE Lane<N> decoded(const Words<N>& codes, bool is_signed, float scale) {
+    Lane<N> lane;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
+    for (uint32_t i = 0; i < N; ++i) {
         const uint8_t code = static_cast<uint8_t>(element_of<8>(codes, i));
-        four.x[i] = is_signed ? from_signed_code(code, scale) : from_unsigned_code(code, scale);
+        lane.x[i] = is_signed ? from_signed_code(code, scale) : from_unsigned_code(code, scale);
     }
-    return four;
+    return lane;
 }
 
 /* Elements past the end of the run are in no block. */
-INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const Four& four) {
+template <uint32_t N>
+INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const Lane<N>& lane) {
     uint32_t largest = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t magnitude = place.has(at + i) ? static_cast<uint32_t>(magnitude_bits(four.x[i])) : 0;
+    for (uint32_t i = 0; i < N; ++i) {
+        const uint32_t magnitude = place.has(at + i) ? static_cast<uint32_t>(magnitude_bits(lane.x[i])) : 0;
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
 }
 
 /* `stochastic` is a constant, so that codes to the nearest cost no draw. */
-INSTEP_DEVICE Words coded(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four, float scale,
-                          bool stochastic) {
+template <uint32_t N>
+INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane, float scale,
+                             bool stochastic) {
     const float factor = coding_factor(is_signed, scale);
-    Words codes = {};
+    Words<N> codes = {};
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
+    for (uint32_t i = 0; i < N; ++i) {
         const uint32_t random = stochastic ? place.random(at + i, FIRST_STATE_STREAM + k) : 0;
-        const uint32_t code = is_signed ? signed_code(four.x[i], scale, factor, stochastic, random)
-                                        : unsigned_code(four.x[i], scale, factor, stochastic, random);
+        const uint32_t code = is_signed ? signed_code(lane.x[i], scale, factor, stochastic, random)
+                                        : unsigned_code(lane.x[i], scale, factor, stochastic, random);
         set_element<8>(codes, i, code & 0xffu);
     }
-    codes.word[0] = is_coded(scale) ? codes.word[0] : 0;
-    return codes;
+    return is_coded(scale) ? codes : Words<N>{};
 }
 
 /* `largest` is the block's. The thread with its first element writes the scale, after every thread has read the old
  * one. Returns the stored values. */
-INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
-                               uint32_t largest) {
+template <uint32_t N>
+INSTEP_DEVICE Lane<N> write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane,
+                                  uint32_t largest) {
     if (!place.has(at)) return {};
     const float scale = block_scale(largest);
-    const Words codes = place.is_stochastic() ? coded(place, k, is_signed, at, four, scale, true)
-                                              : coded(place, k, is_signed, at, four, scale, false);
+    const Words<N> codes = place.is_stochastic() ? coded(place, k, is_signed, at, lane, scale, true)
+                                                 : coded(place, k, is_signed, at, lane, scale, false);
     store(place.of<uint8_t>(place.args.states[k]), at, place.extent(), codes);
     if (at % INSTEP_QUANTUM == 0) *scale_of(place, k, at) = scale;
     return decoded(codes, is_signed, scale);
 }
 
 /* The end of a loop over `at` in which every thread makes as many rounds, for the barrier in each. */
+template <uint32_t N>
 INSTEP_DEVICE uint32_t whole_rounds(const Place& place) {
     if (place.is_full) return place.count();
-    return (place.count() + ELEMENTS_PER_ROUND - 1) / ELEMENTS_PER_ROUND * ELEMENTS_PER_ROUND;
+    return (place.count() + PER_ROUND<N> - 1) / PER_ROUND<N> * PER_ROUND<N>;
 }
 
 }  // namespace

@@ -10,19 +10,7 @@
 
 namespace {
 
-static_assert(INSTEP_QUANTUM == 256, "a leaf is two fours per lane");
-
-/* The larger of a magnitude and that of `y`; a NaN if one of them is. */
-INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
-#if defined(__CUDA_ARCH__)
-    float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(magnitude), "f"(fabsf(y)));
-    return larger;
-#else
-    const uint32_t a = bits_of(magnitude), b = static_cast<uint32_t>(magnitude_bits(y));
-    return float_of(a > b ? a : b);
-#endif
-}
+constexpr uint32_t LEAF_HALF = INSTEP_QUANTUM / 2; /* elements */
 
 /* Adds what the other half of the lanes has of this lane's leaf: `a` is summed in lanes without the bit `half`, `b` in
  * the others. */
@@ -48,13 +36,14 @@ struct LeafSums {
     uint64_t limb[LIMBS_PER_LANE]; /* every eighth, from lane % 8 on; each eight lanes have their own */
     float worst;                   /* the largest magnitude of a lane's elements */
 
-    /* This lane's sum of squares of a leaf. `a` and `b` are elements 4 * lane to 4 * lane + 3 of its two halves. */
-    INSTEP_DEVICE double of_lane(const Four& a, const Four& b) {
+    /* A sum of squares of a leaf, of four elements from `first` on: `a` and `b` are what a lane has of its two halves. */
+    template <uint32_t N>
+    INSTEP_DEVICE double of_lane(const Lane<N>& a, const Lane<N>& b, uint32_t first = 0) {
         double pair[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            worst = larger_magnitude(larger_magnitude(worst, a.x[i]), b.x[i]);
-            pair[i] = pair_of(a.x[i], b.x[i]);
+            worst = larger_magnitude(larger_magnitude(worst, a.x[first + i]), b.x[first + i]);
+            pair[i] = pair_of(a.x[first + i], b.x[first + i]);
         }
         return lane_of(pair[0], pair[1], pair[2], pair[3]);
     }
@@ -62,10 +51,15 @@ struct LeafSums {
     /* One leaf, kept by the first eight lanes. */
     INSTEP_DEVICE void add(double of_lane) { keep(lanes_sum(of_lane, 16), threadIdx.x % 32 < LEAF_LANES); }
 
-    /* Four leaves. A lane gives away three of its parts, so that each eight lanes end with one leaf. */
+    /* Four leaves, by four sums of each lane. A lane gives away three of them, so that each eight lanes end with one leaf.
+     * With N = 4 elements a lane has one sum of each. With eight, lanes 0-15 have two each of two leaves, in the order of
+     * leaves and then of parts, and the other lanes of the other two. */
+    template <uint32_t N>
     INSTEP_DEVICE void add(const double (&of_lane)[4]) {
-        const double a = halves_sum(of_lane[0], of_lane[1], 16), b = halves_sum(of_lane[2], of_lane[3], 16);
-        keep(lanes_sum(halves_sum(a, b, 8), 4), true);
+        constexpr uint32_t HALF = LEAF_HALF / N / 2; /* of the lanes that share a leaf */
+        const double a = halves_sum(of_lane[0], of_lane[1], HALF), b = halves_sum(of_lane[2], of_lane[3], HALF);
+        const double sum = lanes_sum(halves_sum(a, b, HALF / 2), HALF / 4);
+        keep(N == 4 ? sum : sum + __shfl_xor_sync(0xffffffffu, sum, HALF / 2), true);
     }
 
     /* Limbs lane, lane + 8.. of the whole warp's sum. */

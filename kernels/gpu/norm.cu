@@ -1,4 +1,4 @@
-/* The norm of a bucket on the GPU: a warp takes four leaves of 256 elements at a time, or one.
+/* The norm of a bucket on the GPU: a warp takes four leaves of 256 elements at a time, eight of 16 bits, or one.
  *
  * A capped grid keeps the atomic additions few. This kernel never touches parameters and states, since the arguments
  * may hold none. */
@@ -7,17 +7,16 @@
 
 namespace {
 
-static_assert(INSTEP_TILE_ELEMENTS % 1024 == 0, "full tiles are full rounds of a warp");
-
-constexpr uint32_t LEAVES = 4; /* of a warp in a round */
+constexpr uint32_t LOADS = 8; /* of a lane in a round, 16 bytes each */
 
 /* What a lane has of a leaf that whole aligned words around it keep inside the run: all loads, then all shifts. */
 template <class T>
-INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, Words& first, Words& second) {
-    const uint32_t shift = misalignment(run, sizeof(T));
+INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, Words<4>& first, Words<4>& second) {
+    const uint32_t shift = misalignment<4>(run);
     const T* const aligned = run + (at - shift);
-    ShiftedWords a = {words_at(aligned), words_at(aligned + 4), shift};
-    ShiftedWords b = {words_at(aligned + 128), words_at(aligned + 132), shift};
+    constexpr auto words = words_at<Kept::AS_USUAL, 4, T>;
+    ShiftedWords<4> a = {words(aligned), words(aligned + 4), shift};
+    ShiftedWords<4> b = {words(aligned + LEAF_HALF), words(aligned + LEAF_HALF + 4), shift};
     hold_back(a.low);
     hold_back(a.high);
     hold_back(b.low);
@@ -30,10 +29,10 @@ INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, 
 INSTEP_DEVICE void add_leaf(LeafSums& sums, const Run& gradients, uint32_t start) {
     const uint32_t at = start + 4 * (threadIdx.x % 32);
     const bool is_inside = start >= 4 && start + INSTEP_QUANTUM + 4 <= gradients.extent.count;
-    Words first, second;
+    Words<4> first, second;
     if (!is_inside) {
-        first = gradients.load_at(at);
-        second = gradients.load_at(at + 128);
+        first = gradients.load_at<4>(at);
+        second = gradients.load_at<4>(at + LEAF_HALF);
     } else if (gradients.is_f32()) {
         load_inside(gradients, gradients.floats(), at, first, second);
     } else {
@@ -42,26 +41,36 @@ INSTEP_DEVICE void add_leaf(LeafSums& sums, const Run& gradients, uint32_t start
     sums.add(sums.of_lane(gradients.values_of(first), gradients.values_of(second)));
 }
 
-/* Full leaves of an aligned run; `dtype` is a constant where this is inlined. */
+/* Full leaves of an aligned run; `dtype` is a constant where this is inlined. A lane's loads are in pairs, of the same place
+ * in both halves of a leaf. */
 template <class T>
 INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint32_t dtype) {
-    constexpr uint32_t PER_ROUND = LEAVES * INSTEP_QUANTUM;
-    const uint32_t first = PER_ROUND * (threadIdx.x / 32), lane = 4 * (threadIdx.x % 32);
+    constexpr uint32_t N = WIDEST / sizeof(T), PARTS = N / 4, LANES = LEAF_HALF / N; /* that share a leaf */
+    constexpr uint32_t OF_WARP = LOADS * N * 32, OF_PAIR = 2 * N * 32, TOGETHER = 4 / PARTS;
+    static_assert(INSTEP_TILE_ELEMENTS % OF_WARP == 0, "full tiles are full rounds of a warp");
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const T* const first = run + lane / LANES * INSTEP_QUANTUM + lane % LANES * N;
 #pragma unroll 1
-    for (uint32_t start = first; start + PER_ROUND <= count; start += PER_ROUND * WARPS) {
-        Words words[2 * LEAVES];
+    for (uint32_t start = OF_WARP * warp; start < count; start += OF_WARP * WARPS) {
+        Words<N> words[LOADS];
 #pragma unroll
-        for (uint32_t i = 0; i < 2 * LEAVES; ++i) words[i] = words_at(run + (start + lane) + 128 * i);
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * LEAVES; ++i) hold_back(words[i]);
-        __syncwarp(); /* no load moves past it */
-        double of_lane[LEAVES];
-#pragma unroll
-        for (uint32_t i = 0; i < LEAVES; ++i) {
-            const Run typed = {nullptr, 0, dtype, {0, true}};
-            of_lane[i] = sums.of_lane(typed.values_of(words[2 * i]), typed.values_of(words[2 * i + 1]));
+        for (uint32_t i = 0; i < LOADS; ++i) {
+            words[i] = words_at<Kept::AS_USUAL, N>(first + start + OF_PAIR * (i / 2) + LEAF_HALF * (i % 2));
         }
-        sums.add(of_lane);
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; ++i) hold_back(words[i]);
+        __syncwarp(); /* no load moves past it */
+        const Run typed = {nullptr, 0, dtype, {0, true}};
+#pragma unroll
+        for (uint32_t pair = 0; pair < LOADS / 2; pair += TOGETHER) {
+            double of_lane[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                const uint32_t k = 2 * (pair + i % TOGETHER);
+                of_lane[i] = sums.of_lane(typed.values_of(words[k]), typed.values_of(words[k + 1]), 4 * (i / TOGETHER));
+            }
+            sums.add<N>(of_lane);
+        }
     }
 }
 
@@ -85,12 +94,13 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
         Run gradients = {args.grads, slot.tile().grad_offset, args.grad_dtype, {count, false}};
         uint32_t done = 0;
         if (slot.tile().count == INSTEP_TILE_ELEMENTS && gradients.is_aligned()) {
+            done = count;
             if (gradients.is_f32()) {
                 add_leaves(sums, gradients.floats(), count, INSTEP_DTYPE_F32);
-                done = count;
             } else if (args.grad_dtype == INSTEP_DTYPE_BF16) {
                 add_leaves(sums, gradients.halves(), count, INSTEP_DTYPE_BF16);
-                done = count;
+            } else {
+                add_leaves(sums, gradients.halves(), count, INSTEP_DTYPE_F16);
             }
         }
 #pragma unroll 1

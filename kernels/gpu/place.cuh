@@ -22,6 +22,11 @@ enum class Format : uint32_t {
     REMAINDER8,
 };
 
+/* Elements that a lane has of every stream in a round: 16 bytes, where all streams are of one width. Eight elements of five
+ * streams do not fit into the registers, and of 8-bit codes two warps share a block, four elements a lane. */
+template <Format FORMAT, int STATES, bool IS_CODED>
+constexpr uint32_t LANE_ELEMENTS = FORMAT == Format::BF16 && STATES <= 2 && !IS_CODED ? 8 : 4;
+
 /* The format of a launch whose streams are aligned. `is_coded` says that its kernel is that of states in codes. */
 INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
     if (args.copy || args.ema || args.param_dtype != args.grad_dtype) return Format::ANY;

@@ -93,14 +93,14 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
     LeafSums sums = {};
-    uint32_t nonfinite = 0;
+    float worst = 0.0f;
     if (place.count() == 0) return 0; /* otherwise the last tile's limbs would be overwritten while they are read */
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < whole_rounds(place); at += ELEMENTS_PER_ROUND) {
-        Weights::Stored stored = tile.weights.load_at(at);
-        Words words[INSTEP_MAX_STATES] = {};
+    for (uint32_t at = 4 * threadIdx.x; at < whole_rounds<4>(place); at += PER_ROUND<4>) {
+        StoredWeights<4> stored = tile.weights.load_at<4>(at);
+        Words<4> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words gradients = load_gradients(place, at); /* last: to shift misaligned gradients waits for them */
+        Words<4> gradients = load_gradients<4>(place, at); /* last: to shift misaligned gradients waits for them */
         hold_back(stored, words, &gradients);
         const Four p = tile.weights.values_of(stored);
         Four states[INSTEP_MAX_STATES] = {}, change = {};
@@ -112,7 +112,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            nonfinite |= is_nonfinite(sum.x[i]);
+            worst = larger_magnitude(worst, sum.x[i]);
             float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
             Rule::update(s, flags, p.x[i], sum.x[i] * factor, state);
 #pragma unroll
@@ -129,11 +129,11 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
         __syncthreads();
         const float4 got = of_lane[warp ^ 1][lane];
-        sums.add(sums.of_lane(kept, {{got.x, got.y, got.z, got.w}})); /* in either order: a pair is a sum of two */
+        sums.add(sums.of_lane(kept, Four{{got.x, got.y, got.z, got.w}})); /* in either order: a pair is a sum of two */
         tile.shared.maximum.turn ^= 1;
     }
     add_sums(sums, *tile.shared.exchange, tile.norms());
-    return nonfinite;
+    return is_nonfinite(worst);
 }
 
 /* The scale of a parameter. A whole block calls this: a warp for each norm, whose lanes read a limb each. */
@@ -160,11 +160,11 @@ INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
     }
     const float scale = tile.shared.last.scale;
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) {
-        Weights::Stored stored = tile.weights.load_at(at);
-        Words words[INSTEP_MAX_STATES] = {};
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += PER_ROUND<4>) {
+        StoredWeights<4> stored = tile.weights.load_at<4>(at);
+        Words<4> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        hold_back(stored, words, nullptr);
+        hold_back<4>(stored, words, nullptr);
         Four p = tile.weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
         state_values<Rule, CODED>(place, words, states);
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
@@ -173,7 +173,7 @@ INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
         for (uint32_t i = 0; i < 4; ++i) {
             p.x[i] = canonical(p.x[i] - scale * change_at<Rule>(s, flags, i, p, states));
         }
-        const Words params = tile.weights.write(at, p);
+        const Words<4> params = tile.weights.write(at, p);
         if (place.has_copy()) write_copy(place, at, p, params);
         if (place.has_ema()) write_ema(place, at, p);
     }

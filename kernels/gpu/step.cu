@@ -1,7 +1,7 @@
 /* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch
  * per bucket.
  *
- * Blocks have equal shares of consecutive tiles; each thread has four elements of every stream in flight. A run of full
+ * Blocks have equal shares of consecutive tiles; each lane has four or eight elements of every stream in flight. A run of full
  * aligned tiles in a known format (place.cuh) has a loop without choices. For all others dtypes and options are branches
  * on arguments. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
@@ -48,7 +48,7 @@ INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
                      reinterpret_cast<uintptr_t>(args.ema);
 #pragma unroll
     for (uint32_t k = 0; k < INSTEP_MAX_STATES; ++k) bits |= reinterpret_cast<uintptr_t>(args.states[k]);
-    return bits % 16 == 0;
+    return bits % WIDEST == 0;
 }
 
 INSTEP_DEVICE Common common_of(const InstepStepArgs& args, const InstepGiven& given, bool is_coded) {
@@ -58,19 +58,20 @@ INSTEP_DEVICE Common common_of(const InstepStepArgs& args, const InstepGiven& gi
     return {steps_nothing(args), has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
 }
 
-/* Whether a tile is full and its streams but for the gradients are aligned to four elements. */
+/* Whether a tile is full and its streams but for the gradients are aligned to the widest access of any format. */
 INSTEP_DEVICE bool is_full(const InstepStepArgs& args, const InstepTile& tile) {
-    return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % 4 == 0 &&
-           Extent::is_aligned(param_of(args, tile), 4 * bytes_of(args.param_dtype));
+    return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % WIDEST == 0 &&
+           Extent::is_aligned(param_of(args, tile), WIDEST);
 }
 
 template <class Rule, bool CODED, Format FORMAT>
 INSTEP_DEVICE uint32_t step_as(const Place& place, float multiplier, BlockMaximum& maximum) {
-    if constexpr (CODED || Rule::STATES > 2) { /* too many values for the registers */
-        return step_tile<Rule, CODED>({place.args, place.slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
+    constexpr uint32_t N = LANE_ELEMENTS<FORMAT, Rule::STATES, CODED>;
+    if constexpr (CODED || Rule::STATES > 2 || N > 4) { /* too many values for the registers */
+        return step_tile<Rule, CODED, N>({place.args, place.slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
     }
     const TileSlot slot = place.slot; /* in registers */
-    return step_tile<Rule, CODED>({place.args, slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
+    return step_tile<Rule, CODED, N>({place.args, slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
 }
 
 /* Steps full tiles of a known format. */

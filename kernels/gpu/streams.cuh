@@ -1,4 +1,4 @@
-/* Streams of a step as a GPU reads and writes them: four elements a thread at a time, in every format.
+/* Streams of a step as a GPU reads and writes them: the elements of a lane at a time, in every format.
  *
  * Where storing loses bits, the stored value also replaces the one in registers, so that a copy and an average are of
  * the stored value. Formats are branches on arguments, the same for all threads. The bits equal those of
@@ -11,100 +11,107 @@
 
 namespace {
 
-INSTEP_DEVICE Words narrowed_stochastically(const Place& place, uint32_t at, uint32_t stream, const Four& four) {
-    Words words = {};
+template <uint32_t N>
+INSTEP_DEVICE Words<N> narrowed_stochastically(const Place& place, uint32_t at, uint32_t stream, const Lane<N>& lane) {
+    Words<N> words = {};
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        set_element<16>(words, i, bfloat16_stochastic(four.x[i], place.random(at + i, stream)));
+    for (uint32_t i = 0; i < N; ++i) {
+        set_element<16>(words, i, bfloat16_stochastic(lane.x[i], place.random(at + i, stream)));
     }
     return words;
 }
+
+/* Parameters with their master weights, as they are stored: parameters, and the rest of a master that is split. An f32 master
+ * stands for both. */
+template <uint32_t N>
+struct StoredWeights {
+    Words<N> params, rest;
+};
 
 /* The parameters, with their master weights. */
 struct Weights {
     const Place& place;
 
-    /* As they are stored: parameters, and the rest of a master that is split. An f32 master stands for both. */
-    struct Stored {
-        Words params, rest;
-    };
-
-    INSTEP_DEVICE Stored load_at(uint32_t at) const {
+    template <uint32_t N>
+    INSTEP_DEVICE StoredWeights<N> load_at(uint32_t at) const {
         const InstepStepArgs& args = place.args;
         const Extent extent = place.extent();
-        Stored stored = {};
+        StoredWeights<N> stored = {};
         if (place.param_dtype() == INSTEP_DTYPE_F32) {
-            stored.params = load(place.params<float>(), at, extent);
+            stored.params = load<N>(place.params<float>(), at, extent);
         } else if (place.master_kind() == INSTEP_MASTER_F32) {
-            stored.params = load(place.of<float>(args.master), at, extent);
+            stored.params = load<N>(place.of<float>(args.master), at, extent);
         } else {
-            stored.params = load(place.params<uint16_t>(), at, extent);
+            stored.params = load<N>(place.params<uint16_t>(), at, extent);
             if (place.master_kind() == INSTEP_MASTER_REMAINDER16) {
-                stored.rest = load(place.of<uint16_t>(args.master), at, extent);
+                stored.rest = load<N>(place.of<uint16_t>(args.master), at, extent);
             } else if (place.master_kind() == INSTEP_MASTER_REMAINDER8) {
-                stored.rest = load(place.of<uint8_t>(args.master), at, extent);
+                stored.rest = load<N>(place.of<uint8_t>(args.master), at, extent);
             }
         }
         return stored;
     }
 
-    INSTEP_DEVICE Four values_of(const Stored& stored) const {
+    template <uint32_t N>
+    INSTEP_DEVICE Lane<N> values_of(const StoredWeights<N>& stored) const {
         if (place.param_dtype() == INSTEP_DTYPE_F32 || place.master_kind() == INSTEP_MASTER_F32) {
             return as_floats(stored.params);
         }
         if (place.master_kind() == INSTEP_MASTER_NONE) return widened(stored.params, place.param_dtype());
-        Four four;
+        Lane<N> lane;
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
+        for (uint32_t i = 0; i < N; ++i) {
             const uint16_t upper = static_cast<uint16_t>(element_of<16>(stored.params, i));
-            four.x[i] = place.master_kind() == INSTEP_MASTER_REMAINDER16
+            lane.x[i] = place.master_kind() == INSTEP_MASTER_REMAINDER16
                             ? joined_with_16(upper, static_cast<uint16_t>(element_of<16>(stored.rest, i)))
                             : joined_with_8(upper, static_cast<uint8_t>(element_of<8>(stored.rest, i)));
         }
-        return four;
+        return lane;
     }
 
-    /* Returns the parameters in 16 bits, if they have 16; `four` becomes the stored values. */
-    INSTEP_DEVICE Words write(uint32_t at, Four& four) const {
+    /* Returns the parameters in 16 bits, if they have 16; `lane` becomes the stored values. */
+    template <uint32_t N>
+    INSTEP_DEVICE Words<N> write(uint32_t at, Lane<N>& lane) const {
         const InstepStepArgs& args = place.args;
         const Extent extent = place.extent();
-        Words params = {};
+        Words<N> params = {};
         if (place.param_dtype() == INSTEP_DTYPE_F32) {
-            store(place.params<float>(), at, extent, as_words(four));
+            store(place.params<float>(), at, extent, as_words(lane));
             return params;
         }
         if (place.master_kind() == INSTEP_MASTER_F32) {
-            store(place.of<float>(args.master), at, extent, as_words(four));
-            params = narrowed(four, place.param_dtype());
+            store(place.of<float>(args.master), at, extent, as_words(lane));
+            params = narrowed(lane, place.param_dtype());
         } else if (place.master_kind() == INSTEP_MASTER_NONE) {
-            params = place.is_stochastic() ? narrowed_stochastically(place, at, PARAM_STREAM, four)
-                                     : narrowed(four, place.param_dtype());
-            four = widened(params, place.param_dtype());
+            params = place.is_stochastic() ? narrowed_stochastically(place, at, PARAM_STREAM, lane)
+                                     : narrowed(lane, place.param_dtype());
+            lane = widened(params, place.param_dtype());
             /* Widening an f16 NaN gives a payload that differs between machines, and a copy in f32 would store it. */
 #pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) four.x[i] = canonical(four.x[i]);
+            for (uint32_t i = 0; i < N; ++i) lane.x[i] = canonical(lane.x[i]);
         } else {
-            params = write_split(at, four);
+            params = write_split(at, lane);
         }
         store(place.params<uint16_t>(), at, extent, params);
         return params;
     }
 
   private:
-    INSTEP_DEVICE Words write_split(uint32_t at, Four& four) const {
+    template <uint32_t N>
+    INSTEP_DEVICE Words<N> write_split(uint32_t at, Lane<N>& lane) const {
         const InstepStepArgs& args = place.args;
-        Words params = {}, rest = {};
+        Words<N> params = {}, rest = {};
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
+        for (uint32_t i = 0; i < N; ++i) {
             Split split;
             if (place.master_kind() == INSTEP_MASTER_REMAINDER16) {
-                split = split_to_16(four.x[i]);
+                split = split_to_16(lane.x[i]);
                 set_element<16>(rest, i, split.remainder);
             } else {
-                four.x[i] = place.is_stochastic()
-                                ? rounded_to_24(four.x[i], place.random(at + i, PARAM_STREAM) >> 8)
-                                : rounded_to_24(four.x[i]);
-                split = split_to_8(four.x[i]);
+                lane.x[i] = place.is_stochastic()
+                                ? rounded_to_24(lane.x[i], place.random(at + i, PARAM_STREAM) >> 8)
+                                : rounded_to_24(lane.x[i]);
+                split = split_to_8(lane.x[i]);
                 set_element<8>(rest, i, split.remainder);
             }
             set_element<16>(params, i, split.param);
@@ -118,47 +125,52 @@ struct Weights {
     }
 };
 
-INSTEP_DEVICE Words load_state(const Place& place, uint32_t k, uint32_t at) {
+template <uint32_t N>
+INSTEP_DEVICE Words<N> load_state(const Place& place, uint32_t k, uint32_t at) {
     const InstepStepArgs& args = place.args;
-    if (place.moments() == INSTEP_MOMENTS_F32) return load(place.of<float>(args.states[k]), at, place.extent());
-    return load(place.of<uint16_t>(args.states[k]), at, place.extent());
+    if (place.moments() == INSTEP_MOMENTS_F32) return load<N>(place.of<float>(args.states[k]), at, place.extent());
+    return load<N>(place.of<uint16_t>(args.states[k]), at, place.extent());
 }
 
-INSTEP_DEVICE Four state_values(const Place& place, const Words& words) {
+template <uint32_t N>
+INSTEP_DEVICE Lane<N> state_values(const Place& place, const Words<N>& words) {
     return place.moments() == INSTEP_MOMENTS_F32 ? as_floats(words) : widened(words, INSTEP_DTYPE_BF16);
 }
 
 /* Returns the stored values. */
-INSTEP_DEVICE Four write_state(const Place& place, uint32_t k, uint32_t at, const Four& four) {
+template <uint32_t N>
+INSTEP_DEVICE Lane<N> write_state(const Place& place, uint32_t k, uint32_t at, const Lane<N>& lane) {
     const InstepStepArgs& args = place.args;
     if (place.moments() == INSTEP_MOMENTS_F32) {
-        store(place.of<float>(args.states[k]), at, place.extent(), as_words(four));
-        return four;
+        store(place.of<float>(args.states[k]), at, place.extent(), as_words(lane));
+        return lane;
     }
-    const Words words = place.is_stochastic() ? narrowed_stochastically(place, at, FIRST_STATE_STREAM + k, four)
-                                        : narrowed(four, INSTEP_DTYPE_BF16);
+    const Words<N> words = place.is_stochastic() ? narrowed_stochastically(place, at, FIRST_STATE_STREAM + k, lane)
+                                        : narrowed(lane, INSTEP_DTYPE_BF16);
     store(place.of<uint16_t>(args.states[k]), at, place.extent(), words);
     return widened(words, INSTEP_DTYPE_BF16);
 }
 
 /* Waits for its loads if the gradients are misaligned, so a round calls it last. */
-INSTEP_DEVICE Words load_gradients(const Place& place, uint32_t at) {
+template <uint32_t N>
+INSTEP_DEVICE Words<N> load_gradients(const Place& place, uint32_t at) {
     const Run run = place.gradients();
-    return run.shifted(run.load_shifted_at(at));
+    return run.shifted(run.load_shifted_at<N>(at));
 }
 
-/* Every state of four elements, as it is stored; those that the run does not keep stay zero. */
-template <class Rule, bool CODED>
-INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words* words) {
+/* Every state of a lane, as it is stored; those that the run does not keep stay zero. */
+template <class Rule, bool CODED, uint32_t N>
+INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words<N>* words) {
 #pragma unroll
     for (int k = 0; k < Rule::STATES; ++k) {
         if (static_cast<uint32_t>(k) >= place.state_count()) continue;
-        words[k] = CODED ? load_codes(place, k, at) : load_state(place, k, at);
+        words[k] = CODED ? load_codes<N>(place, k, at) : load_state<N>(place, k, at);
     }
 }
 
 /* All words of a round; `gradients` only if it reads some. */
-INSTEP_DEVICE void hold_back(Weights::Stored& stored, Words (&states)[INSTEP_MAX_STATES], Words* gradients) {
+template <uint32_t N>
+INSTEP_DEVICE void hold_back(StoredWeights<N>& stored, Words<N> (&states)[INSTEP_MAX_STATES], Words<N>* gradients) {
     hold_back(stored.params);
     hold_back(stored.rest);
 #pragma unroll
@@ -166,12 +178,12 @@ INSTEP_DEVICE void hold_back(Weights::Stored& stored, Words (&states)[INSTEP_MAX
     if (gradients) hold_back(*gradients);
 }
 
-template <class Rule, bool CODED>
-INSTEP_DEVICE void state_values(const Place& place, const Words* words, Four* states) {
+template <class Rule, bool CODED, uint32_t N>
+INSTEP_DEVICE void state_values(const Place& place, const Words<N>* words, Lane<N>* states) {
 #pragma unroll
     for (int k = 0; k < Rule::STATES; ++k) {
         if (CODED) {
-            states[k] = decoded(words[k], Rule::SIGNED >> k & 1, float_of(words[k].word[1]));
+            states[k] = decoded(words[k], Rule::SIGNED >> k & 1, float_of(words[k].word[N - 1]));
         } else {
             states[k] = state_values(place, words[k]);
         }
@@ -179,26 +191,28 @@ INSTEP_DEVICE void state_values(const Place& place, const Words* words, Four* st
 }
 
 /* Copies the parameters. A copy of their own dtype has their bits. */
-INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Four& four, const Words& params) {
+template <uint32_t N>
+INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Lane<N>& lane, const Words<N>& params) {
     const InstepStepArgs& args = place.args;
     if (args.copy_dtype == place.param_dtype() && place.param_dtype() != INSTEP_DTYPE_F32) {
         return store(place.of<uint16_t>(args.copy), at, place.extent(), params);
     }
-    Run{args.copy, place.tile().state_offset, args.copy_dtype, place.extent()}.write(at, four);
+    Run{args.copy, place.tile().state_offset, args.copy_dtype, place.extent()}.write(at, lane);
 }
 
 /* A parameter's first average is the parameter itself. */
-INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Four& four) {
+template <uint32_t N>
+INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Lane<N>& lane) {
     const InstepStepArgs& args = place.args;
     /* A parameter whose record is in the argument has one optimizer. */
     const uint64_t steps = args.records ? args.records[place.tile().first_record].steps : place.record().steps;
     const bool is_first = steps == 0;
     float* const ema = place.of<float>(args.ema);
-    Four average = as_floats(load(ema, at, place.extent()));
+    Lane<N> average = as_floats(load<N>(ema, at, place.extent()));
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const float moved = moved_average(average.x[i], four.x[i], args.ema_weight, args.ema_from_sample);
-        average.x[i] = canonical(is_first ? four.x[i] : moved);
+    for (uint32_t i = 0; i < N; ++i) {
+        const float moved = moved_average(average.x[i], lane.x[i], args.ema_weight, args.ema_from_sample);
+        average.x[i] = canonical(is_first ? lane.x[i] : moved);
     }
     store(ema, at, place.extent(), as_words(average));
 }

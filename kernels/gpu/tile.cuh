@@ -13,29 +13,30 @@ namespace {
 
 /* A state that this run does not keep reads as zero and is never written; a rule's scalars then leave it out. CODED
  * states need every thread in every round, for the barrier. */
-template <class Rule, bool CODED>
+template <class Rule, bool CODED, uint32_t N = 4>
 INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaximum& maximum) {
+    static_assert(!CODED || N == 4, "a block of codes is two warps'");
     const Weights weights = {place};
-    uint32_t nonfinite = 0;
+    float worst = 0.0f;
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < (CODED ? whole_rounds(place) : place.count()); at += ELEMENTS_PER_ROUND) {
+    for (uint32_t at = N * threadIdx.x; at < (CODED ? whole_rounds<N>(place) : place.count()); at += PER_ROUND<N>) {
         /* Every load of the round, before the first conversion waits for one. */
-        Weights::Stored stored = weights.load_at(at);
-        Words words[INSTEP_MAX_STATES] = {};
+        StoredWeights<N> stored = weights.load_at<N>(at);
+        Words<N> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words sums = load_gradients(place, at); /* last: to shift misaligned gradients waits for them */
+        Words<N> sums = load_gradients<N>(place, at); /* last: to shift misaligned gradients waits for them */
         hold_back(stored, words, &sums);
-        if (CODED) __syncwarp(); /* no load moves past it; every lane is in every round */
-        Four p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
+        if (CODED || N > 4) __syncwarp(); /* no load moves past it; every lane is in every round */
+        Lane<N> p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
         state_values<Rule, CODED>(place, words, states);
-        const Four sum = place.gradients().values_of(sums);
+        const Lane<N> sum = place.gradients().values_of(sums);
         /* From shared memory again each round, to save registers; from a known tile once. */
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            nonfinite |= is_nonfinite(sum.x[i]);
+        for (uint32_t i = 0; i < N; ++i) {
+            worst = larger_magnitude(worst, sum.x[i]);
             float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
             p.x[i] = canonical(Rule::update(s, flags, p.x[i], sum.x[i] * factor, state));
 #pragma unroll
@@ -49,7 +50,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
                 write_state(place, k, at, states[k]);
             }
         }
-        const Words params = weights.write(at, p);
+        const Words<N> params = weights.write(at, p);
         if (place.has_copy()) write_copy(place, at, p, params);
         if (place.has_ema()) write_ema(place, at, p);
         if (!CODED) continue;
@@ -62,12 +63,12 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
         }
         maximum.turn ^= 1;
     }
-    return nonfinite;
+    return is_nonfinite(worst);
 }
 
 INSTEP_DEVICE void average_tile(const Place& place, float multiplier) {
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) {
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += PER_ROUND<4>) {
         Four sum = place.gradients().read(at);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) sum.x[i] = canonical(sum.x[i] * multiplier);
@@ -79,7 +80,7 @@ INSTEP_DEVICE void average_tile(const Place& place, float multiplier) {
 INSTEP_DEVICE void zero_tile(const Place& place) {
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) place.gradients().clear(at);
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += PER_ROUND<4>) place.gradients().clear(at);
 }
 
 }  // namespace

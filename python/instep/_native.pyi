@@ -43,7 +43,7 @@ class Step:
     def __init__(
         self,
         groups: Sequence[tuple[str, dict[str, Value]]],
-        params: Sequence[tuple[int, int, int, int, int]],
+        params: Sequence[tuple[int, int, int, int, int, int, int]],
         arena: int,
         formats: tuple[str, str, str, str],
         seed: Optional[int],

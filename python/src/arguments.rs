@@ -18,7 +18,7 @@ pub(crate) struct Addresses(pub(crate) Vec<*mut c_void>);
 #[allow(unsafe_code)]
 unsafe impl Send for Addresses {}
 
-// SAFETY: as above.
+// SAFETY: addresses, which the caller vouches for on any thread.
 #[allow(unsafe_code)]
 unsafe impl Sync for Addresses {}
 

@@ -66,7 +66,7 @@ impl Norm {
                 let limbs = ptr::from_mut(sum.limbs).expose_provenance();
                 Ok((limbs, ptr::from_mut(sum.largest).expose_provenance()))
             }
-            // SAFETY: as in `begin`.
+            // SAFETY: the Python half passes a stream of PyTorch's on this GPU, which outlives the call's work.
             Block::Gpu(norm) => unsafe {
                 let sum = norm.enqueue_sum(StreamHandle(stream)).map_err(raised)?;
                 Ok((sum.limbs.0 as usize, sum.largest.0 as usize))
@@ -86,7 +86,7 @@ impl Norm {
         let block = &mut *block;
         py.detach(|| match block {
             Block::Host(norm) => norm.decide(max_norm, skip_nonfinite).map(|_| ()),
-            // SAFETY: as in `begin`.
+            // SAFETY: the Python half passes a stream of PyTorch's on this GPU, which outlives the call's work.
             Block::Gpu(norm) => unsafe {
                 norm.enqueue_decide(max_norm, skip_nonfinite, StreamHandle(stream))
             },

@@ -63,7 +63,8 @@ impl Step {
     /// Builds the step.
     ///
     /// `groups` are optimizers by key with their hyperparameters. `params` are length, group, offset in the arena
-    /// of `arena` elements, row in its vectors, and how far the native count is ahead of the one that is told. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
+    /// of `arena` elements, row in its vectors, how far the native count is ahead of the one that is told, the elements of a
+    /// row at which blocks of 8-bit states end, and the number of the first element. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
     /// `GOMP_parallel` in the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for
     /// the CPU.
     #[new]
@@ -71,7 +72,7 @@ impl Step {
     #[allow(clippy::too_many_arguments)]
     fn new(
         groups: Vec<(String, Bound<'_, PyDict>)>,
-        params: Vec<(usize, usize, usize, usize, u64)>,
+        params: Vec<(usize, usize, usize, usize, u64, usize, u64)>,
         arena: usize,
         formats: (String, String, String, String),
         seed: Option<u64>,
@@ -89,8 +90,9 @@ impl Step {
         let layout = layout.build().map_err(raised)?;
         let ids: Vec<ParamId> = layout.ids().collect();
         let places = ids.iter().zip(&params);
-        let bucket =
-            places.fold(ForeignBucket::new(arena), |bucket, (id, (_, _, at, ..))| bucket.gradient(*id, *at));
+        let bucket = places.fold(ForeignBucket::new(arena), |bucket, (id, (_, _, at, _, _, row, first))| {
+            bucket.gradient(*id, *at).rows(*id, *row, *first)
+        });
         let Some((key, hyper)) = groups.first() else {
             return Err(PyValueError::new_err("groups: empty; give one at least"));
         };
@@ -110,7 +112,7 @@ impl Step {
             Some(ordinal) => Engine::Gpu(Box::new(builder.cuda(&gpu(ordinal)?).map_err(raised)?)),
         };
         let inner = ManuallyDrop::new(Mutex::new(engine));
-        let shown = params.iter().map(|&(.., row, ahead)| Shown { row, ahead }).collect();
+        let shown = params.iter().map(|&(_, _, _, row, ahead, ..)| Shown { row, ahead }).collect();
         Ok(Step { owner: Owner::current(), ids, shown, readers: AtomicUsize::new(0), inner })
     }
 
@@ -141,7 +143,8 @@ impl Step {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: as in `step`.
+            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
+            // stream has passed it.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => step.add_norm(&tensors.gradients(), norm),
@@ -160,7 +163,8 @@ impl Step {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
         let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
-            // SAFETY: as in `step`.
+            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the
+            // stream has passed it.
             unsafe {
                 match (engine, block) {
                     (Engine::Host(step), Block::Host(norm)) => {

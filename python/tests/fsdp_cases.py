@@ -424,7 +424,7 @@ def misuse(rank: int, world: int) -> None:
     refused(RuntimeError, "another register_fsdp", register_fsdp, sharded, "adamw")
     register_fsdp(sharded, "sgd", params=list(sharded.place.parameters()))
     refused(NotImplementedError, "name all groups", stepped.add_param_group, {"params": [nn.Parameter(torch.ones(2))]})
-    refused(NotImplementedError, "blocks", register_fsdp, shard(make("gpt")), "adamw", states="8bit")
+    refused(NotImplementedError, "holds parts of rows", register_fsdp, wrap(make("gpt")), "adamw", states="8bit")
     refused(NotImplementedError, "use_orig_params", register_fsdp, wrap(make("gpt"), use_orig_params=False))
     whole = wrap(make("gpt"), sharding_strategy=ShardingStrategy.NO_SHARD)
     refused(NotImplementedError, "NO_SHARD", register_fsdp, whole)

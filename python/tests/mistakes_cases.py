@@ -405,18 +405,20 @@ def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional
 
 def unfit_shards(rank: int, world: int) -> None:
     """What a rank cannot step by its shard is refused when the optimizer is made, at every entry."""
-    from torch.distributed.tensor import Partial, Shard
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor
     from torch.testing._internal.two_tensor import TwoTensor
 
     def refused(text: str, call: Callable[[], Any]) -> None:
         found = raised(call, NotImplementedError)
         assert text in found, found
 
-    for key, options, text in [("lamb", {}, "LAMB: scales a change"), ("adamw", {"states": "8bit"}, "blocks")]:
-        for wrapper in ("fsdp2", "fsdp1"):
+    columns = init_device_mesh("cpu", (world,))
+    cut = [distribute_tensor(torch.ones(256, 256), columns, [Shard(1)])]
+    for key, options, text in [("lamb", {}, "LAMB: scales a change"), ("adamw", {"states": "8bit"}, "holds parts of rows")]:
+        for wrapper in ("fsdp2", "fsdp1") if key == "lamb" else ("fsdp1",):
             model = wrap(wrapper, net())
             refused(text, lambda: register_fsdp(model, key, **options))
-        shards = list(wrap("fsdp2", net()).parameters())
+        shards = list(wrap("fsdp2", net()).parameters()) if key == "lamb" else [nn.Parameter(cut[0])]
         refused(text, lambda: FusedOptimizer(shards, key, **options))
         refused(text, lambda: apply_optimizer_in_backward(key, shards, options))
         added = FusedOptimizer([nn.Parameter(torch.ones(1))], key, **options)
@@ -432,7 +434,7 @@ def unfit_shards(rank: int, world: int) -> None:
         replaced.param_groups[0]["params"][1] = shards[0]
         for param in (beside, shards[0]):
             param.grad = torch.ones_like(param)
-        before = values(wrap("fsdp2", net()))[0]
+        before = shards[0].to_local().detach().clone()
         refused(text, replaced.step)
         assert torch.equal(beside, torch.ones(3)) and torch.equal(shards[0].to_local(), before)
         register_ddp(wrap("ddp", net()), key, **options)

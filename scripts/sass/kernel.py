@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from .dependence import UnguardedLoad
-from .launch import CODES, FLOATS, NORM, RUN_TILES, Launch
+from .launch import CODES, FLOATS, NORM, RUN_TILES, ZEROS, Launch
 from .listing import instructions_of, kernels_of
 from .rounds import read_trace
 from .warp import BLOCK_THREADS, TraceError, WARP_LANES, Warp
@@ -28,6 +28,8 @@ def paths_of(abi, name):
     if not match or (match[2] or "") not in SUFFIXES:
         raise TraceError(f"{name}: no path is known for this kernel; name them in scripts/sass/kernel.py")
     optimizer, paths = match[1], SUFFIXES[match[2] or ""]
+    if name == "instep_step_adam":
+        paths = [*paths, *ZEROS]
     if not abi.is_scaled(optimizer):
         return optimizer, paths
     return optimizer, [replace(path, name=f"{path.name}_{part.lower()}", part=part) for part in ("MEASURE", "APPLY")

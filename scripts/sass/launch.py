@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .memory import WIDTHS, Memory
 
 RUNS = 3  # the second is judged: it does not open its segment, and after it a run remains to be fetched
-RUN_TILES = 4  # so that every warp of a block has a round of the norm
+RUN_TILES = 8  # so that every warp of a block has a round of the norm
 TILES = RUNS * RUN_TILES
 
 
@@ -25,6 +25,7 @@ class Path:
     shift: int = 0  # elements from an aligned address to the gradients
     warp: int = 0
     part: str = "WHOLE"
+    is_rare: bool = False  # every division and root takes the compiler's subroutine for the ends of their ranges
 
 
 FLOATS = [
@@ -36,8 +37,10 @@ FLOATS = [
     # The first and the last thread of a tile take other loads around the gradients, so a warp between them is traced.
     Path("f32_misaligned", shift=1, warp=2),
 ]
+# A dividend of zero counts as an end: a row of the parameters without gradients, before its first.
+ZEROS = [Path("f32_zeros", is_rare=True), Path("bf16_zeros", "BF16", "BF16", "BF16", is_rare=True)]
 CODES = [Path("8bit", moments="8BIT")]
-NORM = [Path("f32"), Path("bf16", grad="BF16"), Path("f32_misaligned", shift=1, warp=2)]
+NORM = [Path("f32"), Path("bf16", grad="BF16"), Path("f16", grad="F16"), Path("f32_misaligned", shift=1, warp=2)]
 
 
 class Launch:

@@ -1,16 +1,21 @@
-"""The record of figures, kernels/record/latency.csv, and the rule that a round asks for all its elements before it waits.
+"""The record of figures, kernels/record/latency.csv, and the rules that a round asks for all its elements before it waits, and
+by 16 bytes a lane where all its streams are of one width.
 
 A wait between two loads of a round costs a second latency of memory, hundreds of cycles, and no instruction: no other
-check sees it.
+check sees it. Loads of 8 bytes keep half as much in flight.
 """
 
 import csv
 
+from .kernel import paths_of
 from .rounds import FIGURES
 
 EVERY = None
 # Paths whose kernels wait between the loads of a round, on some architecture. A row that is no longer true is a fault.
 SERIALISED = {}
+# 16-bit streams of 8 bytes a lane. Eight elements of five streams do not fit into 64 registers, and two warps share a leaf of
+# LAMB's norms, four elements a lane. A row that is no longer true is a fault.
+NARROW = {("instep_step_ademamix", "bf16"), ("instep_step_lamb", "bf16_measure"), ("instep_step_lamb", "bf16_apply")}
 COLUMNS = ["nvcc", "kernel", "path", "architecture", *FIGURES]
 
 
@@ -31,6 +36,21 @@ def judge_together(found, check, is_whole, serialised=SERIALISED):
     for path, kernels in serialised.items() if is_whole else ():
         for name in kernels or ():
             check((name, path) in pairs, f"{name}, {path}: SERIALISED names no such path; take it off")
+
+
+def judge_width(found, abi, check):
+    """Bytes of a load of a lane, in paths whose streams are all of one width, and aligned."""
+    for (name, path, code), figures in sorted(found.items()):
+        optimizer, paths = paths_of(abi, name)
+        (path,) = (one for one in paths if one.name == path)
+        widths = {path.grad} if optimizer is None else {path.grad, path.param, path.moments}
+        if widths not in ({"F32"}, {"BF16"}, {"F16"}) or path.master != "NONE" or path.shift:
+            continue
+        states = 0 if optimizer is None else max(1, abi.optimizers[optimizer][1])
+        streams = 1 if optimizer is None else states + (1 if path.part == "APPLY" else 2)
+        width = figures.elements // 32 * streams * (4 if widths == {"F32"} else 2) / figures.loads
+        expected = 8 if (name, path.name) in NARROW else 16
+        check(width == expected, f"sm_{code} {name}, {path.name}: loads of {width:g} bytes a lane, expected {expected}")
 
 
 def write(file, release, found):

@@ -15,8 +15,15 @@ BY_REGISTER = ("RET", "BRX", "BRXU")
 JUMPS = ("BRA", "CALL", "EXIT", *BY_REGISTER)
 CONTROL_STRUCTS = ("control", "records", "tiles", "norms", "shared", "")
 STEADY_RUN = 1
+UNITS = {
+    "fma": {"FADD", "FMUL", "FFMA", "FADD2", "FMUL2", "FFMA2", "HADD2", "HMUL2", "HFMA2", "IMAD", "IMUL"},
+    "alu": {"LOP3", "PLOP3", "IADD", "IADD3", "VIADD", "ISETP", "FSETP", "HSETP2", "SEL", "FSEL", "FMNMX", "FMNMX3", "IMNMX",
+            "VIMNMX", "VIMNMX3", "PRMT", "SHF", "SHL", "SHR", "LEA", "F2FP", "I2FP", "IABS", "MOV", "SGXT", "BMSK", "P2R", "R2P"},
+    "xu": {"MUFU", "FCHK", "F2F", "I2F", "F2I", "FRND", "POPC", "FLO", "BREV"},
+    "fp64": {"DADD", "DMUL", "DFMA", "DSETP", "DMNMX"},
+}
 FIGURES = ("elements", "instructions", "stalls", "loads", "together", "latencies", "rereads", "tile_instructions", "tile_stalls",
-           "first_chain", "tile_chain")
+           "first_chain", "tile_chain", "fma", "alu", "xu", "fp64")
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,10 @@ class Figures:
     tile_stalls: int
     first_chain: int  # dependent loads before the first load of an element
     tile_chain: int  # the same, of those that follow the last round of the run before
+    fma: int  # instructions of a round by the unit that executes them; others take an issue slot alone
+    alu: int
+    xu: int
+    fp64: int
 
     def values(self):
         return [getattr(self, name) for name in FIGURES]
@@ -162,4 +173,5 @@ def read_trace(events, code, run_elements, warps):
         run_elements // len(rounds) // warps, last - first, stalls(events[first:last]), loads, count,
         latencies(events, waited, first, last), sum(is_load(event) and not is_element(event) for event in events[first:last]),
         len(outside), stalls(outside), chain(parents, elements[0]),
-        chain(parents, next_first, between)), events, waited, (first, last))
+        chain(parents, next_first, between),
+        *(sum(event.instruction.opcode in of_unit for event in events[first:last]) for of_unit in UNITS.values())), events, waited, (first, last))

@@ -161,7 +161,7 @@ def test_faults_are_found(abi):
 def test_the_rule_of_loads_in_flight():
     """A wait between loads is a fault where it is not listed, and so is a row of the list that is no longer true."""
     def faults(name, path, together):
-        found, said = {(name, path, "90"): Figures(128, 1, 1, 4, together, 1, 0, 1, 1, 1, 1)}, []
+        found, said = {(name, path, "90"): Figures(128, 1, 1, 4, together, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0)}, []
         judge_together(found, lambda fine, fault: fine or said.append(fault), False, {"bf16": EVERY})
         whole = []
         judge_together(found, lambda fine, fault: fine or whole.append(fault), True, {"bf16": EVERY})

@@ -53,7 +53,7 @@ def constants_of(arguments, banks):
 class Warp(Results):
     def __init__(self, name, instructions, launch, banks):
         super().__init__(constants_of(launch.arguments, banks), launch.memory)
-        self.name = name
+        self.name, self.is_rare = name, launch.path.is_rare
         self.code = {instruction.address: instruction for instruction in instructions}
         first = WARP_LANES * launch.path.warp
         self.groups = [Group(0, [Lane(first + number, number) for number in range(WARP_LANES)])]
@@ -163,11 +163,11 @@ class Warp(Results):
         """Whether a branch on floating-point data is taken.
 
         The compiler puts the rare ends of IEEE division and root, subnormal numbers and the like, into subroutines: if one
-        side calls before its next decision, the other is the usual one. Without a call the branch skips work forward, and
+        side calls before its next decision, the other is the usual one, unless the path is that of the rare ends. Without a call the branch skips work forward, and
         the work is counted. A loop that ends on data is refused."""
         falls, jumps = (self.calls(start) for start in (instruction.address + BYTES, instruction.target()))
         if falls != jumps:
-            return falls
+            return falls != self.is_rare
         if instruction.target() <= instruction.address:
             self.fail(instruction, "a loop ends on floating-point data")
         return False

@@ -53,7 +53,7 @@ pub struct GpuLauncher {
     pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
-/// What a [`GpuLauncher`] is built for.
+/// The case that a [`GpuLauncher`] is built for.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCase {
     /// Bytes of gradients per bucket.
@@ -163,7 +163,7 @@ impl GpuLauncher {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
         self.settle()?;
-        // SAFETY: as many bytes as the span is long; nothing runs.
+        // SAFETY: the span is as long as the bytes, and `settle` has waited for all work.
         self.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
@@ -178,7 +178,7 @@ impl GpuLauncher {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
         self.settle()?;
-        // SAFETY: as in `write`.
+        // SAFETY: the span is as long as the bytes, and `settle` has waited for all work.
         self.device.read(span, into, unsafe { Claimed::promise() })
     }
 

@@ -1,7 +1,7 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! It steps by [`BucketStep`], as a user of one does, on memory of a plan, and adds nothing to a launch. It times nothing
-//! itself. No safe call reaches outside a memory: what does not fit a memory's type is refused.
+//! A step is one [`BucketStep::step`], as a user makes it, on memory of a plan. This file times nothing itself. No safe
+//! call reaches outside a memory: a type that does not fit is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -105,7 +105,7 @@ impl Launcher {
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
-        // SAFETY: as in `elements`.
+        // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 

@@ -253,7 +253,7 @@ impl Load {
                 let (count, gradient_count) = (activation_bytes / 16, self.size.elements() as u64 / 4);
                 let args = ElementwiseArgs { from, to, gradient: gradient.0, count, gradient_count };
                 let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
-                // SAFETY: as above.
+                // SAFETY: the kernel's struct; what it names is as long as the size says.
                 unsafe { launch(&*self.driver, self.elementwise, (blocks, THREADS), self.compute, &args) }
             }
         }

@@ -90,7 +90,7 @@ impl Alone {
         let tensor = |runs: &'_ [*mut c_void]| match runs {
             // SAFETY: this bucket's own memory, which `&mut self` holds alone.
             [run] => unsafe { Lent::at(*run) },
-            // SAFETY: as above; the list lives as long as the object.
+            // SAFETY: this bucket's own memory, which `&mut self` holds alone; the list lives as long as the object.
             runs => unsafe { Lent::at_each(std::slice::from_raw_parts(runs.as_ptr(), runs.len())) },
         };
         let tensors = StepTensors::new(tensor(params), tensor(grads)).states([tensor(first), tensor(second)]);
@@ -132,7 +132,7 @@ impl Moving {
     pub fn move_all(&mut self) -> Result<()> {
         self.side = 1 - self.side;
         let memory = lend(&self.layout, self.in_bucket, &mut self.tensors[self.side])?;
-        // SAFETY: as in `new`; both sides hold zeros.
+        // SAFETY: the stepper alone touches the tensors that it borrows; both sides hold zeros.
         unsafe { self.stepper.rebind(memory).map(drop) }
     }
 }

@@ -17,7 +17,7 @@ const WARM_UP_LAUNCHES: usize = 256;
 /// Most Begins that a sample queues: the host may be 8 passes ahead, and one Begin does not count.
 pub const MOST_BEGINS: usize = 6;
 
-/// What a sample consists of.
+/// The work that a sample repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Steps of buckets.

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::Isa;
 use crate::launch::{Assignment, Settings, StepConstants, refuse_storage};
-use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Storage};
+use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, Storage};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
@@ -35,7 +35,7 @@ pub struct BucketStepBuilder {
     refused: Option<Error>,
 }
 
-/// What every device needs of the options.
+/// The options that every device needs.
 pub(super) struct Parts {
     pub(super) layout: Layout,
     pub(super) plan: Plan,
@@ -166,7 +166,7 @@ impl BucketStepBuilder {
         let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
         let bucket = self.bucket.unwrap_or_else(|| whole(&self.layout));
         let (plan, places) = Plan::flat(&self.layout, &bucket, storage)?;
-        refuse_endless(plan.segments().iter().map(|segment| segment.len).sum())?;
+        refuse_endless(&plan)?;
         let plan = plan.with_gradients(self.gradients);
         let mut optimizers = Vec::new();
         for optimizer in &self.optimizers {
@@ -189,8 +189,13 @@ impl BucketStepBuilder {
 }
 
 /// The tiles of a launch are listed once, and a length has no memory before the first step.
-fn refuse_endless(elements: u64) -> Result<()> {
-    let tiles = elements.div_ceil(INSTEP_TILE_ELEMENTS.into());
+fn refuse_endless(plan: &Plan) -> Result<()> {
+    let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
+    let tiles_of = |segment: &Segment| match segment.row {
+        0 => segment.len.div_ceil(INSTEP_TILE_ELEMENTS.into()),
+        row => segment.len / row * row.div_ceil(INSTEP_TILE_ELEMENTS.into()),
+    };
+    let tiles: u64 = plan.segments().iter().map(tiles_of).sum();
     let bytes = tiles.saturating_mul(size_of::<InstepTile>() as u64);
     let mut list = Vec::<u8>::new();
     // A compiler may leave out memory that nothing uses.

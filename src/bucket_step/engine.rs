@@ -1,4 +1,5 @@
-//! What a device keeps between the steps of a bucket: settings that the next step reads, and the progress of each parameter.
+//! The state that a device keeps between the steps of a bucket: settings that the next step reads, and the progress of
+//! each parameter.
 //!
 //! The halves of the CPU and of a GPU are its two implementations. Every call that changes either is written once, on top of
 //! this trait.

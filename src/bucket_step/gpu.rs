@@ -178,7 +178,10 @@ impl BucketStep<OnGpu> {
     /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
     ///
     /// # Errors
-    /// Errors as for [`enqueue`](Self::enqueue); `Order` as for the CPU's [`step_decided`](BucketStep::step_decided).
+    /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of the host's,
+    /// and for tensors other than parameters and gradients that lie apart; `Order` if the norm has not been decided,
+    /// the bucket was not added to it, or the bucket was stepped since; `Device` if a launch fails, and `Poisoned` ever
+    /// after.
     ///
     /// # Safety
     /// As for [`enqueue`](Self::enqueue); the norm is of the same GPU.
@@ -208,7 +211,9 @@ impl BucketStep<OnGpu> {
     /// on any stream.
     ///
     /// # Errors
-    /// Errors as for [`enqueue`](Self::enqueue), of the gradients alone; `Order` as for the CPU's [`add_norm`](BucketStep::add_norm).
+    /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of the
+    /// host's; `Order` unless the norm has been begun, if it has been decided, or if the bucket was added to it
+    /// already; `Device` if a launch fails, and `Poisoned` ever after.
     ///
     /// # Safety
     /// As for [`enqueue_decided`](Self::enqueue_decided).
@@ -226,7 +231,7 @@ impl BucketStep<OnGpu> {
         let constants = &self.constants;
         // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
         norm.block().during(stream, |block| {
-            // SAFETY: as in `enqueue_decided`.
+            // SAFETY: the caller's promise; the block is alive, and this work is between the norm's others.
             unsafe { engine.norm(constants, bases, (block, is_stale), stream) }
         })?;
         norm.marks().add(&mut self.mark);

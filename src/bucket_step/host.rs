@@ -100,12 +100,12 @@ impl Engine for OnHost {
     }
 
     fn read_progress(&self, record: usize) -> Result<Progress> {
-        // SAFETY: as above.
+        // SAFETY: no launch runs, since each needs the bucket mutably.
         Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
     }
 
     fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: no launch runs, since each needs the bucket mutably.
         unsafe { self.memories.write_progress(record, progress) };
         Ok(())
     }
@@ -141,7 +141,8 @@ impl BucketStep {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
         self.begin(Scaling::NONE);
-        // SAFETY: as in `step`; `norm` is borrowed mutably.
+        // SAFETY: `bind` has checked the tensors, which the call borrows or the caller vouches for; `norm` is borrowed
+        // mutably.
         unsafe { self.engine.run(&self.engine.steps, norm.control()) };
         norm.marks().step(&mut self.mark);
         Ok(())
@@ -163,7 +164,8 @@ impl BucketStep {
             self.begin(Scaling::NONE);
         }
         let engine = &self.engine;
-        // SAFETY: as in `step`.
+        // SAFETY: `bind_grads` has checked the gradients, which the call borrows or the caller vouches for; `norm` is
+        // borrowed mutably.
         unsafe { engine.run(&engine.norms, norm.control()) };
         norm.marks().add(&mut self.mark);
         Ok(())

@@ -1,4 +1,4 @@
-//! Which buckets a norm has, from its beginning to the last step after its decision.
+//! Tracks which buckets a norm has, from its beginning to the last step after its decision.
 //!
 //! A bucket is added once and stepped once, with a norm or without, and its norm is decided over one bucket at least. A norm whose sum was taken may
 //! have more in it than was added, so it knows less: its buckets may have been added to another one.
@@ -19,7 +19,7 @@ pub(super) struct BucketMark {
     is_measured: bool,
 }
 
-/// What a norm knows of a bucket that was added to it.
+/// A bucket that was added to a norm.
 #[derive(Debug)]
 struct Added {
     /// The bucket's steps before it was added.

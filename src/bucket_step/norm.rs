@@ -78,7 +78,7 @@ pub struct NormSum<'a> {
     pub largest: &'a mut u32,
 }
 
-/// Where a [`NormSum`] lies on a GPU.
+/// The addresses of a [`NormSum`] on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct NormSumOnGpu {
     /// [`NORM_LIMBS`] numbers of 64 bits.
@@ -90,7 +90,7 @@ pub struct NormSumOnGpu {
 /// Number of limbs of a [`NormSum`].
 pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 
-/// What follows from a norm.
+/// The outcome of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The norm of all averaged gradients; infinite or NaN if one of them is.
@@ -149,7 +149,7 @@ impl GradNorm {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
         self.marks.refuse_empty()?;
-        // SAFETY: as in `begin`.
+        // SAFETY: one control block of our own, on which nothing runs while it is borrowed mutably.
         let control = unsafe {
             self.block.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
             self.block.memories.read_control()
@@ -237,7 +237,8 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns where the sum so far lies, for the caller's own work on the stream, as on [`NormSum`].
+    /// Returns the addresses of the sum so far, which the caller's own work on the stream may change, as it may a
+    /// [`NormSum`].
     ///
     /// # Ordering
     /// The stream waits for the norm's last call. The decision comes after the work if it is enqueued on the same stream.

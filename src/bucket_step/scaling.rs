@@ -20,7 +20,7 @@ pub struct Scaling {
     world_size: u32,
     loss_scale: f64,
     clip: f64,
-    /// Of one f32 each, as [`grad_scaler`](Scaling::grad_scaler) was promised.
+    /// Addresses of one f32 each, by the contract of [`grad_scaler`](Scaling::grad_scaler).
     pub(super) grad_scale: Option<Address>,
     pub(super) found_inf: Option<Address>,
 }

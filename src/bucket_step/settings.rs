@@ -188,7 +188,7 @@ impl<E: Engine> BucketStep<E> {
         self.is_stale = true;
     }
 
-    /// Whether a record's optimizer carries a number.
+    /// Returns whether a record's optimizer carries a number.
     fn carries(&self, record: usize) -> bool {
         // One round.
         let (optimizer, _) = self.assignment.optimizer(0, record);

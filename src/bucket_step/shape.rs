@@ -1,4 +1,4 @@
-//! Which tensors a step has, and what each call's must be: complete, long enough, aligned, writable.
+//! Checks the tensors of each call: complete, long enough, aligned, writable.
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 
@@ -33,7 +33,9 @@ struct Extent {
     /// The parameter's place in the bucket's list.
     place: usize,
     start: u64,
+    /// Of parameters and gradients, and of what lies like the states.
     len: u64,
+    state_len: u64,
 }
 
 /// See the module.
@@ -46,7 +48,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `places` gives, per segment, its parameter's place in the bucket's list; `states`, per state, whose it is.
+    /// `places` has the place of each segment's parameter in the bucket's list, and `states` the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -62,6 +64,7 @@ impl Shape {
             place: *place,
             start: segment.start,
             len: segment.len,
+            state_len: segment.state_len(),
         };
         Shape {
             len: plan.arena_len(),
@@ -115,7 +118,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Whether a segment's parameter has no gradient among these, which were checked.
+    /// Returns whether a segment's parameter has no gradient among these, which were checked.
     pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
         match &grads.location {
             Location::Whole(_) => false,
@@ -175,7 +178,9 @@ impl Shape {
                     if kind.memory == Memory::Grads && run.is_none() {
                         lacks_some = true;
                     } else {
-                        self.check_run(kind, (&run, Some(at.place)), at.len)?;
+                        let is_dense = matches!(kind.memory, Memory::Params | Memory::Grads);
+                        let len = if is_dense { at.len } else { at.state_len };
+                        self.check_run(kind, (&run, Some(at.place)), len)?;
                     }
                 }
                 Ok(lacks_some)

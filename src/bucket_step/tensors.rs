@@ -1,4 +1,4 @@
-//! The tensors of one call: slices that are checked, or addresses that the caller vouches for, two numbers among them.
+//! The tensors of one call: slices, which are checked, or addresses, which the caller vouches for.
 //!
 //! A tensor is one run that has the bucket's offsets, or one run per parameter. This file hands out addresses and lengths
 //! and touches no element.
@@ -82,7 +82,7 @@ impl Run {
         Run { address: slice.as_mut_ptr().expose_provenance(), elements: Some(slice.len()) }
     }
 
-    /// Whether a parameter lacks its gradient.
+    /// Returns whether a parameter lacks its gradient.
     pub(super) fn is_none(&self) -> bool {
         self.address == 0
     }
@@ -135,7 +135,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
@@ -151,7 +151,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
             slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
         }
@@ -182,7 +182,7 @@ impl<'a> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
-            // SAFETY: as in `slices_mut`.
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
             let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
             slice.map_or(Run::NONE, Run::of)
         }

@@ -91,9 +91,9 @@ use restore::restore;
 use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
-/// so every rank may call it. Ranks that [share tensors out](crate::Strategy) must all call it: each sends rank 0 its
-/// parts, or writes them itself with [`save_together`], and the file is the same as without shards. Give ranks whose
-/// models differ a [`write()`] each. [`save_with`] saves numbers of the trainer's own beside it.
+/// so every rank may call it. With [shards](crate::Strategy) all ranks must call it. Each sends rank 0 its shards, or
+/// writes them itself with [`save_together`]. The file is the same as without shards. Ranks whose models differ each
+/// call [`write()`] instead. [`save_with`] saves numbers of the trainer's own beside it.
 ///
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
 /// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
@@ -122,7 +122,7 @@ pub fn save_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl As
     save_file(stepper, path.as_ref(), |out| write_with(stepper, extras, out))
 }
 
-/// Writes a file on rank 0. Ranks that share tensors out bring theirs, which are dropped there.
+/// Writes a file on rank 0. With shards, the other ranks send theirs and write nothing.
 fn save_file<D: Device>(
     stepper: &Stepper<D>,
     path: &Path,
@@ -144,7 +144,7 @@ fn save_file<D: Device>(
     outcome
 }
 
-/// Writes a checkpoint to any writer, on any rank, front to back. Ranks that [share tensors out](crate::Strategy) call it
+/// Writes a checkpoint to any writer, on any rank, front to back. With [shards](crate::Strategy) all ranks call it
 /// together.
 ///
 /// ```
@@ -172,7 +172,8 @@ pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`write()`]; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it; `Config` for a name in `extras`
+/// that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }

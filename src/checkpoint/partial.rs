@@ -36,7 +36,8 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Creates it for a file called `name`, with the permissions of the file that it will replace, if there is one.
+    /// Creates the hidden file for a file called `name`. It gets the permissions of the file that it will replace, if
+    /// there is one.
     pub(super) fn create(
         folder: &Path,
         name: &OsStr,

@@ -1,4 +1,4 @@
-//! Which tensor of a file goes where in a stepper, decided by the header alone.
+//! Maps each tensor of a file to its place in a stepper, by the file's header alone.
 //!
 //! A checkpoint of ours fits exactly: every place has its tensor and every tensor its place. This file must read no
 //! data, and leave no tensor unexplained.

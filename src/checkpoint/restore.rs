@@ -1,7 +1,7 @@
-//! From a file into a stepper, in two readings: the first finds every fault, the second changes the stepper.
+//! Loads a file into a stepper in two readings: the first finds every fault, the second changes the stepper.
 //!
-//! A tensor is read and checked as a whole before any of it is written, in the second reading too. This file must write
-//! nothing before the first reading has come to its end.
+//! A tensor is read and checked as a whole before any of it is written, in the second reading too. Nothing is written
+//! before the first reading has ended.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
@@ -87,7 +87,7 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// What these scalars say, if every one has the type and the range of its name.
+    /// Reads these scalars. Each must have the type and the range that its name asks for.
     pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
         let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
@@ -119,7 +119,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Of these scalars, what the stepper has a place for and would accept.
+    /// Takes those of these scalars that the stepper has a place for and accepts.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {

@@ -23,28 +23,28 @@ const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 /// Bytes of an element in the file.
 const ELEMENT_BYTES: u64 = DType::F32.bytes();
 
-/// What ranks must know to write.
+/// The facts that ranks need to write.
 #[derive(Clone, Copy, Default)]
 struct Start {
     /// In the name of the file.
     number: u64,
-    /// Where the first tensor starts.
+    /// The offset of the first tensor.
     first_bytes: u64,
     /// Whether rank 0 alone writes what every rank has.
     rank_0s: bool,
 }
 
-/// What a rank wrote of one tensor.
+/// The part of one tensor that a rank wrote.
 struct Written {
     checksum: u32,
     bytes: u64,
 }
 
-/// Saves to a file that ranks which [share tensors out](crate::Strategy) **write together**: each rank its own parts, at
-/// their places, so no rank gathers and rank 0 is not the only one to write. The file is, byte for byte, that of
-/// [`save`](super::save), and [`load`](super::load) takes it anywhere. All ranks call it, each with a path to the same
-/// file, on a file system that all of them reach. Groups of [replicas](crate::StepperBuilder::shard_size) other than the
-/// first wait. If ranks share nothing out, it is `save`.
+/// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy) at their
+/// places, so no rank gathers. The file is, byte for byte, that of [`save`](super::save), and [`load`](super::load)
+/// takes it anywhere. All ranks call it, each with a path to the same file, on a file system that all of them reach.
+/// With [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards,
+/// it is `save`.
 ///
 /// ```
 /// use instep::checkpoint;
@@ -61,11 +61,10 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length, and writes the scalars,
-/// the tensors that are not shared out, and the checksums of all parts joined.
-/// Each rank flushes its parts to disk; after the last one rank 0 flushes the whole, renames, and flushes the folder.
-/// No rank returns `Ok` before that. The file system must keep writes of several machines to different bytes of one file
-/// apart; loading checks every byte.
+/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length, and writes the scalars, the
+/// tensors without shards, and the checksums of all parts joined. Each rank flushes its parts to disk; after the last
+/// one rank 0 flushes the whole, renames, and flushes the folder. No rank returns `Ok` before that. The file system
+/// must keep writes of several machines to different bytes of one file apart; loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -87,7 +86,8 @@ pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) ->
 /// Ordering as for [`save_together`].
 ///
 /// # Errors
-/// Errors as for [`save_together`]; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`](super::save), on all ranks if one of them fails; `PeerLost`, `Mismatch` or `Deadline` if a
+/// rank does not take part; `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn save_together_with<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,

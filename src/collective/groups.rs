@@ -1,4 +1,5 @@
-//! The groups of ranks that a hybrid strategy has beside the world: neighbours that share tensors out, and replicas.
+//! The groups of a hybrid strategy: neighbours, whose shards together are a full tensor, and replicas, which have one
+//! shard.
 //!
 //! Each rank is in one group of either kind, and the two have no other rank in common. Together they reach all ranks, so what
 //! both kinds compare, all ranks agree on.
@@ -18,7 +19,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Makes both; all ranks of `world` call it at the same point, with the same number of ranks that share tensors out.
+    /// Makes both groups. All ranks of `world` call it at the same point, with the same size of a group of neighbours.
     pub(crate) fn new(world: &dyn Collective, shard_size: u32) -> Result<Groups> {
         let (rank, ranks) = (world.rank(), world.world_size());
         let first = rank - rank % shard_size;
@@ -27,7 +28,7 @@ impl Groups {
         Ok(Groups { shards: world.subgroup(&shards)?, replicas: world.subgroup(&replicas)? })
     }
 
-    /// Makes a second communicator of the ranks that share tensors out with this one.
+    /// Makes a second communicator of this rank's neighbours.
     pub(crate) fn duplicate_of_shards(&self) -> Result<Arc<dyn Collective>> {
         self.shards.duplicate()
     }

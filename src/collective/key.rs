@@ -1,4 +1,5 @@
-//! What ranks must agree on of a call: a plain value that prints, and that travels between processes as 32 bytes.
+//! The part of a call that must be equal on all ranks: a plain value that prints, and that processes exchange as 32
+//! bytes.
 //!
 //! It holds no address, so ranks of different processes can compare it. `from_bytes` accepts only bytes that `to_bytes`
 //! makes, because the sender may be anyone.
@@ -88,7 +89,7 @@ impl CallKey {
         (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
     }
 
-    /// Whether it brings tensors together outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
+    /// Returns whether the call gathers tensors outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
     fn is_of_tensors(&self) -> bool {
         self.kind == CollectiveKind::AllGather && self.bucket.is_none()
     }

@@ -25,7 +25,7 @@ pub(crate) struct Addresses {
 
 // SAFETY: plain numbers until one is followed; the code that follows it answers for that.
 unsafe impl Send for Addresses {}
-// SAFETY: as above.
+// SAFETY: plain numbers until one is followed; the code that follows it answers for that.
 unsafe impl Sync for Addresses {}
 
 /// One collective call of one rank: what ranks must agree on, which it gives as its [`CallKey`], and this rank's buffers.
@@ -222,7 +222,8 @@ impl<'a> Call<'a> {
     /// `Unsupported` if it is a GPU's memory.
     pub fn target(&mut self) -> Result<&mut [u8]> {
         let len = self.host_len(self.dst_bytes)?;
-        // SAFETY: as in `source`; no other slice of the call's exists.
+        // SAFETY: the call's own host memory, that long, by the promise of its maker; `&mut self` excludes other slices
+        // of it.
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
 
@@ -236,7 +237,8 @@ impl<'a> Call<'a> {
         }
         let (len, Addresses { src, dst }) = (self.host_len(self.src_bytes)?, self.addresses);
         if !ptr::eq(src, dst) {
-            // SAFETY: as in `source` and `target`, of as many bytes each.
+            // SAFETY: both are the call's own host memory, that long, by the promise of its maker; `&mut self` excludes
+            // slices of it.
             unsafe { src.copy_to(dst, len) };
         }
         self.target()
@@ -304,7 +306,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// What memory is for that a communicator may make itself.
+/// The purpose of memory that a communicator may allocate itself.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -340,7 +342,7 @@ impl Allocation {
 
 // SAFETY: a number until it is followed, beside an owner that may be sent; steppers answer for what follows it.
 unsafe impl Send for Allocation {}
-// SAFETY: as above.
+// SAFETY: a number until it is followed, beside an owner that may be shared; steppers answer for what follows it.
 unsafe impl Sync for Allocation {}
 
 impl fmt::Debug for Allocation {

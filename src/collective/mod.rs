@@ -43,8 +43,9 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// The communicator that this one is around, if it is: methods that it does not write are then that one's, but for
-    /// [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup), whose results it has to be around too.
+    /// Returns the communicator that this one wraps, if it wraps one. Methods that an implementation leaves out then
+    /// call the inner one's. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded, because
+    /// their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -55,20 +56,21 @@ pub trait Collective: Send + Sync {
     /// Number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Whether it can sum buffers that lie there. A stepper is refused where its device's memory is out of reach.
+    /// Returns whether this collective can sum buffers at `place`. A stepper whose device's memory is out of reach is
+    /// refused.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
-    /// Whether it sums elements of this type. Steppers' gradients are f32 unless their
+    /// Returns whether it sums elements of this type. Steppers' gradients are f32 unless their
     /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
     /// sends others: both are refused where those would be taken for f32.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Whether it makes calls of this kind. All-reduce and broadcast are all that
-    /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is unknown.
+    /// Returns whether it makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs all-reduce and
+    /// broadcast alone. A stepper with another strategy is refused if a kind that it needs is unknown.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
@@ -90,7 +92,7 @@ pub trait Collective: Send + Sync {
     /// communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
     ///
     /// # Errors
-    /// `Unsupported` unless an implementation says otherwise; else as for [`duplicate`](Self::duplicate).
+    /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let thing = format_args!("collective of {} ranks", ranks.len());
         let remedy = "leave shard_size out, or use a collective that can";
@@ -127,20 +129,20 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
-    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks are
-    /// through, and the result is there when it returns. On a GPU it only enqueues on [`Call::stream`], on the thread
-    /// that called the stepper, with the device's primary context current, and the result is there when the stream has
-    /// passed it. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays do not come
-    /// here.
+    /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
+    /// done, and the result is there when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
+    /// result is there when the stream has passed that work. The stepper's caller makes this call, with the device's
+    /// primary context current. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays
+    /// do not come here.
     ///
     /// # Errors
     /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
     /// later call. `Unsupported` for memory that is out of its [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
-    /// Asked while the host waits; must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) takes the news of a
-    /// failure from here.
+    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is in progress.
+    /// It is called while the host waits, so it must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside)
+    /// learns of a failure from this call.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).

@@ -54,7 +54,8 @@ impl Drop for Arena {
 
 /// Returns an address as a pointer, which is not null.
 pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
-    let none = || Error::Device { call: "cuMemAllocAsync", code: 0, name: "a null address".to_owned() };
+    let none =
+        || Error::Device { call: "cuMemAllocFromPoolAsync", code: 0, name: "a null address".to_owned() };
     // Exposed, because in tests the device's memory is host memory.
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }

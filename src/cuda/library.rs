@@ -7,9 +7,9 @@
 //!
 //! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
 //! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,
-//! start it, or ask whether it has ended. They are the first to tell of a fault on the device. The risk that remains is a
-//! driver newer than the enum that answers a new number in one of the other calls: when an object is made or freed, in a
-//! copy, a fill, an allocation, a call of the host or a capture, or where it repeats a new fault.
+//! start it, ask whether it has ended, or allocate for it. They are the first to tell of a fault on the device. The risk
+//! that remains is a driver newer than the enum that answers a new number in one of the other calls: when an object is
+//! made or freed, in a copy, a fill, a call of the host or a capture, or where it repeats a new fault.
 //! [`call`] converts such an answer to a number at once and matches on nothing.
 #![allow(unsafe_code, non_snake_case)]
 
@@ -17,7 +17,9 @@ use std::ffi::{CStr, OsString, c_char, c_void};
 use std::sync::OnceLock;
 use std::{mem, ptr};
 
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUgraphExec, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUmemoryPool, CUresult, CUstream,
+};
 use libloading::Library;
 
 use super::judge::{Judge, Take};
@@ -44,7 +46,7 @@ symbols! {
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy
     cuEventCreate cuEventDestroy_v2 cuPointerGetAttribute
-    cuMemAllocAsync cuMemFreeAsync cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost
+    cuMemFreeAsync cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost
     cuMemsetD8Async cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
 }
 
@@ -124,6 +126,21 @@ direct! {
         shared_bytes: u32, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void
     ) as cuLaunchKernel;
     cuGraphLaunch(exec: CUgraphExec, stream: CUstream) as cuGraphLaunch;
+    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const PoolProps);
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: i32, value: *mut c_void);
+    cuMemPoolDestroy(pool: CUmemoryPool) as cuMemPoolDestroy;
+    cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
+        as cuMemAllocFromPoolAsync;
+}
+
+/// `CUmemPoolProps`, whose size no release has changed; cudarc's differs between its features.
+#[repr(C)]
+pub(super) struct PoolProps {
+    pub(super) kind: u32,
+    pub(super) handles: u32,
+    pub(super) location: u32,
+    pub(super) ordinal: i32,
+    pub(super) rest: [u64; 9],
 }
 
 impl Direct {

@@ -11,13 +11,16 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE};
 use cudarc::driver::sys::{CUdevice_attribute::*, CUevent_flags::*, CUpointer_attribute::*};
-use cudarc::driver::sys::{CUevent, CUmemorytype, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUevent, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute, CUmemorytype,
+};
+use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::context::Primary;
 use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
 use super::judge::Judge;
-use super::library::{Direct, call, direct};
+use super::library::{Direct, PoolProps, call, direct};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 
@@ -43,10 +46,44 @@ impl From<&CudaEvent> for EventHandle {
 struct System {
     direct: &'static Direct,
     primary: Primary,
+    pool: Pool,
     ordinal: u32,
     multiprocessors: u32,
     l2_bytes: u64,
     name: String,
+}
+
+/// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own pool
+/// gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
+struct Pool {
+    direct: &'static Direct,
+    handle: usize,
+}
+
+impl Pool {
+    fn new(direct: &'static Direct, ordinal: u32) -> Result<Pool> {
+        let props = PoolProps {
+            kind: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
+            handles: 0,
+            location: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
+            ordinal: ordinal as i32,
+            rest: [0; 9],
+        };
+        // SAFETY: the driver reads the struct.
+        let pool = Pool { direct, handle: made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })? };
+        let (threshold, mut bytes) =
+            (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
+        // SAFETY: a pool of the line before; the attribute has 64 bits.
+        unsafe { direct.cuMemPoolSetAttribute(pointer(pool.handle), threshold, (&raw mut bytes).cast())? };
+        Ok(pool)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and this was its only owner.
+        let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.handle)) };
+    }
 }
 
 /// Opens a device.
@@ -68,7 +105,8 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device))? };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
     let direct = direct()?;
-    Ok(Arc::new(System { direct, primary, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
+    let pool = Pool::new(direct, ordinal)?;
+    Ok(Arc::new(System { direct, primary, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
 }
 
 /// Has a call write a handle.
@@ -220,9 +258,9 @@ unsafe impl Driver for System {
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
-        let mut address = 0;
+        let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool.handle));
         // SAFETY: as above. The driver refuses a length of zero.
-        unsafe { call!(cuMemAllocAsync(&mut address, bytes.max(1) as usize, stream_of(stream)))? };
+        unsafe { self.direct.cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream_of(stream))? };
         Ok(DevicePtr(address))
     }
 

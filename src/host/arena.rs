@@ -42,7 +42,7 @@ pub(crate) struct Arena {
 
 // SAFETY: an arena is an address and a size; users of its raw pointers order their own accesses.
 unsafe impl Send for Arena {}
-// SAFETY: as above; no method of a shared arena touches its bytes.
+// SAFETY: no method of a shared arena touches its bytes; users of its raw pointers order their own accesses.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -73,7 +73,7 @@ impl Arena {
         if alignment == HUGE_PAGE {
             advise_huge_pages(page, size);
         }
-        // SAFETY: as above.
+        // SAFETY: the allocation is longer than arena, alignment and `offset` together.
         Ok(Arena { base: unsafe { page.add(offset) }, bytes: size as u64, allocation, layout })
     }
 }
@@ -238,7 +238,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Takes memories that another owner allocates and keeps; only those that ops of the host touch are reachable here.
+    /// Returns memories that another owner allocates and frees. It covers only those that ops of the host touch.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -259,7 +259,7 @@ impl Memories {
         unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
-    /// Whether some memory is the caller's.
+    /// Returns whether some memory is the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
         self.are_borrowed
     }
@@ -316,7 +316,7 @@ impl Memories {
     /// # Safety
     /// No op has been submitted.
     pub(crate) unsafe fn write_control_block(&self, control: InstepControl) {
-        // SAFETY: as in `write_control`.
+        // SAFETY: control memory was made for one block, aligned; nobody touches it, by the contract.
         unsafe { self.regions().control().write(control) }
     }
 
@@ -338,7 +338,7 @@ impl Memories {
     pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
         let words = settings.words();
         assert_eq!(size_of_val(words), self.regions().counts().settings_bytes());
-        // SAFETY: as long as the memory by the assertion, aligned, and read by no thread now, by the contract.
+        // SAFETY: the memory is that long, by the assertion, and aligned; no thread reads it now, by the contract.
         unsafe { self.regions().settings().copy_from_nonoverlapping(words.as_ptr(), words.len()) }
     }
 

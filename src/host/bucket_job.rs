@@ -51,7 +51,7 @@ pub(crate) struct SegmentBases(UnsafeCell<Vec<Bases>>);
 
 // SAFETY: `set` needs that no launch runs; the pool's lock publishes what it wrote.
 unsafe impl Send for SegmentBases {}
-// SAFETY: as above.
+// SAFETY: `set` needs that no launch runs; the pool's lock publishes what it wrote.
 unsafe impl Sync for SegmentBases {}
 
 impl SegmentBases {
@@ -69,7 +69,7 @@ impl SegmentBases {
 // launch touch different tiles, and control words that they share are atomics on the other side. Arguments change only
 // between launches.
 unsafe impl Send for BucketJob {}
-// SAFETY: as above.
+// SAFETY: chunks of one launch touch different tiles, and arguments change only between launches, as for `Send`.
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {

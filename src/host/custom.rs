@@ -40,7 +40,7 @@ struct CustomParam {
 
 // SAFETY: the pointers lead into `memories`, which is shareable; one thread at a time runs the step.
 unsafe impl Send for CustomStep {}
-// SAFETY: as above: `run` is called by the optim stream's thread alone.
+// SAFETY: `run` is called by the optim stream's thread alone.
 unsafe impl Sync for CustomStep {}
 
 impl CustomStep {
@@ -99,7 +99,8 @@ impl CustomStep {
         // SAFETY: `rebind` alone changes it, and not while the step runs.
         let params = unsafe { &*self.params.get() };
         for param in params {
-            // SAFETY: as above; every bit pattern is a value of each member.
+            // SAFETY: the record is of this launch, and nothing else touches control memory now, as for every op; every
+            // bit pattern is a value of each member.
             let scalars = unsafe { self.memories.read_record(param.record).scalars.custom };
             if scalars.action != INSTEP_ACTION_STEP {
                 continue;

@@ -40,7 +40,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run this instruction set.
+    /// Returns whether this machine can run this instruction set.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -169,7 +169,7 @@ impl Kernels {
     /// # Safety
     /// As for `begin`.
     pub(crate) unsafe fn decide(&self, args: &InstepDecideArgs) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
@@ -179,7 +179,7 @@ impl Kernels {
     /// Every pointer in `args` is valid, `first_tile..last_tile` lies in its table, nothing writes the gradients or
     /// the segments meanwhile; other runs may add to the same control block.
     pub(crate) unsafe fn norm(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.norm.unwrap_unchecked()(args, first_tile, last_tile) }
     }
 
@@ -194,7 +194,7 @@ impl Kernels {
         last_tile: u64,
         ahead_bytes: u64,
     ) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile, ahead_bytes) }
     }
 
@@ -203,7 +203,7 @@ impl Kernels {
     /// # Safety
     /// As for `norm`, with the whole table of tiles.
     pub(crate) unsafe fn custom(&self, args: &InstepStepArgs) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
@@ -223,7 +223,7 @@ impl Kernels {
     /// # Safety
     /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches `to`.
     pub(crate) unsafe fn sum_to(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64, to: *mut u8) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe {
             let (buffers, count) = (ranks.as_ptr().cast(), ranks.len() as u64);
             self.table.sum.unwrap_unchecked()(buffers, count, dtype_code(dtype), first, last, to.cast())
@@ -237,7 +237,7 @@ impl Kernels {
     pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: as in `begin`; the slices are as long, and nothing else touches what is written.
+        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
@@ -248,7 +248,7 @@ impl Kernels {
     pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: as in `narrow`.
+        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
         unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
@@ -268,7 +268,7 @@ impl Kernels {
     /// If there is room for fewer values than `from` has.
     pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
         let stored = to.argument(from.len());
-        // SAFETY: as in `decode`.
+        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
         unsafe { self.table.encode.unwrap_unchecked()(from.as_ptr(), &stored) }
     }
 
@@ -278,11 +278,11 @@ impl Kernels {
     /// Both are valid for `to.count` elements, they do not overlap, and nothing else touches them.
     #[cfg(feature = "bench")]
     pub(crate) unsafe fn encode_at(&self, from: *const f32, to: &InstepStored) {
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.encode.unwrap_unchecked()(from, to) }
     }
 
-    /// Whether an optimizer's state may be negative.
+    /// Returns whether an optimizer's state may be negative.
     pub(crate) fn is_signed(optimizer: u32, state: usize) -> bool {
         let signed_states = &table(Isa::Baseline).signed_states;
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
@@ -300,7 +300,7 @@ impl Kernels {
         ahead_bytes: u64,
     ) {
         let (pointers, count) = (arrays.as_ptr(), arrays.len() as u64);
-        // SAFETY: as in `begin`.
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.ceiling.unwrap_unchecked()(pointers, count, factor, first, last, ahead_bytes) }
     }
 }

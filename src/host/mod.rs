@@ -96,18 +96,18 @@ impl Executor for HostDevice {
     }
 
     fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: by `Claimed`, no op that touches this memory runs.
         unsafe { self.memories.write_progress(record, progress) };
         Ok(())
     }
 
     fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
-        // SAFETY: as above.
+        // SAFETY: by `Claimed`, no op that touches this memory runs.
         Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
     }
 
     fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
-        // SAFETY: as above.
+        // SAFETY: by `Claimed`, no op that touches this memory runs.
         Ok(unsafe { self.memories.read_control() })
     }
 
@@ -121,20 +121,20 @@ impl Executor for HostDevice {
 
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         assert_eq!(span.bytes(), into.len() as u64);
-        // SAFETY: as above; `resolve` has checked that the span is one run of bytes.
+        // SAFETY: `resolve` has checked that the span is one run of bytes; by `Claimed`, no op that touches it runs.
         unsafe { std::ptr::copy_nonoverlapping(self.resolve(span), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         assert_eq!(span.bytes(), from.len() as u64);
-        // SAFETY: as above.
+        // SAFETY: `resolve` has checked that the span is one run of bytes; by `Claimed`, no op that touches it runs.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) };
         Ok(())
     }
 
     fn rebind(&mut self, pieces: BorrowedPieces, _: Claimed) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: by `Claimed`, no op that touches this memory runs.
         unsafe { self.streams.executor().rebind(pieces) };
         Ok(())
     }

@@ -228,7 +228,7 @@ unsafe fn combine_numbers<const BYTES: usize>(
         // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
         let numbers = ranks.iter().map(|buffer| unsafe { place(buffer).read() });
         if let Some(number) = numbers.reduce(&combined) {
-            // SAFETY: as above.
+            // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
             ranks.iter().for_each(|buffer| unsafe { place(buffer).write(number) });
         }
     }
@@ -294,8 +294,8 @@ impl Collective for InProcess {
             }
             CollectiveKind::Broadcast => {
                 if own != 0 {
-                    // SAFETY: as above; rank 0's buffer is only read, ours only written, and they are different
-                    // allocations of `bytes` each.
+                    // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Rank 0's buffer is
+                    // only read, ours only written, and they are different allocations of `bytes` each.
                     unsafe { calls[0].1.src.copy_to_nonoverlapping(dst, call.bytes as usize) }
                 }
             }
@@ -304,8 +304,8 @@ impl Collective for InProcess {
                 let (first, last) = (own as u64 * part, (own as u64 + 1) * part);
                 buffers.clear();
                 buffers.extend(calls.iter().map(|(_, call)| call.src.cast_mut()));
-                // SAFETY: as for an all-reduce; rank r alone reads the r-th part of each source and writes its own
-                // destination, which lies in no other part.
+                // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Rank r alone reads the
+                // r-th part of each source and writes its own destination, which lies in no other part.
                 unsafe { self.group.kernels.sum_to(buffers, call.dtype, first, last, dst) }
             }
             CollectiveKind::AllGather => {
@@ -314,14 +314,15 @@ impl Collective for InProcess {
                     let place = dst.wrapping_add(rank * part);
                     // Our own source may be its place, and peers read it now: not even the same bytes are written there.
                     if !std::ptr::eq(theirs.src, place) {
-                        // SAFETY: as above; sources are only read, and each rank writes its own destination outside its
-                        // source.
+                        // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Sources are
+                        // only read, and each rank writes its own destination outside its source.
                         unsafe { theirs.src.copy_to(place, part) }
                     }
                 }
             }
             CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
-                // SAFETY: as for an all-reduce.
+                // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Rank r alone touches
+                // the r-th part of each buffer.
                 unsafe { combine(call.kind, buffers, call.bytes, |numbers| part_of(numbers, own, ranks)) }
             }
         }

@@ -34,7 +34,7 @@ struct Member {
     left: usize,
 }
 
-/// What a rank brings to a meeting: its call, without the claim on the buffers.
+/// A rank's entry in a meeting: its call, without the claim on the buffers.
 pub(crate) type Arrived = (CallKey, Addresses);
 
 /// One sequence of meetings. What it keeps of each rank is in the order of `ranks`.
@@ -61,7 +61,7 @@ pub(crate) struct Seat {
     /// Its place among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable, reachable without the lock.
+    /// The split's condition variable. It is here too, so that nobody needs the lock to reach it.
     changed: Arc<Condvar>,
 }
 
@@ -133,7 +133,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the error that has ended the group, also of a rank that has left it.
+    /// Returns the error that has ended the group, if one has.
     pub(crate) fn check(&self, seat: &Seat) -> Result<()> {
         self.lock().refuse(seat)
     }
@@ -222,7 +222,7 @@ impl State {
 }
 
 impl Member {
-    /// Whether the rank can never make a call again. Only a rank that has a seat can take another one.
+    /// Returns whether the rank can never make a call again. Only a rank that has a seat can take another one.
     fn is_gone(self) -> bool {
         self.taken > 0 && self.left == self.taken
     }

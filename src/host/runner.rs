@@ -123,7 +123,7 @@ impl Runner {
         // SAFETY: the caller's promise, here and below: nothing reads addresses now.
         unsafe { self.memories.rebind(pieces) };
         for work in self.norms.iter().chain(&self.steps).flatten() {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise: no op runs or is still to run, so nothing reads addresses now.
             unsafe {
                 match work {
                     Work::Kernel { work, .. } => work.rebind(&self.plan, self.memories.regions()),
@@ -159,7 +159,8 @@ impl Runner {
         })
     }
 
-    /// Read when the executor was built. Asking later could run a user's code where nothing catches a panic.
+    /// Returns the rank, which was read when the executor was built. A later question could run a user's code where
+    /// nothing catches a panic.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
     }
@@ -217,7 +218,8 @@ impl Runner {
             Action::Copy { src, dst, .. } => {
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| (self.memories.resolve(span), span.bytes() as usize));
-                // SAFETY: as for `Zero`; two memories never overlap.
+                // SAFETY: in bounds by `resolve`, and two memories never overlap; nothing else touches them now, as for
+                // every op.
                 unsafe { dst.0.copy_from_nonoverlapping(src.0, src.1) }
             }
             Action::Add { bucket, src, dst } => {
@@ -225,10 +227,11 @@ impl Runner {
                 let count = src.bytes() / dtype.bytes();
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
-                // SAFETY: as for `Copy`; the sum replaces one of its summands.
+                // SAFETY: in bounds by `resolve`, and the sum replaces one of its summands; nothing else touches them
+                // now, as for every op.
                 unsafe { self.kernels.sum_to(&[dst, src], dtype, 0, count, dst) }
             }
-            // SAFETY: as for `Zero`.
+            // SAFETY: nothing else touches the span now, as for every op.
             Action::Count(span) => unsafe { self.memories.count(span, span.dtype(&self.plan)) },
             Action::Zero(span) => {
                 // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
@@ -284,7 +287,7 @@ impl Runner {
 
     fn decide(&self, bucket: Option<u32>) {
         let args = decide_args(&self.plan, self.memories.regions(), &self.constants, bucket);
-        // SAFETY: as in `begin`.
+        // SAFETY: control memory is this device's own, and nothing else touches it now, as for every op.
         unsafe { self.kernels.decide(&args) }
     }
 }

@@ -1,4 +1,4 @@
-//! Where arrays that a step walks together start within a page, so that no CPU takes one for another.
+//! Chooses where in a page the arrays of a step start, so that no CPU takes one for another.
 //!
 //! A load that agrees with an earlier store in its low 12 address bits may wait for it, and first-level caches look lines
 //! up by those bits. AMD's way predictor hashes higher bits too, and arrays of some distances agree in those as well.
@@ -42,7 +42,7 @@ impl Stagger {
     }
 }
 
-/// How far apart two starts are, in either direction.
+/// Returns the distance between two starts, in the shorter direction.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -192,12 +192,12 @@ impl<E: Run> Streams<E> {
         &self.executor
     }
 
-    /// Whether the times of ops are measured.
+    /// Returns whether the times of ops are measured.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// Whether ops run on the caller's thread.
+    /// Returns whether ops run on the caller's thread.
     pub(crate) fn is_inline(&self) -> bool {
         self.is_inline
     }

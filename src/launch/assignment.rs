@@ -1,4 +1,4 @@
-//! Which optimizers step which segment, one after the other, and in how few launches.
+//! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
 //! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per
 //! kernel: a single one where every parameter has the same optimizer, with any hyperparameters. States of a round come
@@ -278,7 +278,7 @@ impl Assignment {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns where ranks that share a bucket out stop in its step to add up norms: after each launch that measures.
+    /// Returns the launches after which a sharded bucket's step stops, so that ranks add up norms: those that measure.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();

@@ -39,12 +39,12 @@ impl Bases {
         *base = address;
     }
 
-    /// Returns where parameters are counted from.
+    /// Returns the address to which a tile adds its offset of parameters.
     pub(crate) fn params(&self) -> usize {
         self.params
     }
 
-    /// Returns where gradients are counted from.
+    /// Returns the address to which a tile adds its offset of gradients.
     pub(crate) fn grads(&self) -> usize {
         self.grads
     }

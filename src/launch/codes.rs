@@ -31,7 +31,7 @@ pub(super) fn part_code(part: Part) -> u32 {
     }
 }
 
-/// What a launch leaves in stepped gradients. Released ones stay until an op of their own.
+/// Returns the code for what a launch leaves in stepped gradients. Released ones stay until an op of their own.
 pub(super) fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,

@@ -43,7 +43,7 @@ pub(crate) fn decide_args(
     }
 }
 
-/// Arguments of the opening of one control block alone, without records.
+/// Returns the arguments of a Begin of one control block alone, without records.
 pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     InstepBeginArgs {
         control,
@@ -89,7 +89,7 @@ pub(crate) fn decide_block(
     }
 }
 
-/// Arguments of the opening of a pass, whose settings are where Begin looks for them.
+/// Returns the arguments of a pass's Begin. Its settings are in the memory from which Begin reads them.
 pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (bucket_controls, bucket_count) = regions.bucket_controls();
     let external = constants.loss_scale.external();

@@ -117,7 +117,7 @@ impl StepCount {
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 
-/// Whether it can be a product of as many momenta, each of which is below 1.
+/// Returns whether a number can be the product of so many momenta, each of which is below 1.
 pub(crate) fn carried_fits(count: u64, carried: f64) -> bool {
     if count == 0 { carried == 1.0 } else { (0.0..1.0).contains(&carried) }
 }

@@ -68,7 +68,7 @@ impl Region {
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
     pub(crate) records: usize,
-    /// Of records whose rules are scaled by them.
+    /// Norms of records whose rules scale the change by them.
     pub(crate) norms: usize,
     pub(crate) bucket_controls: usize,
     pub(crate) states: usize,

@@ -1,7 +1,7 @@
 //! The kernel launches of a bucket's norm or step: arguments and tiles, the same for every executor.
 //!
-//! Built once, so that a pass only hands them on. Every address of a stepper's comes through `Op::accesses`, so the
-//! checker has judged exactly the bytes that are touched. A bucket that is stepped alone gets addresses per call.
+//! They are built once, and a pass reuses them. A stepper's launches take their addresses from `Op::accesses`, so the
+//! checker has judged exactly the bytes that they touch. A bucket that is stepped alone gets addresses per call.
 
 use std::ptr;
 
@@ -15,7 +15,7 @@ use crate::launch::tiles::tiles;
 use crate::layout::{Plan, Precision, Rounding, Storage};
 use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
 
-/// Which of the two passes over a bucket.
+/// The kind of launches: norms or steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Norm,

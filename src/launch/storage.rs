@@ -1,4 +1,4 @@
-//! Which optimizer takes which element types: a combination that would break its states is refused by name.
+//! Checks that an optimizer takes its element types. A combination that would break its states is refused by name.
 //!
 //! It depends on `optim` and `layout` alone.
 

@@ -1,6 +1,7 @@
 //! Cuts the segments of a bucket into tiles, the unit of work of a kernel launch.
 //!
-//! Depends on the plan alone. No tile leaves its segment, so padding belongs to none.
+//! Depends on the plan alone. No tile leaves its segment, or its row where blocks of states end there, so padding belongs to
+//! none.
 
 use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS, InstepTile};
 use crate::layout::{Bucket, Gradients, Plan};
@@ -17,29 +18,29 @@ pub(super) fn tiles(
 ) -> Vec<InstepTile> {
     // A mean is written once its run is stepped, while a tile's gradients are still in a GPU's cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
-    let kept = |index: &u32| bucket.kept(&plan.segments()[*index as usize]);
+    let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =
         segments.iter().map(kept).map(|kept| (kept.end - kept.start) / u64::from(INSTEP_TILE_ELEMENTS) + 1);
     let mut tiles = Vec::with_capacity(counts.sum::<u64>() as usize);
     for index in segments {
         let segment = &plan.segments()[*index as usize];
-        let kept = bucket.kept(segment);
+        let kept = bucket.shard_of_segment(segment);
         let tile = |at: u64, count: u64| InstepTile {
             param: (segment.start + at - bucket.params.start) * bucket.storage.precision.param.bytes(),
             // Of a segment without a part here, both would lie outside.
             grad_offset: (segment.grad_start + at).saturating_sub(bucket.summed().start),
-            state_offset: (segment.start + at).saturating_sub(bucket.shard.start),
+            state_offset: (segment.start + segment.state_at(at)).saturating_sub(bucket.shard.start),
             element: segment.element + at,
             count: count as u32,
             record: record(*index),
             first: (at == kept.start).into(),
             first_record: first_record(*index),
-            run: run_of(kept.end - at, longest),
+            run: run_of(segment.run_end(at, kept.end) - at, longest),
             reserved: [0; 3],
         };
         let mut at = kept.start;
         while at < kept.end {
-            let count = (kept.end - at).min(INSTEP_TILE_ELEMENTS.into());
+            let count = (segment.run_end(at, kept.end) - at).min(INSTEP_TILE_ELEMENTS.into());
             tiles.push(tile(at, count));
             at += count;
         }

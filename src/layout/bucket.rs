@@ -63,8 +63,12 @@ pub struct Segment {
     pub grad_start: u64,
     /// Elements, without padding.
     pub len: u64,
-    /// Number of its first element in the layout: the lengths of all parameters registered before.
+    /// Number of its first element in the layout: the lengths of all parameters registered before. Of a shard that
+    /// [rows](crate::ForeignBucket::rows) describe, the number that they give it.
     pub element: u64,
+    /// Elements of a row, if blocks of 8-bit states begin anew with each; else 0. Then what lies like the states has each
+    /// row at a multiple of 256 elements.
+    pub row: u64,
     /// The action of a step on it.
     pub action: SegmentAction,
     /// The group whose hyperparameters it takes.
@@ -72,6 +76,29 @@ pub struct Segment {
     /// Offset of its element in the bucket's tail block, if the plan has tails: the SUM leaves there how many
     /// ranks had a gradient for it.
     pub tail: Option<u64>,
+}
+
+impl Segment {
+    /// Returns the elements that its states span, and all that lies like them.
+    pub(crate) fn state_len(&self) -> u64 {
+        self.state_at(self.len)
+    }
+
+    /// Returns where the states of its element `at` lie, from [`start`](Self::start).
+    pub(crate) fn state_at(&self, at: u64) -> u64 {
+        match self.row {
+            0 => at,
+            row => at / row * row.next_multiple_of(INSTEP_QUANTUM.into()) + at % row,
+        }
+    }
+
+    /// Returns the end of the run without a break in the states that begins at element `at` and ends before `end`.
+    pub(crate) fn run_end(&self, at: u64, end: u64) -> u64 {
+        match self.row {
+            0 => end,
+            row => end.min((at / row + 1) * row),
+        }
+    }
 }
 
 /// The unit of communication and of the step. Offsets and lengths are elements.
@@ -117,12 +144,12 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether other ranks keep a part of it, or its counts follow its last shard.
+    /// Returns whether the bucket is sharded: other ranks have shards of it, or its counts follow its last shard.
     pub(crate) fn is_cut(&self) -> bool {
         self.shard != self.params
     }
 
-    /// Returns the part of `params` that the rank of this place among the shards keeps.
+    /// Returns the shard number `place` of `params`.
     pub(crate) fn shard_of(&self, place: u32) -> Range<u64> {
         if !self.is_cut() {
             return self.params.clone();
@@ -141,13 +168,13 @@ impl Bucket {
         self.start..self.tail.start
     }
 
-    /// Returns the elements that ranks share out, which start where gradients and parameters do.
+    /// Returns the number of elements of all shards.
     pub(crate) fn shared_len(&self) -> u64 {
         self.tail.start - self.start
     }
 
-    /// Returns the part of a segment that this rank keeps, as elements of the segment.
-    pub(crate) fn kept(&self, segment: &Segment) -> Range<u64> {
+    /// Returns the part of a segment in this rank's shard, as elements of the segment.
+    pub(crate) fn shard_of_segment(&self, segment: &Segment) -> Range<u64> {
         self.part(segment, &self.shard)
     }
 
@@ -163,7 +190,7 @@ impl Bucket {
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns where a gradient or a count lies among them.
+    /// Returns the place of a gradient or a count among the gradients that a host steps.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {

@@ -60,8 +60,8 @@ impl Plan {
         self.sharded_among(layout, rank, self.cut.map_or(1, |cut| cut.world_size))
     }
 
-    /// Cuts the same buckets for groups of so many neighbouring ranks, each of which shares them out as the ranks of
-    /// [`sharded`](Self::sharded) do. Ranks with the same place in their groups keep the same shard.
+    /// Shards the same buckets inside groups of so many neighbouring ranks, as [`sharded`](Self::sharded) does among
+    /// all ranks. Ranks with the same place in their groups have the same shard.
     ///
     /// # Errors
     /// Errors as for [`sharded`](Self::sharded); `Config` if the world is no whole number of such groups.
@@ -135,6 +135,7 @@ impl Plan {
                         grad_start: 0,
                         len: parameter.len,
                         element: elements[index],
+                        row: 0,
                         action: parameter.action,
                         group: parameter.group,
                         tail: None,

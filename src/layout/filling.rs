@@ -1,4 +1,4 @@
-//! Which parameters share a bucket: those of one precision, in the order given, up to a cap.
+//! Fills buckets with parameters of one precision, in the order given, up to a cap.
 //!
 //! The assignment is DDP's: each type keeps an open bucket of its own, and a bucket closes at the parameter that reaches
 //! its cap. Buckets follow each other in the order of their last parameters, so backward completes them in that order.

@@ -1,12 +1,13 @@
-//! One bucket of which every tensor has the gradient's own offsets: parameters, states and gradients lie alike.
+//! A bucket in which parameters, states and gradients all have the offsets of the gradients.
 //!
 //! It depends on the layout alone. Nothing is padded, so a framework's flat buffers serve as they are. Such a plan names
 //! only the bucket's parameters, in the order of their offsets, and it belongs to no schedule.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
-use crate::layout::plan::QUANTUM;
-use crate::layout::{Bucket, ForeignBucket, Layout, Moments, Plan, Segment, Storages};
+use crate::layout::foreign::Rows;
+use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
+use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Segment, Storages};
 
 impl Plan {
     /// Builds the plan of one bucket. Also returns, per segment, its parameter's place in the bucket's list.
@@ -45,11 +46,16 @@ impl Plan {
                 grad_start: *offset,
                 len: parameter.len,
                 element: elements[*param],
+                row: 0,
                 action: parameter.action,
                 group: parameter.group,
                 tail: None,
             });
         }
+        for (id, rows) in &bucket.rows {
+            plan.take_rows(layout, *id, *rows, storage.precision.moments)?;
+        }
+        plan.refuse_rows_that_overlap(layout, bucket.len)?;
         (plan.len, plan.grads_len, plan.is_foreign) = (bucket.len, bucket.len, true);
         plan.push(Bucket {
             start: 0,
@@ -64,5 +70,45 @@ impl Plan {
             first_bytes: FirstBytes::default(),
         });
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
+    }
+
+    /// Makes a segment the shard that these rows describe.
+    fn take_rows(&mut self, layout: &Layout, id: ParamId, rows: Rows, moments: Moments) -> Result<()> {
+        let (param, Rows { row, first }) = (layout.index(id)?, rows);
+        let thing = || format!("rows of `{}`", layout.parameters()[param].name);
+        let segment = self.segments.iter_mut().find(|segment| segment.param as usize == param);
+        let Some(segment) = segment else {
+            return Err(Error::layout(thing(), "of no parameter of the bucket", "list its gradient"));
+        };
+        if row == 0 || !segment.len.is_multiple_of(row) {
+            let wrong = format_args!("{} elements are no whole rows of {row}", segment.len);
+            return Err(Error::layout(thing(), wrong, "cut it between rows"));
+        }
+        if first.checked_add(segment.len).is_none_or(|end| end >= TOO_MANY_ELEMENTS) {
+            let wrong = format_args!("begin at element {first}, past 2^56");
+            return Err(Error::layout(thing(), wrong, "count from the first parameter"));
+        }
+        segment.element = first;
+        // Where rows are whole blocks, no block crosses one.
+        let has_blocks = moments == Moments::EightBit && row % QUANTUM != 0;
+        segment.row = if has_blocks { row } else { 0 };
+        Ok(())
+    }
+
+    /// Refuses rows whose states, with the gaps after them, leave the bucket or reach the next parameter's.
+    fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
+        let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
+        for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {
+            // A parameter of 2^56 elements was refused, so this does not overflow.
+            let end = segment.start + segment.state_len();
+            if end > next {
+                let name = &layout.parameters()[segment.param as usize].name;
+                let wrong =
+                    format_args!("states of rows of {} end at element {end}, after {next}", segment.row);
+                let remedy = "leave room: each row takes a multiple of 256";
+                return Err(Error::layout(format_args!("rows of `{name}`"), wrong, remedy));
+            }
+        }
+        Ok(())
     }
 }

@@ -16,17 +16,37 @@ use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage, 
 pub struct ForeignBucket {
     pub(super) len: u64,
     pub(super) gradients: Vec<(ParamId, u64)>,
+    pub(super) rows: Vec<(ParamId, Rows)>,
+}
+
+/// Which part of a larger parameter a listed one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    pub(super) row: u64,
+    pub(super) first: u64,
 }
 
 impl ForeignBucket {
     /// Describes a bucket of `len` elements, all of which are reduced, what lies between gradients included.
     pub fn new(len: usize) -> ForeignBucket {
-        ForeignBucket { len: len as u64, gradients: Vec::new() }
+        ForeignBucket { len: len as u64, gradients: Vec::new(), rows: Vec::new() }
     }
 
     /// Sets where in the bucket a parameter's gradient starts; any offset is legal.
     pub fn gradient(mut self, id: ParamId, offset: usize) -> ForeignBucket {
         self.gradients.push((id, offset as u64));
+        self
+    }
+
+    /// Says that a listed parameter is a shard of a larger one, cut between rows of `row` elements, whose first element has
+    /// the number `first` among the elements of all parameters. A [`BucketStep`](crate::BucketStep) then gives it the bits of
+    /// the whole, wherever it is cut: stochastic rounding counts from that number, and no block of 8-bit states crosses a row.
+    ///
+    /// # Shapes
+    /// With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements: a
+    /// row of 300 takes 512, and two scales. Parameters and gradients have no gaps.
+    pub fn rows(mut self, id: ParamId, row: usize, first: u64) -> ForeignBucket {
+        self.rows.push((id, Rows { row: row as u64, first }));
         self
     }
 
@@ -139,6 +159,11 @@ impl Plan {
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             bucket.refuse(layout, index)?;
+            if !bucket.rows.is_empty() {
+                let (wrong, remedy) =
+                    ("are of a bucket that is stepped alone", "use a BucketStep, or a Strategy");
+                return Err(Error::unsupported(format_args!("rows of bucket {index}"), wrong, remedy));
+            }
             let storage = bucket.storage(layout, &resolved, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
             let wrong = "takes the plan past 2^56 elements";
@@ -159,6 +184,7 @@ impl Plan {
                     grad_start: start + offset,
                     len: parameter.len,
                     element: elements[param],
+                    row: 0,
                     action: parameter.action,
                     group: parameter.group,
                     tail: None,
@@ -188,7 +214,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether these are the plan's buckets, with the same gradients in the same order and places.
+    /// Returns whether these are the plan's buckets, with the same gradients in the same order and places.
     pub(crate) fn has_foreign<'a>(
         &self,
         layout: &Layout,

@@ -39,7 +39,7 @@ pub struct MixedPrecisionPolicy {
     pub param_dtype: Option<DType>,
     /// Gradients where micro-batches and ranks add them up; `None`: as [`param_dtype`](Self::param_dtype).
     pub reduce_dtype: Option<DType>,
-    /// What a forward gives; `None`: what it computes in.
+    /// Outputs of a forward; `None`: the type that it computes in.
     pub output_dtype: Option<DType>,
     /// Whether a forward's inputs become [`param_dtype`](Self::param_dtype).
     pub cast_forward_inputs: bool,
@@ -58,11 +58,11 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, for parameters that
-    /// the optimizer is to see in `original`. f32 parameters that compute in 16 bits keep an f32 master, which ranks
-    /// [share out](crate::Strategy).
+    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, for
+    /// parameters that the optimizer is to see in `original`. f32 parameters that compute in 16 bits have an f32
+    /// master, which a [strategy](crate::Strategy) may shard.
     ///
-    /// Where PyTorch rounds a reduced gradient to `original` before the step, the step takes it as it is.
+    /// PyTorch rounds a reduced gradient to `original` before the step. Here the step takes it unrounded.
     ///
     /// # Errors
     /// `Config` if the parameters' own type cannot hold what they compute in.

@@ -222,8 +222,8 @@ impl LayoutBuilder {
 
     /// Leaves the parameter added last to each rank: its gradient is summed with nobody's, it is stepped with this
     /// rank's alone, and it is never broadcast. Neither the global norm nor clipping knows it. A skipped pass skips it
-    /// too, but an infinite or NaN gradient *of its own* skips nothing, since the other ranks cannot see it: it is
-    /// stepped.
+    /// too. An infinite or NaN gradient *of its own* skips nothing, since the other ranks cannot see it: the parameter
+    /// is stepped.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};

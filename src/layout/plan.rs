@@ -25,7 +25,7 @@ pub struct Plan {
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
     pub(super) gradients: Gradients,
-    /// Whether parameters are shared out too.
+    /// Whether parameters are sharded too.
     pub(super) shards_params: bool,
     /// Whether steps run on the host, on memory of its own.
     pub(super) is_offloaded: bool,
@@ -157,26 +157,25 @@ impl Plan {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
 
-    /// Returns how many ranks share each reduced bucket out, and the place of this one among them: 1 and 0, unless the plan
+    /// Returns the number of shards of a reduced bucket, and the number of this rank's shard: 1 and 0, unless the plan
     /// is [sharded](Self::sharded).
     pub fn shards(&self) -> (u32, u32) {
         let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
         sharded.unwrap_or((1, 0))
     }
 
-    /// Returns how many ranks keep the same shards as this one, itself included: 1, unless groups of ranks
-    /// [share them out](Self::sharded_among), or the plan is not sharded.
+    /// Returns how many ranks have the same shards as this one, itself included: 1, unless there are
+    /// [groups](Self::sharded_among) or the plan is not sharded.
     pub fn replicas(&self) -> u32 {
         self.cut.filter(|cut| cut.place.is_some()).map_or(1, |cut| cut.world_size / cut.shards)
     }
 
-    /// Returns the sharded plan of ranks that keep parameters in shards too, and bring whole buckets together while they need
-    /// them.
+    /// Returns this sharded plan with sharded parameters too: a bucket of them is full only while it is unsharded.
     pub fn with_sharded_params(self) -> Plan {
         Plan { shards_params: self.is_sharded(), ..self }
     }
 
-    /// Returns whether this rank keeps no more of a reduced bucket's parameters than its shard.
+    /// Returns whether parameters are sharded, too.
     pub fn shards_params(&self) -> bool {
         self.shards_params
     }
@@ -208,11 +207,11 @@ impl Plan {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns which elements of a parameter, by its index in registration order, this rank steps and keeps states of: all
-    /// of them, unless the plan is [sharded](Self::sharded).
-    pub fn kept(&self, param: usize) -> Range<u64> {
+    /// Returns the elements of a parameter that are in this rank's shard, so that it steps them: all of them, unless
+    /// the plan is [sharded](Self::sharded). `param` is its index in registration order.
+    pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
-        self.bucket_of(segment).kept(segment)
+        self.bucket_of(segment).shard_of_segment(segment)
     }
 
     /// Returns whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
@@ -225,7 +224,8 @@ impl Plan {
         self.gradients
     }
 
-    /// Returns what a step's launch does with gradients. With offload it has a copy, and the device's end with that copy.
+    /// Returns what a step's launch does with gradients. With offload it steps a copy of them, so the copy op has done
+    /// this already.
     pub(crate) fn gradients_of_step(&self) -> Gradients {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }

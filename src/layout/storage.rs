@@ -212,7 +212,7 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: that of the whole, and precisions of single groups.
+/// The storage of all parameters of a layout: one for the layout, and precisions of single groups.
 ///
 /// A parameter with a [type of its own](crate::LayoutBuilder::dtype) takes that type for itself and its gradient, and the
 /// rest of its group's precision as far as it applies: in f32 it has no [master](Master), and values that lose no bits

@@ -35,7 +35,8 @@ pub enum Stream {
     /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would hold up
     /// the next sum.
     Download,
-    /// With offload, copies to the device's memory. Each waits for a step, and would hold up the downloads after it.
+    /// With offload, copies to the device's memory. A copy waits for a step, so on the download stream it would hold up
+    /// later downloads.
     Upload,
 }
 
@@ -58,7 +59,7 @@ impl Stream {
         }
     }
 
-    /// Whether every plan has it.
+    /// Returns whether every plan has it.
     pub(crate) fn is_always_used(self) -> bool {
         matches!(self, Stream::Compute | Stream::Reduce | Stream::Optim)
     }
@@ -108,20 +109,20 @@ pub enum Phase {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
-    /// Every rank's buffer becomes the sum over ranks.
+    /// Replaces every rank's buffer by the sum over ranks.
     AllReduce,
-    /// Every rank's buffer becomes rank 0's.
+    /// Replaces every rank's buffer by rank 0's.
     Broadcast,
     /// Rank r's destination becomes the sum over ranks of the r-th part of their sources, which are as many times as
     /// long as there are ranks.
     ReduceScatter,
-    /// Every rank's destination becomes all sources, in rank order.
+    /// Copies all sources to every rank's destination, in rank order.
     AllGather,
-    /// Every rank's whole numbers of 64 bits become their sum over ranks, modulo 2^64.
+    /// Replaces unsigned 64-bit integers by their sum over ranks, modulo 2^64.
     Sum64,
-    /// Every rank's whole numbers of 32 bits become the largest over ranks.
+    /// Replaces unsigned 32-bit integers by their maximum over ranks.
     Max32,
-    /// Every rank's whole numbers of 32 bits become the smallest over ranks.
+    /// Replaces unsigned 32-bit integers by their minimum over ranks.
     Min32,
 }
 
@@ -157,9 +158,10 @@ impl fmt::Display for CollectiveKind {
 pub enum Group {
     /// All ranks.
     World,
-    /// Those that share a bucket out among them: all, or this one's neighbours if there are several such groups.
+    /// The ranks of this rank's group, whose shards together are a full bucket: all ranks, unless there are several
+    /// groups.
     Shards,
-    /// Those that keep the same shards as this one, one of each group of neighbours.
+    /// The replicas: the ranks that have the same shards as this one, one in each group.
     Replicas,
 }
 
@@ -188,7 +190,7 @@ pub enum Action {
     Measure {
         /// Which bucket.
         bucket: u32,
-        /// How many such parts came before in this step.
+        /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
     /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that.
@@ -246,7 +248,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it takes time of its own, and does not only order what does.
+    /// Returns whether the op takes time of its own. The others only order those.
     pub fn is_work(&self) -> bool {
         !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
     }
@@ -429,7 +431,7 @@ pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
-/// This rank's part of the bucket without frozen segments: one run where nothing is frozen, as almost always.
+/// Returns the runs of this rank's part of the bucket between frozen segments: one run if nothing is frozen.
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
     let (mut next, end) = (bucket.shard.start, bucket.shard.end);

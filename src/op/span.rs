@@ -60,7 +60,7 @@ impl Memory {
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory in which a step finds parameters, gradients or anything else: the host's own, with offload.
+    /// Returns the memory that a step uses in the place of this one: with offload, the host's parameters and gradients.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
             Memory::Params if plan.is_offloaded() => Memory::HostParams,
@@ -77,12 +77,12 @@ impl Memory {
         plan.is_offloaded() && !is_device
     }
 
-    /// Whether its elements are counted as gradients are, and not as parameters.
+    /// Returns whether its elements are counted as gradients are, and not as parameters.
     pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
-    /// Whether ranks send each other its shards: parameters and copies.
+    /// Returns whether ranks send each other its shards: parameters and copies.
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Memory::Params | Memory::Copy)
     }
@@ -192,13 +192,13 @@ impl Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
-    /// Returns what ranks share out of a bucket, without counts of ranks: of gradients, parameters or copies.
+    /// Returns all shards of a bucket of gradients, parameters or copies, without the counts of ranks.
     pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
         let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
-    /// Returns what other ranks have of a bucket, before and after this rank's shard. Either may be empty.
+    /// Returns the other ranks' shards of a bucket: those before and those after this rank's. Either may be empty.
     pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
         let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
         let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
@@ -206,7 +206,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns what a rank has no bytes of, of a bucket that is not unsharded: with offload, nothing is on the device.
+    /// Returns the parts of a bucket that take no memory while it is not unsharded: the other ranks' shards. With
+    /// offload, all of it.
     pub(crate) fn absent(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);

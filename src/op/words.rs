@@ -27,7 +27,7 @@ struct Told {
     recent: [Recent; 2],
 }
 
-/// What may change between passes, and the number that it makes.
+/// The options that may change between passes, and their hash.
 #[derive(Debug, Default)]
 struct Recent {
     number: u64,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 optimizer! {
     /// AdEMAMix: AdamW with a second, much slower average of the gradients.
     ///
-    /// The paper warms up `alpha` and `beta3` over the first steps. That is not built in: here both are constant.
+    /// The paper warms up `alpha` and `beta3` over the first steps. Here both are constant.
     ///
     /// States: `exp_avg_fast`, `exp_avg_slow`, `exp_avg_sq`.
     pub struct AdEmaMix: "AdEMAMix" {

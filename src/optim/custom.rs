@@ -126,7 +126,7 @@ pub trait StepParam: Send + Sync {
         0.0
     }
 
-    /// Whether it can update parameters that lie there; a stepper is refused where it cannot.
+    /// Returns whether this code can update parameters at `place`. A stepper with parameters elsewhere is refused.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
     }

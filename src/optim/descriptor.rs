@@ -51,7 +51,7 @@ impl Value {
         numbers.into_iter().take(count)
     }
 
-    /// Whether it switches off what depends on it: zero, or false.
+    /// Returns whether this value, zero or false, switches off the options that depend on it.
     pub(super) fn is_off(self) -> bool {
         self.numbers().all(|number| number == 0.0)
     }

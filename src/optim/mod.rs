@@ -142,7 +142,7 @@ pub(crate) mod sealed {
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
-        /// Whether there is such a field, of such a value.
+        /// Returns whether there is such a field, of such a value.
         fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
@@ -166,7 +166,8 @@ pub(crate) mod sealed {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
 
-        /// Whether norms of the whole parameter scale its change, which takes two launches; as `IsScaled` of its header.
+        /// Returns whether norms of the whole parameter scale its change, which takes two launches; as `IsScaled` of
+        /// its header.
         fn is_scaled(&self) -> bool {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }

@@ -28,7 +28,7 @@ pub enum LossScale {
 /// The addresses of another program's loss scaler. It prints as the same word on all ranks, which compare it.
 #[derive(Clone, Copy, PartialEq)]
 pub struct ExternalScaler {
-    /// Of one f32 each.
+    /// Addresses of one f32 each.
     pub(crate) scale: Address,
     pub(crate) found_inf: Address,
 }
@@ -85,7 +85,7 @@ impl LossScale {
         }
     }
 
-    /// Whether a pass with an infinite or NaN gradient is skipped because of it.
+    /// Returns whether a pass with an infinite or NaN gradient is skipped because of it.
     pub(crate) fn skips_nonfinite(self) -> bool {
         !matches!(self, LossScale::Constant(_))
     }

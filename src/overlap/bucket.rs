@@ -116,7 +116,7 @@ impl GradBucket<'_> {
     /// Does the same for some of the elements.
     ///
     /// # Errors
-    /// Errors as for [`all_reduce`](Self::all_reduce); `Hook` if the bucket has not so many.
+    /// Errors as for [`Collective::enqueue`], again at every later call; `Hook` if the bucket has fewer elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -128,7 +128,7 @@ impl GradBucket<'_> {
     /// Does the same for a buffer of the hook's own, as long on every rank.
     ///
     /// # Errors
-    /// Errors as for [`all_reduce`](Self::all_reduce).
+    /// Errors as for [`Collective::enqueue`], again at every later call.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, (self.key, self.deadline), buffer, &mut self.failed)
     }

@@ -1,4 +1,4 @@
-//! What a hook after a bucket's sum is shown: which sum it is, and where each gradient lies in it.
+//! The argument of a hook after a bucket's sum: the values, and where each gradient lies in them.
 //!
 //! On the host it is a slice; on a GPU an address and a stream, on which the hook enqueues work.
 
@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::layout::{Bucket, Plan};
 
-/// Which sum it is.
+/// The bucket, pass and rank of a sum.
 pub(super) struct SumPlace<'a> {
     pub(super) index: u32,
     pub(super) pass: u64,

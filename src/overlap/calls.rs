@@ -66,7 +66,7 @@ pub struct CustomCalls {
 }
 
 impl CustomCalls {
-    /// Builds one that makes all calls as `comm` does.
+    /// Builds a communicator that makes all calls as `comm` does.
     pub fn new(comm: impl Collective + 'static) -> CustomCalls {
         CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
     }

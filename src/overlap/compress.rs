@@ -1,7 +1,7 @@
 //! Gradients on the wire as bf16 or f16: cast, summed by the communicator inside, cast back.
 //!
 //! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
-//! ones. A count in a bucket's tail never changes; scales are powers of two, and ranks are limited, for this reason.
+//! ones. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
 //! Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
 
 use std::fmt;
@@ -63,7 +63,7 @@ pub struct Compressed<C> {
     dtype: DType,
     pre_scale: f32,
     kernels: Kernels,
-    /// Of the largest bucket, kept, so that a steady state allocates nothing.
+    /// Room for the largest bucket. It stays allocated, so that later passes allocate nothing.
     scratch: Mutex<Vec<u16>>,
 }
 
@@ -152,7 +152,7 @@ impl<C: Collective> Collective for Compressed<C> {
         self.comm.world_size()
     }
 
-    /// The host's memory, if `C` does.
+    /// Returns true for the host's memory, if the inner collective reaches it.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host && self.comm.reaches(place)
     }

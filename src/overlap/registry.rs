@@ -17,7 +17,7 @@ pub struct Keywords<'a> {
 }
 
 impl Keywords<'_> {
-    /// Returns the number of that name, or the default if it is not given.
+    /// Returns the value of the keyword `name`, or `default` if the caller has not given it.
     pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
         self.asked.push(name);
         self.given.iter().find(|(given, _)| *given == name).map_or(default, |(_, value)| *value)

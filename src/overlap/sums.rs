@@ -19,18 +19,17 @@ use crate::overlap::bucket_sum::{BucketSum, EnqueuedSum, SumPlace};
 type OnHost = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 type OnGpu = dyn FnMut(&EnqueuedSum<'_>) -> Result<()> + Send;
 
-/// What is called with a sum.
+/// The hook.
 enum Hook {
     OnHost(Box<OnHost>),
     OnGpu(Box<OnGpu>),
 }
 
-/// A communicator that calls a hook with the sum of each bucket's gradients over ranks, as far as this rank steps them: all
-/// of the bucket, or with a [strategy](crate::Strategy) that shares tensors out this rank's shard. With
-/// [`shard_size`](crate::StepperBuilder::shard_size) the hook comes after the all-reduce among replicas. Where each
-/// [micro-batch is summed](crate::Accumulation), that is once a pass; without groups the hook sees the sum of each micro-batch,
-/// before it is added to the others. The step takes what the hook leaves, and divides it by the number of ranks; so do norms
-/// and clipping. Gradients are f32.
+/// A communicator that calls a hook with each bucket's sum over ranks, as far as this rank steps it: the full bucket,
+/// or its shard with a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size) the
+/// hook comes after the all-reduce among replicas. Where each [micro-batch is summed](crate::Accumulation), that is
+/// once a pass; without groups the hook sees the sum of each micro-batch, before it is added to the others. The step
+/// takes what the hook leaves, and divides it by the number of ranks; so do norms and clipping. Gradients are f32.
 ///
 /// [`Hooked`](super::Hooked) is called in place of the sum, and makes it itself; this one is called after it.
 ///
@@ -129,7 +128,7 @@ impl SumHooked {
 }
 
 impl State {
-    /// Whether a call that has been made leaves the whole sum of its bucket.
+    /// Returns whether a call that has been made leaves the whole sum of its bucket.
     fn ends_sum(&mut self, kind: CollectiveKind, bucket: u32, is_group: bool) -> bool {
         let Some(plan) = &self.plan else { return false };
         match kind {

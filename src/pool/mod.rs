@@ -71,8 +71,8 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// Threads that a pool has at most: more could only wait for memory. Every number of threads that a user gives is held
-    /// to it here.
+    /// The most threads of a pool: more could only wait for memory. The constructors check every number of threads that
+    /// a user gives.
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, the launching one included; they start with the first launch that needs them, and
@@ -233,7 +233,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the last launch ended so recently that helpers are still awake after it, or would be.
+    /// Returns whether the last launch ended so recently that helpers are still awake after it, or would be.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()

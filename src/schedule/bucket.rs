@@ -135,7 +135,7 @@ impl Schedule {
         }
     }
 
-    /// Whether a pass steps the bucket: it has elements, and not all of them are frozen.
+    /// Returns whether a pass steps the bucket: it has elements, and not all of them are frozen.
     pub(super) fn is_stepped(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         // A rank without data leaves what is its own alone.
@@ -171,8 +171,8 @@ impl Schedule {
         }
     }
 
-    /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
-    /// that carries the count of contributing ranks is always reduced.
+    /// Returns whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that.
+    /// The one that carries the count of contributing ranks is always reduced.
     pub(super) fn is_left_out(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         let carries = described.contributors.is_some()

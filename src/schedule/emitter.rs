@@ -14,12 +14,12 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Whether passing this mark means that `other` was passed too.
+    /// Returns whether passing this mark means that `other` was passed too.
     fn implies(&self, other: &Mark) -> bool {
         self.is_after(other.ticket)
     }
 
-    /// Whether it comes after this position.
+    /// Returns whether this mark comes after `position`.
     pub(super) fn is_after(&self, position: Ticket) -> bool {
         self.clock[position.stream.index()] >= position.tick
     }
@@ -67,7 +67,7 @@ impl Emitter {
         self.record(stream)
     }
 
-    /// Lets `stream` go on only after all `marks`; those that are none say nothing.
+    /// Makes `stream` wait for all `marks`. A `None` needs no wait.
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
@@ -90,12 +90,12 @@ impl Emitter {
         Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
     }
 
-    /// Whether the next op of `stream` comes after this position anyway.
+    /// Returns whether the next op of `stream` comes after this position anyway.
     pub(super) fn is_after(&self, stream: Stream, position: Ticket) -> bool {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
-    /// Whether the next op of `stream` comes after a mark anyway.
+    /// Returns whether the next op of `stream` comes after a mark anyway.
     pub(super) fn is_past(&self, stream: Stream, mark: &Mark) -> bool {
         self.is_after(stream, mark.ticket)
     }

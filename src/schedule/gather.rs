@@ -11,8 +11,8 @@ use crate::layout::Gradients;
 use crate::op::{Action, CollectiveKind, Group, Memory, Span, Stream};
 
 impl Schedule {
-    /// Sums a bucket over ranks: all of it everywhere, or of a sharded plan each rank's shard there, and the counts of
-    /// ranks everywhere.
+    /// Sums a bucket over ranks: by an all-reduce, or for a sharded plan by a reduce-scatter, and an all-reduce of the
+    /// counts of ranks.
     pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

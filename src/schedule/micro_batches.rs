@@ -61,13 +61,13 @@ impl Schedule {
         self.open && self.readiness.has_contributed(param)
     }
 
-    /// Whether the open pass is at its last micro-batch.
+    /// Returns whether the open pass is at its last micro-batch.
     pub(crate) fn is_last_micro_batch(&self) -> bool {
         self.micro_batches_left == 0
     }
 
-    /// Sums a bucket of a micro-batch that is not the last one over the ranks that share it out, adds the sums of this rank's
-    /// shard up, and ends the gradients.
+    /// Sums a sharded bucket of a micro-batch that is not the last one over ranks, adds the sums of this rank's shard
+    /// up, and ends the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

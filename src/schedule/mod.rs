@@ -45,7 +45,7 @@ pub enum Mode {
     Normed,
 }
 
-/// What is decided by the norms of gradients, before steps or for the next pass.
+/// The decision that norms of gradients make, before steps or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing, and no gradient is measured.
@@ -83,7 +83,7 @@ impl Policy {
         Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_by_caller: false }
     }
 
-    /// Whether gradients are measured.
+    /// Returns whether gradients are measured.
     fn measures(&self) -> bool {
         self.decision != Decision::None
     }
@@ -104,7 +104,7 @@ pub enum Broadcast<'a> {
 /// The parameters of an opened pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
-    /// What ranks first take from rank 0.
+    /// The parameters that ranks first take from rank 0.
     pub broadcast: Broadcast<'a>,
     /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
@@ -132,7 +132,7 @@ pub struct Schedule {
     readiness: Readiness,
     pass: u64,
     open: bool,
-    /// Whether the last pass was given up.
+    /// Whether the last pass was abandoned.
     abandoned: bool,
     /// Without its broadcast, which is over.
     opening: Opening<'static>,
@@ -141,7 +141,7 @@ pub struct Schedule {
     /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it
     /// resets the blocks that they sum.
     begun: Option<Mark>,
-    /// The last reduce, which with tails the next Begin must come after.
+    /// The last reduce. With tails, the next Begin comes after it.
     reduced: Option<Mark>,
     tails: bool,
     /// Per bucket, the first Record of the compute stream after the trainer's last touch.
@@ -163,13 +163,14 @@ pub struct Schedule {
     gathered: Vec<Option<Mark>>,
     /// Per bucket, with offload, its last download: what the next reduce must come after.
     downloaded: Vec<Option<Mark>>,
-    /// Per bucket, with offload, where its parameters were last given up on the device: what the next upload must come after.
+    /// Per bucket, with offload, the last release of its parameters on the device: what the next upload must come
+    /// after.
     released: Vec<Option<Mark>>,
-    /// Per bucket of shared-out parameters, whether all of them are here.
+    /// Per bucket of sharded parameters, whether it is unsharded.
     unsharded: Vec<bool>,
     /// The last step of all.
     last: Option<Mark>,
-    /// The last op on control memory, if the pass is closed: its Publish, or what stands for it in one given up.
+    /// The last op on control memory, if the pass is closed: its Publish, or the last op of an abandoned pass.
     settled: Option<Mark>,
     /// The last Decide, if the loss scale that it leaves is asked for.
     decided: Option<Mark>,
@@ -177,7 +178,7 @@ pub struct Schedule {
     loss_scale_touched: Ticket,
     /// Per bucket, the norms of parts of parameters that ranks add up in its step, one span after the other.
     shared_norms: Vec<Vec<Span>>,
-    /// Of all parameters that were named as unused after their hand-over, which later passes compare.
+    /// A hash of all parameters that were named as unused after their hand-over.
     late_unused: u64,
 }
 
@@ -238,12 +239,13 @@ impl Schedule {
         self.pass = pass;
     }
 
-    /// Returns what later passes are to compare of parameters that were named as unused after their hand-over.
+    /// Returns the hash of all parameters that were named as unused after their hand-over. Ranks compare it in later
+    /// passes.
     pub(crate) fn late_unused(&self) -> u64 {
         self.late_unused
     }
 
-    /// Takes it over from a schedule of other buckets, or back from a capture that has not run.
+    /// Sets that hash, from a schedule of other buckets, or from before a capture that has not run.
     pub(crate) fn set_late_unused(&mut self, late_unused: u64) {
         self.late_unused = late_unused;
     }
@@ -258,7 +260,7 @@ impl Schedule {
         self.plan.is_offloaded()
     }
 
-    /// Returns whether the last pass was given up.
+    /// Returns whether the last pass was abandoned.
     pub fn was_abandoned(&self) -> bool {
         self.abandoned
     }

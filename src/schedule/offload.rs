@@ -55,7 +55,7 @@ impl Schedule {
         self.copy_up(bucket)
     }
 
-    /// The same for a bucket that is to be unsharded, after its last step and after its pages were given up.
+    /// The same for a bucket that is to be unsharded, after its last step and after its pages were freed.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let marks = [self.released[bucket as usize], self.consumed[bucket as usize]];
         let written = self.trainer_on(Stream::Upload, bucket, &marks);

@@ -1,4 +1,4 @@
-//! Which parameters have been handed over in the open pass, and which bucket may launch next.
+//! Tracks the hand-overs of the open pass, and says which bucket may launch next.
 //!
 //! Buckets launch in index order, because collectives must come in the same order on every rank. A communicator that sends
 //! nothing needs no order, and then each launches once it is complete. A parameter
@@ -17,11 +17,12 @@ pub(super) struct Readiness {
     uses_left: Vec<u32>,
     pending: Vec<u32>,
     keeps_order: bool,
-    /// Complete and not launched, if there is no order.
+    /// The buckets that are complete and not launched, if buckets launch in any order.
     complete: Vec<u32>,
     next_bucket: u32,
     is_launched: Vec<bool>,
-    /// Buckets launched in this micro-batch, in order. Unless each is summed, only the last one of a pass launches any.
+    /// Buckets launched in this micro-batch, in order. Only the last micro-batch of a pass launches buckets, unless
+    /// each is summed.
     launched: Vec<u32>,
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
@@ -102,28 +103,28 @@ impl Readiness {
         }
     }
 
-    /// Whether a bucket waits for nothing but that.
+    /// Returns whether a bucket waits for nothing but that.
     pub(super) fn waits_for_release(&self, bucket: u32) -> bool {
         let is_waiting = self.pending[bucket as usize] == 0 && !self.is_launched[bucket as usize];
         is_waiting && !self.keeps_order && !self.complete.contains(&bucket)
     }
 
-    /// Whether any parameter was named as unused in this pass.
+    /// Returns whether any parameter was named as unused in this pass.
     pub(super) fn has_unused(&self) -> bool {
         self.unused_count > 0
     }
 
-    /// Whether the parameter was named as unused in this pass.
+    /// Returns whether the parameter was named as unused in this pass.
     pub(super) fn is_unused(&self, param: usize) -> bool {
         self.unused[param]
     }
 
-    /// Whether it was so before it had been handed over.
+    /// Returns whether the parameter was named as unused before it was handed over.
     pub(super) fn is_left_out(&self, param: usize) -> bool {
         self.left_out[param]
     }
 
-    /// Whether the parameter has a gradient of this rank in this pass.
+    /// Returns whether the parameter has a gradient of this rank in this pass.
     pub(super) fn is_contributing(&self, param: usize) -> bool {
         self.is_handed_over(param) && !self.left_out[param]
     }
@@ -135,7 +136,7 @@ impl Readiness {
         }
     }
 
-    /// Whether the parameter had a gradient of this rank in such a micro-batch before this one.
+    /// Returns whether the parameter had a gradient of this rank in such a micro-batch before this one.
     pub(super) fn has_contributed(&self, param: usize) -> bool {
         self.contributed[param]
     }
@@ -155,17 +156,17 @@ impl Readiness {
         }
     }
 
-    /// Whether the parameter takes no part in passes.
+    /// Returns whether the parameter takes no part in passes.
     pub(super) fn is_frozen(&self, param: usize) -> bool {
         self.frozen[param]
     }
 
-    /// Whether all parameters of the bucket are frozen.
+    /// Returns whether all parameters of the bucket are frozen.
     pub(super) fn is_bucket_frozen(&self, bucket: u32) -> bool {
         self.thawed[bucket as usize] == 0
     }
 
-    /// Whether the trainer has given the parameter away.
+    /// Returns whether the trainer has given the parameter away.
     pub(super) fn is_handed_over(&self, param: usize) -> bool {
         self.uses_left[param] == 0
     }
@@ -242,7 +243,7 @@ impl Readiness {
         self.arrivals.iter().copied().chain(rest).collect()
     }
 
-    /// Whether a bucket was launched in this micro-batch.
+    /// Returns whether a bucket was launched in this micro-batch.
     pub(super) fn is_launched(&self, bucket: u32) -> bool {
         self.is_launched[bucket as usize]
     }

@@ -1,4 +1,5 @@
-//! The trainer's announcements: which bytes it is about to touch, hence which ops it waits for, and which wait for it.
+//! Takes the trainer's announcements of the bytes that it is about to touch. They decide which ops it waits for, and
+//! which ops wait for it.
 //!
 //! An access waits for exactly the op that touched the same bytes last. It is announced before it happens: a position
 //! that is announced too late orders nothing.

@@ -1,8 +1,8 @@
-//! Buckets of parameters that ranks share out: brought together before the trainer needs them, and given up afterwards.
+//! Sharded buckets of parameters: the trainer unshards one before it needs it, and reshards it afterwards.
 //!
-//! Both run on the gather stream, so memory is given up and taken in the order of the calls, and no more buckets lie there
-//! whole than the trainer asked for. On the host addresses stay: only the pages of the other ranks' shards come and go.
-//! (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+//! Both run on the gather stream, in the order of the calls. So no more buckets are full at a time than the trainer
+//! asked for. On the host, addresses stay, and the pages of other ranks' shards are freed. (Zhao et al., VLDB 2023,
+//! "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Schedule {
         !self.can_reshard(bucket) || self.unsharded[bucket as usize]
     }
 
-    /// Returns the buckets that ranks have brought together.
+    /// Returns the buckets that are unsharded.
     pub fn unsharded(&self) -> impl Iterator<Item = u32> + '_ {
         (0..).zip(&self.unsharded).filter_map(|(bucket, is_unsharded)| is_unsharded.then_some(bucket))
     }
@@ -33,8 +33,8 @@ impl Schedule {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order. Between
-    /// passes they compare `agreement`. Does nothing if the bucket is whole.
+    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order.
+    /// Between passes they compare `agreement`. It does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_whole(bucket) {
             return;
@@ -84,7 +84,7 @@ impl Schedule {
         }
     }
 
-    /// Takes no bucket for whole any more: gathers have failed, and nothing runs.
+    /// Marks every bucket as resharded: gathers have failed, and nothing runs.
     pub(crate) fn forget_unsharded(&mut self) {
         self.unsharded.fill(false);
     }

@@ -1,7 +1,7 @@
-//! Parameters that no rank used, as the trainer says in the open pass: their steps and norms leave them alone.
+//! Parameters that the trainer names as unused by all ranks in the open pass. Steps and norms leave them alone.
 //!
-//! The op that says so runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no wait. Ranks
-//! compare what they were told: in the bucket's sum, or if that is on its way, in the next pass.
+//! The op for them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no wait.
+//! Ranks compare the names: with the bucket's sum, or if that has started, in the next pass.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};

@@ -41,10 +41,10 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
     /// tensor; `Order` for a state, copy or average inside a pass, for a parameter or gradient that was handed over in
-    /// this micro-batch, for a gradient that was not written in the open pass (or, if
-    /// [each is summed](crate::Accumulation), micro-batch), and between passes for one that is
-    /// [released](crate::Gradients::Release) after its step; `Sharded` for a tensor that ranks
-    /// [share out](crate::Strategy); `Poisoned` after a failure.
+    /// this micro-batch, for a gradient that was not written in the open pass (or, if [each is
+    /// summed](crate::Accumulation), micro-batch), and between passes for one that is
+    /// [released](crate::Gradients::Release) after its step; `Sharded` for a [sharded](crate::Strategy) tensor;
+    /// `Poisoned` after a failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, into.len())?;
@@ -63,16 +63,16 @@ impl<D: Device> Stepper<D> {
     /// the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not compared), and the step count
     /// with it ([`set_step_count`](Self::set_step_count)).
     ///
-    /// Where ranks [share out](crate::Strategy) parameters or masters, each keeps its part of what it writes, so nothing is
-    /// broadcast. Ranks compare the values instead, those of before the first pass too.
+    /// Nothing is broadcast if parameters or masters are [sharded](crate::Strategy): each rank stores its shard of what
+    /// it writes. Ranks compare the values instead, also those from before the first pass.
     ///
     /// # Shapes
     /// Shape and ordering as for [`read`](Self::read).
     ///
     /// # Errors
-    /// `Layout`, `Unsupported` and `Poisoned` as for [`read`](Self::read), `Unsupported` also for a copy; `Order` for a
-    /// gradient between passes, anything else inside one, or a gradient that is frozen or was handed over in this
-    /// micro-batch.
+    /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` for a copy, or if the
+    /// stepper keeps no such tensor; `Order` for a gradient between passes, anything else inside one, or a gradient
+    /// that is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, from.len())?;
@@ -83,8 +83,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
-    /// next pass gives every rank rank 0's parameters; write them on all ranks, as by [`write`](Self::write). A master that ranks
-    /// [share out](crate::Strategy) shows as the parameter that was made of it.
+    /// next pass broadcasts rank 0's parameters. Write the same ones on all ranks, as with [`write`](Self::write).
+    /// Instead of a [sharded](crate::Strategy) master, it gets the parameter, which is the master rounded.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it
@@ -149,9 +149,9 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    /// Returns the status of the newest pass that is known to have ended, without waiting. It is as many passes old as
-    /// the device is late. `None` before the first pass has ended. Abandoned passes are left out, and
-    /// [counted](Status::abandoned).
+    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
+    /// behind the trainer, so is the status. It is `None` before the first pass has ended. Abandoned passes are left
+    /// out, and [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }

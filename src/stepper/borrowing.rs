@@ -163,7 +163,7 @@ impl<D: Device> Stepper<D> {
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
     /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
     /// for gradients in [&mut second, &mut first] {
-    ///     // SAFETY: as above; the weights stay where they are.
+    ///     // SAFETY: the arrays outlive the stepper, which alone touches them; the weights stay where they are.
     ///     unsafe { stepper.rebind(Borrowed::new().bucket(bucket(), gradients.as_mut_ptr()))? };
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().write(weight, &[1.0, 2.0, 3.0])?;
@@ -190,10 +190,10 @@ impl<D: Device> Stepper<D> {
     /// then, and may use both memories until it is closed.
     ///
     /// # Safety
-    /// What the constructor that borrowed asks for, of the new memory from now on. Until this returns `Ok`, it still holds for
-    /// the old memory. A parameter at a new address holds the values that it had, on every rank: nothing copies or broadcasts
-    /// them, and a [master](crate::Master) follows no others. On a GPU, the work that fills the new memory comes before this
-    /// call on the trainer's stream; gradients may also be filled later, as ever.
+    /// The new memory meets the contract of the constructor that borrowed, from now on. Until this returns `Ok`, the
+    /// old memory meets it too. A parameter at a new address holds the values that it had, on every rank, because
+    /// nothing copies or broadcasts them, or updates its [master](crate::Master). On a GPU, the work that fills the new
+    /// memory comes before this call on the trainer's stream; gradients may also be filled later, as ever.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -226,7 +226,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// The caller's tensors by a plan: at the addresses that are named, the others where they are.
+    /// Returns the caller's tensors for a plan: those in `memory` at their new addresses, and the others at their
+    /// present ones.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

@@ -33,7 +33,7 @@ use crate::stepper::state::written::Loaded;
 use crate::stepper::state::written::ParamsWritten;
 use crate::stepper::stepper::Stepper;
 
-/// As the most ranks that f32 counts one by one.
+/// The largest divisor: f32 counts ranks one by one up to here.
 const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
 
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
@@ -54,9 +54,9 @@ pub(super) struct Blueprint {
 /// The communicators that a stepper makes beside its own.
 #[derive(Clone, Default)]
 pub(super) struct Beside {
-    /// Of the gather stream, if the plan is sharded.
+    /// The gather stream's, if the plan is sharded.
     pub(super) gathers: Option<Arc<dyn Collective>>,
-    /// Of this rank's groups, if there are several of each kind.
+    /// Those of this rank's groups, if there are several groups.
     pub(super) groups: Option<Groups>,
 }
 
@@ -457,7 +457,7 @@ impl StepperBuilder<'_> {
         self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }
 
-    /// Whether the mean is taken over the ranks that had data.
+    /// Returns whether the mean is taken over the ranks that had data.
     fn counts_ranks(&self) -> bool {
         self.uneven_inputs == Some(Divisor::ContributingRanks)
     }

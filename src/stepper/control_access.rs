@@ -93,7 +93,7 @@ impl<D: Device> Stepper<D> {
 
     /// Copies to a span from the host, after it was claimed and noted.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
-        // SAFETY: as in `read_span`; a claim to write excludes views.
+        // SAFETY: the claim has told the schedule and has been waited for; a claim to write excludes views.
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })
     }
 
@@ -129,7 +129,7 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a record's progress to another device, after everything was claimed.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
-        // SAFETY: as in `copy_span`.
+        // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
         let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };
         let progress = self.run.get_mut().device.read_progress(from, ours)?;
         device.write_progress(to, progress, theirs)
@@ -189,7 +189,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn read_status(&self) -> Result<Status> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
-        // SAFETY: as in `read_progress`.
+        // SAFETY: no pass is open and every op on control memory has ended.
         let control = run.device.read_control(unsafe { Claimed::promise() })?;
         Ok(Status::new(&status_of(&control), self.abandoned))
     }

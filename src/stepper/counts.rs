@@ -69,9 +69,9 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, one that is not 0 without
-    /// the number that an optimizer carries, a number other than 1 where none is carried, or one that is no product of
-    /// momenta: it is 1 before the first update, and then at least 0 and below 1.
+    /// Errors as for [`step_count`](Self::step_count). `Config` for a count of 2^63 or more, a count above 0 without
+    /// the number that the optimizer carries, or a number where none is carried, unless it is 1. `Config` also for a
+    /// number that is no product of momenta: it is 1 before the first update, and then at least 0 and below 1.
     pub fn set_step_count(
         &mut self,
         key: impl Into<StepCountKey>,
@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// The name of a carried number as in `torch.optim`, with the suffix `#k` of further optimizers.
+    /// Returns the name of a carried number: that of `torch.optim`, and for further optimizers a suffix `#k`.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);

@@ -9,10 +9,11 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
-    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters
-    /// alone is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks
-    /// must freeze the same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr); a
-    /// rank that has none left, because it froze everything, is a `Deadline` or `PeerLost` to the others.
+    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket in which every
+    /// parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen parameter is
+    /// reduced as zeros. Ranks must freeze the same: if they differ, the next collective is a `Mismatch`, if it
+    /// [compares](Self::set_lr); a rank that has none left, because it froze everything, is a `Deadline` or `PeerLost`
+    /// to the others.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -77,8 +77,10 @@ impl StepperBuilder<'_> {
     /// [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in
-    /// this GPU's memory.
+    /// Errors as for [`host`](Self::host), but for instruction sets; `Config` for options of the host device;
+    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device; `Layout` if a
+    /// tensor lies nowhere, twice, misaligned for its type, over another one, or not in this GPU's memory;
+    /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
     ///
     /// # Safety
     /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
@@ -226,9 +228,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, holds it in
-    /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it; `Sharded` for a tensor that ranks
-    /// [share out](crate::Strategy); `Order` for a state, copy or average inside a pass, for a tensor that was handed over
-    /// in this micro-batch, for a parameter whose bucket is not unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
+    /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it; `Sharded` for a [sharded](crate::Strategy) tensor;
+    /// `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this micro-batch, for a
+    /// parameter whose bucket is not unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {

@@ -113,9 +113,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
-    /// the gradients written so far stay. With [`Accumulation::Summed`](crate::Accumulation) they do not: those that were
-    /// not handed over are now, and the first write of each replaces again.
+    /// Goes on to the next micro-batch of the pass. Every parameter, handed over or not, is the trainer's again, and
+    /// gradients keep their values. With [`Accumulation::Summed`](crate::Accumulation), it first hands over the
+    /// gradients that were written and not handed over. In the next micro-batch the first write of each gradient
+    /// replaces.
     ///
     /// # Errors
     /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.

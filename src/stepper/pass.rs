@@ -153,9 +153,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Opens a pass of several micro-batches, whose gradients add up: the first write of the pass replaces, later ones
-    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. Ranks that share tensors out may
-    /// [sum each](crate::StepperBuilder::accumulation) micro-batch instead; then the first write of each replaces. A mean over
-    /// micro-batches is the trainer's too: it divides its loss by their number.
+    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. With shards, ranks may
+    /// [sum each micro-batch](crate::StepperBuilder::accumulation) instead; then the first write of each replaces. A
+    /// mean over micro-batches is the trainer's too: it divides its loss by their number.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -155,7 +155,7 @@ impl<D: Device> Stepper<D> {
         Ok(id)
     }
 
-    /// Puts everything on a new device, after `touch_everything`, but for what is the caller's.
+    /// Copies all but the caller's tensors to a new device, after `touch_everything`.
     pub(super) fn move_to(
         &mut self,
         plan: Plan,
@@ -225,7 +225,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Every tensor of ours and every step count, to where the plan has it on another device.
+    /// Copies each of the stepper's own tensors and step counts to its place in another device's plan.
     fn copy_tensors(&mut self, plan: &Plan, assignment: &Assignment, device: &mut D) -> Result<()> {
         let (ours, ours_assigned) = (Arc::clone(&self.plan), Arc::clone(&self.assignment));
         let mut bytes = Vec::new();

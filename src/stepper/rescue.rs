@@ -1,4 +1,4 @@
-//! What can still be read after a failure, above all of a peer.
+//! Reads what a stepper still has after a failure, above all the failure of a peer.
 //!
 //! The host device skips every op after the first failure, so memory is as the last op that ran left it. A GPU runs
 //! steps that were queued after a sum that fails, so a stepper there refuses.
@@ -9,19 +9,19 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Opens a stepper that has failed for reading, to save what this rank has learnt when a peer has died. From then
-    /// on [tensors](Self::read), step counts, [`status`](Self::status) and
-    /// [checkpoints](crate::checkpoint) give what there is; passes stay refused. Does nothing if nothing has failed.
+    /// on [tensors](Self::read), step counts, [`status`](Self::status) and [checkpoints](crate::checkpoint) give what
+    /// there is; passes stay refused. It does nothing if nothing has failed.
     ///
     /// On the host, everything is as the last op that ran left it. Steps that had not run when the failure came are skipped, also
     /// those of a finished pass whose sums had all arrived. In Sequential and Normed a pass whose sum failed has changed
     /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
     ///
-    /// Where ranks share states out, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments.
-    /// If the failure came there, the moments of that bucket are one update ahead of its parameters.
+    /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments.
+    /// After a failure there, the moments of that bucket are one update ahead of its parameters.
     ///
-    /// With [`Strategy::Fsdp`](crate::Strategy), no parameter can be read that ranks share out: the parts of the others are lost.
-    /// With [`Strategy::Zero`](crate::Strategy), none can of a bucket that this rank has stepped, if the failure came before its
-    /// all-gather: it would be new in part.
+    /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read: the other ranks' shards are lost.
+    /// With [`Strategy::Zero`](crate::Strategy), no parameter of a bucket can be read if the failure came between its
+    /// step and its all-gather: only this rank's shard of it is new.
     ///
     /// A failed stepper on a GPU refuses. Its steps wait on the GPU for a sum to end, not to succeed: those that were queued
     /// after a sum that failed have run on what that sum left, up to eight passes of them. Nobody could tell a parameter

@@ -101,7 +101,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Whether a pass is clipped by the norm of the one before, which a checkpoint then has, in every mode.
+    /// Returns whether a pass is clipped by the norm of the one before, which a checkpoint then has, in every mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
     }

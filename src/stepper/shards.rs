@@ -1,6 +1,6 @@
-//! Tensors that ranks share out: the part of each rank, whole tensors from all parts, and what a shard cannot do.
+//! Sharded tensors: options, gathers of full tensors, and what shards exclude.
 //!
-//! Whole tensors travel by way of the gradients, which are put back. All refusals come before any call of the group.
+//! A gather uses the memory of gradients and restores them. All refusals come before any call of the group.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
-    /// Sets what ranks share out; unset: nothing, every rank steps everything.
+    /// Sets which tensors are shards. Unset: none, and every rank steps everything.
     ///
     /// ```
     /// use instep::op::Memory;
@@ -35,7 +35,7 @@ impl StepperBuilder<'_> {
     ///     let mut moments = vec![0.0; 4096];
     ///     stepper.gather(w.state("exp_avg"), &mut moments)?; // on all ranks
     ///     let states = stepper.memory().into_iter().find(|(memory, _)| *memory == Memory::State(0));
-    ///     Ok((stepper.view::<f32>(w)?.to_vec(), moments, stepper.plan().kept(0), states))
+    ///     Ok((stepper.view::<f32>(w)?.to_vec(), moments, stepper.plan().shard_of(0), states))
     /// })?;
     /// let (_, _, shard, states) = &ranks[1];
     /// assert_eq!((shard.clone(), states.unwrap().1), (1024..2048, 4 * 1024));
@@ -47,10 +47,11 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how many ranks share tensors out; unset: all. Of 8 ranks with 4, ranks 0 to 3 share everything out among them, as
-    /// [`strategy`](Self::strategy) says, and so do ranks 4 to 7. Ranks 0 and 4 have the same shards: they add up their
-    /// sums of gradients after those of their neighbours, and step the same (hybrid sharding, HSDP). Neighbours are ranks of one
-    /// machine, say, whose links are faster. The number divides that of the ranks. It changes no bit, if sums are exact.
+    /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). Unset: all ranks are one group.
+    /// With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4 to 7.
+    /// Ranks 0 and 4 are replicas: they have the same shards, and add up their sums after those of their groups. Choose
+    /// the ranks of one machine, whose links are faster. The number divides that of the ranks. It changes no bit, if
+    /// sums are exact.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -65,7 +66,7 @@ impl StepperBuilder<'_> {
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().get_mut(w)?.fill(1.0);
     ///     pass.finish()?;
-    ///     Ok((stepper.plan().kept(0), stepper.view::<f32>(w)?.to_vec()))
+    ///     Ok((stepper.plan().shard_of(0), stepper.view::<f32>(w)?.to_vec()))
     /// })?;
     /// assert_eq!((&ranks[1].0, &ranks[3].0), (&(2048..4096), &(2048..4096)));
     /// assert!(ranks.iter().all(|rank| rank.1 == ranks[0].1));
@@ -76,7 +77,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how the gradients of a pass's micro-batches add up, where ranks share tensors out; unset: on each rank.
+    /// Sets how the gradients of a pass's micro-batches add up, with shards. Unset: on each rank.
     ///
     /// ```
     /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
@@ -103,7 +104,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Refuses sums of each micro-batch where they serve nothing, or where ranks make other numbers of micro-batches.
+    /// Refuses sums of each micro-batch without shards, and where ranks may make different numbers of micro-batches.
     pub(super) fn refuse_accumulation(&self) -> Result<()> {
         if self.accumulation == Accumulation::Local {
             return Ok(());
@@ -119,7 +120,7 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    /// Cuts a plan for this rank's shards, if ranks share anything out.
+    /// Shards a plan as the options say.
     pub(super) fn shared_out(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
         if self.strategy == Strategy::Replicated {
@@ -183,14 +184,14 @@ pub(super) fn refuse_whole_work(
 }
 
 impl<D: Device> Stepper<D> {
-    /// Copies a whole tensor to the host, as [`read`](Self::read) does: also one that ranks [share out](Strategy), and
-    /// then all ranks call it together, for the same tensor. Of a gradient it is the sum over ranks.
+    /// Copies a full tensor to the host, as [`read`](Self::read) does, also a [sharded](Strategy) one: then all ranks
+    /// call it together, for the same tensor. Of a gradient it copies the sum over ranks.
     ///
     /// # Shapes
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// Waits for all steps, and if ranks share the tensor out, for the other ranks.
+    /// Waits for all steps and, if the tensor is sharded, for the other ranks.
     ///
     /// # Errors
     /// `Order` inside a pass, otherwise as for [`read`](Self::read); `Mismatch` or `Deadline` if a rank does not take part.
@@ -203,7 +204,7 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a whole tensor from all ranks, or from this one if it has all of it.
+    /// Copies a full tensor from all ranks, or from this one if it is full here.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
         // In a group of one this rank has all of it. No call is made then, because a slice of a gradient may be alive, which
         // calls write over.
@@ -222,7 +223,7 @@ impl<D: Device> Stepper<D> {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
-    /// Brings the parts of a tensor together, a piece of each rank's part at a time.
+    /// Gathers a tensor from all ranks, a piece of each rank's shard at a time.
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
@@ -249,7 +250,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// How much of so many bytes each rank can send in one [exchange](Self::exchange_pieces).
+    /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
         // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
@@ -278,7 +279,7 @@ impl<D: Device> Stepper<D> {
         Ok(all)
     }
 
-    /// Refuses a tensor of which this rank has a part.
+    /// Refuses a tensor of which this rank has only a shard.
     pub(super) fn refuse_cut(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
@@ -287,7 +288,7 @@ impl<D: Device> Stepper<D> {
         if !is_cut || !(memory.is_kept_in_shards() || is_summed) {
             return Ok(());
         }
-        let Range { start: first, end } = self.plan.bucket_of(segment).kept(segment);
+        let Range { start: first, end } = self.plan.bucket_of(segment).shard_of_segment(segment);
         let name = &self.layout.parameters()[segment.param as usize].name;
         let of = match memory {
             Memory::Grads => "gradient of ",
@@ -298,11 +299,11 @@ impl<D: Device> Stepper<D> {
         Err(Error::Sharded { tensor: format!("{of}`{name}`"), first, end, len: segment.len })
     }
 
-    /// Refuses what ranks that share parameters out cannot do.
+    /// Refuses what shards or offload exclude.
     pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
         let wrong = match (self.plan.is_sharded(), self.plan.is_offloaded()) {
             (false, false) => return Ok(()),
-            (true, _) => "ranks share the states out, by buckets that stay",
+            (true, _) => "the states are sharded, by buckets that stay",
             (false, true) => "the host has the states, by buckets that stay",
         };
         let remedy = format_args!("{verb} in a stepper that is built anew, from a checkpoint");

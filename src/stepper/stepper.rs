@@ -54,16 +54,16 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) unused: Unused,
     /// The pass at hand is being captured, and nothing else may happen until its end.
     pub(super) is_capturing: bool,
-    /// Passes that were given up.
+    /// Passes that were abandoned.
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comm: Arc<dyn Collective>,
-    /// The communicator of the gather stream, if ranks share parameters out.
+    /// The communicator of the gather stream, if parameters are sharded.
     pub(super) gathers: Option<Arc<dyn Collective>>,
     /// Those of this rank's groups, if there are several of each kind.
     pub(super) groups: Option<Groups>,
-    /// The most buckets of shared-out parameters that may be whole at a time.
+    /// The most buckets that may be unsharded at a time.
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, so ranks may differ.
     pub(super) params_written: ParamsWritten,
@@ -82,8 +82,8 @@ impl Stepper {
 impl<D: Device> Stepper<D> {
     /// Returns how many bytes each memory takes, padding included. The arenas of parameters, gradients and each state
     /// have as many elements, since they share offsets, of the sizes that the
-    /// [precision](crate::StepperBuilder::precision) says. Of parameters that ranks [share out](crate::Strategy::Fsdp), those
-    /// count that are here now.
+    /// [precision](crate::StepperBuilder::precision) says. Of [sharded parameters](crate::Strategy::Fsdp), it counts
+    /// the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.absent_bytes(memory));
@@ -210,7 +210,7 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
+    /// Buckets that stay stepped after the abandoned pass, with their step counts, except their frozen parameters.
     /// Empty except in Eager, where these were launched before the pass was given up, in this order.
     pub stepped_buckets: Vec<u32>,
 }

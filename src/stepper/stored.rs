@@ -118,7 +118,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a parameter to the host as it is stored, without its master. All ranks call it together if they share it out.
+    /// Copies a parameter to the host as it is stored, without its master. If it is sharded, all ranks call it
+    /// together.
     pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
@@ -219,7 +220,7 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span, writes });
     }
 
-    /// Copies elements that this rank has, after `claim`.
+    /// Copies elements that this rank has to `into`, after `claim`.
     pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
         let span = elements.span(&self.plan, &self.run.borrow().schedule);
         self.read_span(span, into)

@@ -1,4 +1,4 @@
-//! Which of a parameter's tensors a call means, and where the bytes of its elements are now.
+//! Names one tensor of a parameter, and finds the bytes of its elements.
 //!
 //! `TensorId` is the one selector for every call that reads or writes a tensor. It names no memory: `claims.rs` finds
 //! that, and refuses what a stepper does not keep. Every reader and writer asks `Elements` for the bytes.
@@ -84,7 +84,7 @@ pub(super) struct Elements<'s> {
 }
 
 impl<'s> Elements<'s> {
-    /// Returns the elements of a tensor that this rank has now: its shard's, where ranks share the tensor out and its bucket is
+    /// Returns the elements of a tensor that this rank has now: its shard's, if the tensor is sharded and its bucket is
     /// not unsharded.
     pub(super) fn present(
         memory: Memory,
@@ -94,12 +94,12 @@ impl<'s> Elements<'s> {
     ) -> Elements<'s> {
         let is_unsharded = memory.is_sent() && schedule.is_whole(segment.bucket);
         let is_full = is_unsharded || !(memory.is_sent() || memory.is_kept_in_shards());
-        let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).kept(segment) };
+        let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).shard_of_segment(segment) };
         Elements { memory, segment, range }
     }
 
-    /// Returns where the bytes of these elements are now. With offload, the parameters of a bucket that is not unsharded are in
-    /// the host's memory alone.
+    /// Returns the span that has these elements now. With offload, the parameters of a bucket that is not unsharded are
+    /// in the host's memory alone.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_whole(segment.bucket);

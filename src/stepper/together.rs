@@ -1,4 +1,4 @@
-//! What ranks that write one file together need of a stepper: the part of each rank, and words between them.
+//! Serves ranks that write one file together: the part of each rank, and messages between them.
 //!
 //! Words travel by way of the first gradients, which are put back, as whole tensors do in `shards.rs`. The parts of all
 //! ranks are the whole tensor, without a gap.
@@ -18,12 +18,12 @@ use crate::stepper::tensor::TensorId;
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Whether several ranks have parts of anything, or replicas of them. They write one file together.
+    /// Returns whether several ranks have parts of anything, or replicas of them. They write one file together.
     pub(crate) fn has_parts(&self) -> bool {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
 
-    /// Whether this rank is one of those that have all parts among them and not of their replicas.
+    /// Returns whether this rank is one of those that have all parts among them and not of their replicas.
     pub(crate) fn is_of_first_group(&self) -> bool {
         self.rank() < self.plan.shards().0
     }
@@ -34,13 +34,13 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()
     }
 
-    /// Whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
+    /// Returns whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }
 
-    /// Copies this rank's part of a tensor, and returns which elements it is. Of a tensor that ranks do not share out, rank
-    /// 0's part is everything, and so it is of parameters that each rank has, if they are to be `rank_0s`.
+    /// Copies this rank's part of a tensor, and returns which elements it is. Of a full tensor, rank 0's part is all of
+    /// it. So it is of parameters that every rank has, if `rank_0s` asks for rank 0's.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,
@@ -54,7 +54,7 @@ impl<D: Device> Stepper<D> {
             && self.precision_of(id)?.master == Master::None;
         let is_cut = self.is_shared_out(segment) && !(is_everywhere && rank_0s);
         let part = match (is_cut, self.rank()) {
-            (true, _) => self.plan.bucket_of(segment).kept(segment),
+            (true, _) => self.plan.bucket_of(segment).shard_of_segment(segment),
             (false, 0) => 0..segment.len,
             (false, _) => 0..0,
         };

@@ -1,8 +1,8 @@
-//! Parameters that ranks share out, brought together while a trainer needs them.
+//! Unshards and reshards buckets of sharded parameters.
 //!
-//! On the host addresses stay the same, so slices and kernels know nothing of it: pages of the other ranks' shards come and go.
-//! On a GPU a whole bucket has other memory than the shard, so an address is that of the moment.
-//! Every read and write of a parameter asks here how much of it this rank has.
+//! On the host addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU a full bucket
+//! lies beside the shard, at a new address each time. Every read and write of a parameter asks here whether its bucket
+//! is full.
 
 use std::num::NonZeroU32;
 
@@ -23,7 +23,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Refuses what ranks that share parameters out cannot do.
+    /// Refuses options that exclude sharded parameters.
     pub(super) fn refuse_unsharding(&self) -> Result<()> {
         let is_shared_out = self.strategy == Strategy::Fsdp;
         if is_shared_out && let Some(divisor) = self.uneven_inputs {
@@ -40,9 +40,9 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Brings the parameters of a bucket together from all ranks, with [`Strategy::Fsdp`]. Call it ahead of the access, and the
-    /// all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or between passes. It does
-    /// nothing to a bucket that is whole here: one that is unsharded, or that ranks do not share out.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. If you call it ahead of the access,
+    /// the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or
+    /// between passes. It does nothing to a bucket that is full already.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -111,9 +111,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives the other ranks' parts of a bucket's parameters up, with [`Strategy::Fsdp`]. It needs no other rank. The launch of a
-    /// bucket, once its gradients and those of earlier buckets are handed over, does the same; so does the end of a pass, finished
-    /// or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
+    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`]. No other rank takes part. The
+    /// launch of a bucket, once its gradients and those of earlier buckets are handed over, does the same; so does the
+    /// end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU it comes after all that the trainer's stream has been given.
@@ -129,7 +129,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Refuses a parameter, or its copy, of which this rank has only a part now.
+    /// Refuses a parameter, or its copy, of which this rank has only its shard now.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_whole(segment.bucket) {
@@ -141,7 +141,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
 
-    /// Refuses a slice to write a parameter through, of which this rank keeps a part alone.
+    /// Refuses a mutable slice of a sharded or offloaded parameter.
     pub(super) fn refuse_shared_out(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if memory == Memory::Params && self.plan.is_offloaded() {
@@ -151,7 +151,7 @@ impl<D: Device> Stepper<D> {
         if memory != Memory::Params || !self.plan.shards_params() || !self.is_shared_out(segment) {
             return Ok(());
         }
-        let wrong = "ranks share them out, and compare what they write";
+        let wrong = "they are sharded, and ranks compare what they write";
         Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
     }
 

@@ -65,7 +65,8 @@ impl<'a> Grads<'a> {
     /// Waits for the last step of its bucket.
     ///
     /// # Errors
-    /// Errors as for [`Stepper::view_mut`].
+    /// `Layout` if the parameter is of another layout; `Unsupported` if gradients are of another type; `Order` if the
+    /// gradient is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
@@ -105,8 +106,9 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add). With
-    /// [`Accumulation::Summed`](crate::Accumulation) those are summed already, and it replaces this micro-batch's alone.
+    /// Replaces the gradient, also that of earlier micro-batches; [`add`](Self::add) adds to them. With
+    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are summed already, and it replaces this
+    /// one's gradient alone.
     ///
     /// Values of any type become those of the gradient on the way, so a backward in bf16 may feed sums in f32.
     ///
@@ -162,7 +164,7 @@ impl<'a> Grads<'a> {
 }
 
 impl Stepper {
-    /// Returns where a tensor lies, and how many elements are there.
+    /// Returns the address of a tensor, and the number of its elements there.
     fn place(&self, segment: &Segment, memory: Memory) -> (*mut u8, usize) {
         let run = self.run.borrow();
         let present = Elements::present(memory, segment, &self.plan, &run.schedule);
@@ -281,8 +283,9 @@ impl Stepper {
     /// values.
     ///
     /// # Errors
-    /// Errors as for [`write`](Self::write); `Unsupported` if the tensor is of another type, or a parameter with a
-    /// [master weight](crate::Master), which must be written too: [`write`](Self::write) does.
+    /// Errors as for [`write`](Self::write); `Sharded` for a state, master or average that ranks shard; `Unsupported`
+    /// if the tensor is of another type, or a parameter that has another place which [`write`](Self::write) writes too:
+    /// a [master weight](crate::Master), other ranks' shards, or the host's memory with offload.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(id, memory)?;

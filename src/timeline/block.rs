@@ -85,13 +85,13 @@ pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval>
 }
 
 impl Block {
-    /// Whether this block opens a pass.
+    /// Returns whether this block opens a pass.
     pub(super) fn opens_pass(&self) -> bool {
         self.kind == Kind::Control && self.name == "begin"
     }
 }
 
-/// Returns `None` for what is no work.
+/// Returns the kind of work and its bucket; `None` for an action that is no work.
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. } => None,

@@ -18,4 +18,5 @@ mod one_launch;
 #[cfg(not(kernels_only))]
 mod random;
 mod refusals;
+mod rows;
 mod scaling;

@@ -155,6 +155,7 @@ fn every_optimizer_gives_the_cpus_bits_in_every_known_format_over_runs_of_tiles(
         (known(DType::F32, Master::None, Moments::F32, nearest), 2),
         (known(DType::F32, Master::None, Moments::F32, nearest), 3),
         (known(DType::BF16, Master::None, Moments::BF16, nearest), 0),
+        (known(DType::BF16, Master::None, Moments::BF16, nearest), 4),
         (known(DType::BF16, Master::None, Moments::BF16, stochastic), 0),
         (known(DType::BF16, Master::F32, Moments::F32, nearest), 0),
         (known(DType::BF16, Master::Remainder16, Moments::F32, nearest), 0),

@@ -13,7 +13,8 @@ const HEADER: &str = "\
 # Optimizers
 
 The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration
-of `instep replay` uses the name in lower case. This page is made from the tables in `src/optim` by
+of `instep replay` uses the name in lower case. [reference/optimizers.rs](../reference/optimizers.rs) has each formula in
+f64, and tests hold the kernels to it. This page is made from the tables in `src/optim` by
 `tests/house/option_tables.rs`.
 ";
 

@@ -59,7 +59,10 @@ CUresult cuEventElapsedTime(float *ms, void *from, void *to) { *ms = 1; return 0
 CUresult cuEventElapsedTime_v2(float *ms, void *from, void *to) { *ms = 2; return 0; }
 #endif
 #ifndef NO_POOLS
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, void *stream) { *address = 256; return 0; }
+CUresult cuMemPoolCreate(void **pool, const void *props) { *pool = &handle; return 0; }
+CUresult cuMemPoolSetAttribute(void *pool, int attribute, void *value) { return 0; }
+CUresult cuMemPoolDestroy(void *pool) { return 0; }
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, void *pool, void *stream) { *address = 256; return 0; }
 #endif
 CUresult cuMemFreeAsync(CUdeviceptr address, void *stream) { return 0; }
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { *address = malloc(bytes); return 0; }

@@ -71,7 +71,7 @@ fn a_driver_without_a_function_is_refused_by_its_name_and_the_version_that_has_i
 fn a_driver_without_stream_ordered_memory_is_refused_by_the_functions_name() {
     with_driver(&["ELAPSED_V1", "NO_POOLS"], || {
         let why = refusal();
-        assert!(why.contains("has no cuMemAllocAsync, which every driver since CUDA 12.0 has"), "{why}");
+        assert!(why.contains("has no cuMemPoolCreate, which every driver since CUDA 12.0 has"), "{why}");
     });
 }
 
@@ -186,7 +186,7 @@ fn without_a_named_driver_the_librarys_path_is_searched_and_what_a_driver_lacks_
     };
     alone(prepare, || {
         let why = refusal();
-        let text = "libcuda.so, of CUDA 12.2, has no cuMemAllocAsync, which every driver since CUDA 12.0 has";
+        let text = "libcuda.so, of CUDA 12.2, has no cuMemPoolCreate, which every driver since CUDA 12.0 has";
         assert_eq!(why, text);
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! Configurations are theirs, but for static graphs, which nothing here declares. Of ResNet50 there are the shapes alone.
 //! Each test names the one it stands for. What an ordinary optimizer would have done is computed in f64
-//! (`tests/support/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
+//! (`reference/optimizers.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
 //! harness for f32. Bits are compared where two of our own runs must agree.
 
 mod accumulating;

@@ -54,7 +54,7 @@ fn a_rank_keeps_states_masters_and_averages_of_its_shard_alone() {
                 Stepper::builder(layout, AdamW::default()).precision(low).ema(0.9).strategy(strategy);
             let stepper = builder.unused(Unused::StepZero).bucket_cap_bytes(20_000).host(comm)?;
             let kept: u64 = (0..LENS.len())
-                .map(|param| stepper.plan().kept(param))
+                .map(|param| stepper.plan().shard_of(param))
                 .map(|kept| kept.end - kept.start)
                 .sum();
             Ok((stepper.memory(), stepper.plan().arena_len(), kept))
@@ -176,7 +176,7 @@ fn what_needs_whole_tensors_is_refused_by_name() {
             Stepper::builder(&layout, Adam::default()).strategy(Strategy::Zero).host(comm.split())?;
         let w = layout.id("w")?;
         let state = stepper.view::<f32>(w.state("exp_avg")).unwrap_err();
-        let shard = stepper.plan().kept(0);
+        let shard = stepper.plan().shard_of(0);
         assert_eq!(shard, if stepper.rank() == 0 { 0..256 } else { 256..600 });
         let Range { start: first, end } = shard;
         let tensor = "state of `w`".to_owned();

@@ -14,6 +14,8 @@ pub(crate) mod lent;
 #[path = "../../examples/tcp_ranks/meeting.rs"]
 pub(crate) mod meeting;
 pub(crate) mod optimizers;
+// The specification, which other programs read too.
+#[path = "../../reference/optimizers.rs"]
 pub(crate) mod reference;
 pub(crate) mod stand_in;
 pub(crate) mod stored;

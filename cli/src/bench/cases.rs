@@ -69,7 +69,7 @@ impl Case {
         Ok(optimizer)
     }
 
-    /// Whether an element's update depends on all of its parameter.
+    /// Returns whether an element's update depends on all of its parameter.
     pub(super) fn is_scaled(self) -> bool {
         self.descriptor.is_scaled
     }

@@ -9,17 +9,20 @@ use instep::bench::Distant;
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
 const SWEEPS: usize = 64;
 
 pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
-    print_line(&format!(
-        "\ndistance: the traffic of AdamW over four arrays of {} elements, 256 MiB apart, ns/element, median (min-max)",
+    let isas = options.isas()?;
+    let what = format!(
+        "the traffic of AdamW over four arrays of {} elements, 256 MiB apart, ns/element, median (min-max)",
         Distant::ELEMENTS
-    ))?;
-    for isa in options.isas()? {
+    );
+    announce("distance", isas.len(), &what)?;
+    for isa in isas {
         let mut alike = Distant::new(isa, false)?;
         let mut staggered = Distant::new(isa, true)?;
         let samples: Vec<[f64; 2]> = (0..=options.rounds(15))

@@ -13,6 +13,7 @@ use instep::{AdamW, Error, Layout, ParamId, Solo, Stepper, checkpoint};
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
@@ -48,11 +49,13 @@ enum Case {
 pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
     let usual = if options.quick { &QUICK[..] } else { &USUAL[..] };
     let sizes = if options.parameters.is_empty() { usual } else { &options.parameters[..] };
-    print_line(&format!(
-        "\ngrowth: ns per parameter of {ELEMENTS} elements, AdamW, buckets of {} KiB, one kernel thread, median",
+    let what = format!(
+        "ns per parameter of {ELEMENTS} elements, AdamW, buckets of {} KiB, one kernel thread, median; \
+         write and read are of a checkpoint",
         CAP_BYTES >> 10
-    ))?;
-    let titles = STAGES.map(|stage| format!("{stage:>17}")).concat();
+    );
+    announce("growth", Case::value_variants().len() * sizes.len(), &what)?;
+    let titles = STAGES.map(|stage| format!("{:>11}", stage.trim_start_matches("checkpoint_"))).concat();
     print_line(&format!("{:<8}{:>11}{titles}", "case", "parameters"))?;
     for case in Case::value_variants() {
         let case_name = format!("{case:?}").to_lowercase();
@@ -70,11 +73,11 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
             for (k, stage) in STAGES.iter().enumerate() {
                 let samples: Vec<f64> = rounds.iter().filter_map(|round| round[k]).collect();
                 if samples.is_empty() {
-                    line += &format!("{:>17}", "-");
+                    line += &format!("{:>11}", "-");
                     continue;
                 }
                 let spread = Spread::of(samples);
-                line += &format!("{:>17.1}", spread.median);
+                line += &format!("{:>11.1}", spread.median);
                 record.add(
                     "growth",
                     &format!("{case_name} {count}"),

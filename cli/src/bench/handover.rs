@@ -10,6 +10,7 @@ use instep::{AdamW, Layout, Mode, ParamId, Solo, Stepper};
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
@@ -19,11 +20,13 @@ const ELEMENTS: usize = 256;
 pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
     let names = (0..PARAMS).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, ELEMENTS)).build()?;
-    print_line(&format!(
-        "\nhandover: the trainer's time in one grad_ready, us, median (min-max) of passes of {PARAMS} calls"
-    ))?;
-    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
-        for (case, cap_bytes) in [("inside a bucket", u64::MAX), ("completes a bucket", 1)] {
+    let modes = [Mode::Sequential, Mode::Eager, Mode::Normed];
+    let cases = [("inside a bucket", u64::MAX), ("completes a bucket", 1)];
+    let what =
+        format!("the trainer's time in one grad_ready, us, median (min-max) of passes of {PARAMS} calls");
+    announce("handover", modes.len() * cases.len(), &what)?;
+    for mode in modes {
+        for (case, cap_bytes) in cases {
             let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).threads(1);
             let mut stepper = builder.bucket_cap_bytes(cap_bytes).host(Solo::default())?;
             let rounds = options.rounds(15) * 20;

@@ -10,6 +10,7 @@ use instep::bench::Alone;
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
@@ -19,8 +20,10 @@ const CASES: [(usize, usize, bool); 4] =
 const SAMPLE_ELEMENTS: usize = 1 << 20;
 
 pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
-    print_line("\nlaunch: one BucketStep of AdamW and its kernel alone, ns, one thread, median (min-max)")?;
-    for isa in options.isas()? {
+    let isas = options.isas()?;
+    let what = "one BucketStep of AdamW and its kernel alone, ns, one thread, median (min-max)";
+    announce("launch", isas.len() * CASES.len(), what)?;
+    for isa in isas {
         for (params, elements, is_apart) in CASES {
             let mut bucket = Alone::new(params, elements, is_apart, isa)?;
             let sweeps = SAMPLE_ELEMENTS / (params * elements + 512);

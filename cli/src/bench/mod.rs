@@ -16,7 +16,7 @@ mod overlap;
 mod plain_bits;
 mod precisions;
 mod record;
-#[path = "../../../tests/support/reference.rs"]
+#[path = "../../../reference/optimizers.rs"]
 #[allow(dead_code)]
 mod reference;
 mod report;
@@ -25,6 +25,7 @@ mod sizes;
 mod statistics;
 mod step;
 pub(crate) mod system;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

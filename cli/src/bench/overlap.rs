@@ -11,6 +11,7 @@ use instep::{AdamW, Clip, Layout, Mode, ParamId, Solo, Stepper};
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
@@ -25,12 +26,13 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     let names = (0..PARAMS).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, elements)).build()?;
     let backward = Duration::from_nanos((PARAMS * elements) as u64 * BACKWARD_NS_PER_ELEMENT);
-    print_line(&format!(
-        "\noverlap: {PARAMS} parameters of {elements} elements, AdamW, one kernel thread, backward {:.1} ms; exposed ms, \
+    let what = format!(
+        "{PARAMS} parameters of {elements} elements, AdamW, one kernel thread, backward {:.1} ms; exposed ms, \
          median (min-max)",
         backward.as_secs_f64() * 1e3
-    ))?;
-    print_line(&format!("{:<10}{:<28}{:<28}{:<28}", "cap MiB", "sequential", "eager", "normed"))?;
+    );
+    announce("overlap", CAPS_MIB.len(), &what)?;
+    print_line(&format!("{:<10}{:<28}{:<28}normed", "cap MiB", "sequential", "eager"))?;
     for cap_mib in CAPS_MIB {
         let mut steppers = Vec::new();
         for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
@@ -48,14 +50,14 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
             }
         }
         let isa = steppers[0].1.isa().name();
-        print!("{cap_mib:<10}");
+        let mut line = format!("{cap_mib:<10}");
         for (mode, _, exposed) in steppers {
             let spread = Spread::of(exposed);
-            print!("{:<28}", spread.show(2));
+            line += &format!("{:<28}", spread.show(2));
             let case = format!("{} cap {cap_mib} MiB", format!("{mode:?}").to_lowercase());
             record.add("overlap", &case, isa, 1, "exposed_ms", spread);
         }
-        print_line("")?;
+        print_line(line.trim_end())?;
     }
     Ok(())
 }

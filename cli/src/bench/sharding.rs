@@ -11,6 +11,7 @@ use instep::{AdamW, Gradients, InProcess, Layout, Stepper, Strategy, Unused, in_
 use super::Arguments;
 use super::record::Record;
 use super::statistics::Spread;
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
@@ -31,13 +32,14 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     let names = (0..BUCKETS).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, elements)).build()?;
     let rounds = options.rounds(31);
-    let mut ranks = in_process(RANKS, |comm| train(&layout, comm, rounds))?;
-    let (isa, outcomes) = ranks.swap_remove(0);
-    print_line(&format!(
-        "\nsharding: one pass of {RANKS} ranks in this process, {BUCKETS} buckets of {} KiB, AdamW in f32, \
+    let what = format!(
+        "one pass of {RANKS} ranks in this process, {BUCKETS} buckets of {} KiB, AdamW in f32, \
          ms and ratio to replicated, median (min-max) of {rounds} passes; MiB that a rank holds",
         (elements * size_of::<f32>()) >> 10
-    ))?;
+    );
+    announce("sharding", STRATEGIES.len(), &what)?;
+    let mut ranks = in_process(RANKS, |comm| train(&layout, comm, rounds))?;
+    let (isa, outcomes) = ranks.swap_remove(0);
     let whole = outcomes[0].ms.clone();
     for ((name, _), Outcome { ms, bytes }) in STRATEGIES.into_iter().zip(outcomes) {
         let ratios = Spread::of(ms.iter().zip(&whole).map(|(ms, whole)| ms / whole));

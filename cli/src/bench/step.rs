@@ -19,18 +19,21 @@ use super::reference::Scalar;
 use super::report::StepRow;
 use super::statistics::Spread;
 use super::system::{available_bytes, last_level_cache_bytes};
+use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
 pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
-    print_line(&format!(
-        "step of one bucket (divide by {WORLD_SIZE} included) against the in-place ceiling; median (min-max)"
-    ))?;
-    print_line(StepRow::HEAD)?;
-    for case in all_cases(options)? {
-        for isa in options.isas()? {
-            for threads in options.threads()? {
-                one(options, record, case, isa, threads)?;
+    let (cases, isas, threads) = (all_cases(options)?, options.isas()?, options.threads()?);
+    let what = format!(
+        "one bucket's step (divide by {WORLD_SIZE} included) against the in-place ceiling; median (min-max)"
+    );
+    announce("step", cases.len() * isas.len() * threads.len(), &what)?;
+    print_line(&StepRow::head())?;
+    for case in cases {
+        for isa in &isas {
+            for threads in &threads {
+                one(options, record, case, *isa, *threads)?;
             }
         }
     }
@@ -160,7 +163,7 @@ fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Res
     let bytes = elements as u64 * kind.precision().grad.bytes();
     Ok(available_bytes()
         .is_some_and(|available| available < needed)
-        .then(|| format!("{name:<10}{precision:<23}{bytes:>11}  SKIPPED: the memory does not suffice")))
+        .then(|| format!("{name:<10}{precision:<24}{bytes:>10}  SKIPPED: the memory does not suffice")))
 }
 
 /// Steps everything twice and compares about a thousand elements with the formula in f64, or all if the formula needs

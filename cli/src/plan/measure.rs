@@ -19,6 +19,7 @@ use super::{Arguments, PASSES};
 use crate::Failure;
 use crate::bench::system::available_bytes;
 use crate::console::print_line;
+use crate::replay::refused;
 
 /// What the trainer of rank 0 did, in order.
 #[derive(Clone, Copy)]
@@ -108,7 +109,7 @@ pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Fail
             }
         }
     };
-    let mut stepper = arguments.builder(model).forecast(0, arguments.world_size, cost)?;
+    let mut stepper = arguments.builder(model).forecast(0, arguments.world_size, cost).map_err(refused)?;
     foresee(&mut stepper, &model.layout, &calls)?;
     let foreseen = stepper.take_recording().map(|run| run.ran).unwrap_or_default();
     let unforeseen = left.lock().unwrap_or_else(PoisonError::into_inner).len();
@@ -134,7 +135,7 @@ pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Fail
 
 /// Refuses ranks whose memory this machine does not have: the system would end the program, and others.
 fn refuse_too_many(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
-    let foreseen = arguments.builder(model).forecast(0, arguments.world_size, |_, _| 0)?;
+    let foreseen = arguments.builder(model).forecast(0, arguments.world_size, |_, _| 0).map_err(refused)?;
     let of_rank: u64 = foreseen.memory().into_iter().map(|(_, bytes)| bytes).sum();
     let bytes = of_rank.saturating_mul(arguments.world_size.into());
     match available_bytes() {

@@ -20,6 +20,7 @@ use instep::{Accumulation, Clip, Gradients, Mode, OffloadPolicy, Stepper, Steppe
 
 use crate::Failure;
 use crate::console::{print, print_json};
+use crate::replay::refused;
 use model::Model;
 use report::Report;
 use speeds::{Ranks, Speeds};
@@ -43,29 +44,29 @@ pub struct Arguments {
     /// When steps run: sequential, eager or normed
     #[arg(long, value_enum, default_value_t = Order::Eager)]
     pub mode: Order,
-    /// What ranks share out: replicated (nothing), zero (states) or fsdp (parameters too)
+    /// Which tensors are shards: replicated (none), zero (states) or fsdp (parameters too)
     #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
     pub strategy: Sharing,
-    /// Ranks that share tensors out, neighbours by their numbers; the groups are replicas [default: all ranks]
+    /// Ranks of a group that shards tensors, neighbours by their numbers; groups are replicas [default: all ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
     /// Steps run on the host, with states, masters and averages in its memory
     #[arg(long)]
     pub offload: bool,
-    /// Gradients go back to the system after their step, or with shards of others after their sum
+    /// Free gradients after their step, and those of other ranks' shards after their sum
     #[arg(long)]
     pub release_gradients: bool,
     /// Times that forward and backward run in a pass, whose gradients add up
     #[arg(long, value_name = "COUNT", default_value = "1", conflicts_with = "measure")]
     pub micro_batches: NonZeroU32,
-    /// Ranks that share tensors out sum each micro-batch, and not once a pass
+    /// With shards, ranks sum each micro-batch, and not once a pass
     #[arg(long, requires = "micro_batches")]
     pub sum_micro_batches: bool,
     /// Largest norm of all gradients, for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
     /// Size of a bucket
-    #[arg(long, value_name = "MIB", default_value_t = 25)]
+    #[arg(long, value_name = "MIB", default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub bucket_cap_mib: u64,
     #[command(flatten)]
     speeds: Speeds,
@@ -94,18 +95,51 @@ pub enum Order {
     Normed,
 }
 
-/// What ranks share out.
+/// Which tensors are shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sharing {
-    /// Nothing: every rank steps everything
+    /// None: every rank steps everything
     Replicated,
     /// Optimizer states: each rank steps a shard of each bucket
     Zero,
-    /// And parameters: two buckets are whole at a time, the one at hand and the next
+    /// And parameters: two buckets are full at a time, the one in use and the next
     Fsdp,
 }
 
 impl Arguments {
+    /// Refuses options that do not go together by their own names, before the library does by its own.
+    fn check(&self) -> Result<(), Failure> {
+        let refuse = |option: String, wrong: &str, remedy: &str| Err(Failure::config(option, wrong, remedy));
+        if let Some(max_norm) = self.max_norm {
+            let option = format!("--max-norm {max_norm}");
+            if !(max_norm > 0.0 && max_norm.is_finite()) {
+                return refuse(option, "out of range", "use a number above 0");
+            }
+            if self.mode == Order::Eager {
+                let wrong = "--mode eager steps the first bucket before the norm of all is known";
+                return refuse(option, wrong, "use --mode normed or --mode sequential");
+            }
+        }
+        let has_shards = self.strategy != Sharing::Replicated;
+        if let Some(ranks) = self.shard_size {
+            let option = format!("--shard-size {ranks}");
+            if !has_shards {
+                let wrong = "with --strategy replicated there are no shards";
+                return refuse(option, wrong, "use --strategy zero or --strategy fsdp");
+            }
+            if !self.world_size.is_multiple_of(ranks.get()) {
+                let wrong = format!("does not divide --world-size {}", self.world_size);
+                return refuse(option, &wrong, "use a divisor of it");
+            }
+        }
+        if self.sum_micro_batches && !has_shards {
+            let wrong = "with --strategy replicated there are no shards to sum";
+            let remedy = "use --strategy zero or --strategy fsdp";
+            return refuse("--sum-micro-batches".into(), wrong, remedy);
+        }
+        Ok(())
+    }
+
     /// The options of the stepper that is planned.
     fn builder<'a>(&self, model: &'a Model) -> StepperBuilder<'a> {
         let mode = match self.mode {
@@ -157,12 +191,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let model = Model::parse(&text).map_err(|failure| failure.configured(config))?;
     speeds.check()?;
+    arguments.check()?;
     if arguments.measure {
         return measure::run(arguments, &model);
     }
     let ranks = Ranks::new(*world_size, arguments.shard_size);
-    let mut stepper =
-        arguments.builder(&model).forecast(0, *world_size, speeds.cost(ranks, arguments.offload))?;
+    let cost = speeds.cost(ranks, arguments.offload);
+    let mut stepper = arguments.builder(&model).forecast(0, *world_size, cost).map_err(refused)?;
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {
         train(&mut stepper, &model.layout, speeds, (&mut peaks, arguments.micro_batches))?;

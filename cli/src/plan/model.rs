@@ -90,8 +90,7 @@ impl Model {
     /// # Errors
     /// `Config`, naming what is wrong.
     pub(super) fn parse(text: &[u8]) -> Result<Model, Failure> {
-        let spelled: Spelled =
-            serde_json::from_slice(text).map_err(|error| Failure::Config(error.to_string()))?;
+        let spelled: Spelled = serde_json::from_slice(text).map_err(|error| Failure::json(&error))?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == spelled.optimizer) else {
             let names: Vec<String> = ALL.iter().map(|descriptor| descriptor.key()).collect();
             let remedy = format_args!("use one of {}", names.join(", "));
@@ -105,6 +104,9 @@ impl Model {
         let entries = entries.collect::<Result<Vec<Repeated>, Failure>>()?;
         let counts = entries.iter().map(|entry| entry.repeat.unwrap_or(1).saturating_mul(entry.params.len()));
         let count = counts.fold(0, usize::saturating_add);
+        if count == 0 {
+            return Err(Failure::config("params", "empty", "describe a parameter"));
+        }
         if count > MOST_PARAMS {
             let remedy = format_args!("describe at most {MOST_PARAMS}");
             return Err(Failure::config("params", format_args!("{count} parameters"), remedy));

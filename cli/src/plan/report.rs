@@ -19,7 +19,7 @@ use super::trainer::Peaks;
 #[derive(Serialize)]
 pub(super) struct Report {
     world_size: u32,
-    /// Ranks that share tensors out; 1 if none do.
+    /// Ranks of a group that shards tensors; 1 without shards.
     shard_size: u32,
     parameters: usize,
     elements: u64,
@@ -34,7 +34,7 @@ pub(super) struct Report {
     work: Vec<Work>,
     /// Sent over each link of a ring in one pass.
     bus_bytes: u64,
-    /// The part of them among all ranks or among replicas, and not among ranks that share tensors out.
+    /// The part of them among all ranks or among replicas, and not inside a group that shards tensors.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
     /// The part of it in which the trainer stood still.
@@ -177,9 +177,12 @@ fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { world_size, parameters, elements, buckets, optimizer, .. } = self;
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
         writeln!(
             f,
-            "{parameters} parameters of {elements} elements in {buckets} buckets, {optimizer}, one rank of {world_size}\n"
+            "{parameters} parameter{} of {elements} elements in {buckets} bucket{}, {optimizer}, one rank of {world_size}\n",
+            plural(*parameters),
+            plural(*buckets),
         )?;
         writeln!(f, "{:<24}{:>12}", "held by this rank", "MiB")?;
         for Held { what, place, bytes } in &self.memory {
@@ -200,9 +203,9 @@ impl fmt::Display for Report {
             writeln!(f, "  between groups of {:<4}        {between:>12.2} MiB", self.shard_size)?;
         }
         writeln!(f, "one pass, as foreseen          {:>12.3} ms", milliseconds(self.pass_ns))?;
-        writeln!(f, "  the trainer stands still     {:>12.3} ms", milliseconds(self.blocked_ns))?;
+        writeln!(f, "  the trainer waits            {:>12.3} ms", milliseconds(self.blocked_ns))?;
         writeln!(f, "  the optimizer works          {:>12.3} ms", milliseconds(self.optimizer_busy_ns))?;
-        writeln!(f, "  and the trainer waits for it {:>12.3} ms", milliseconds(self.optimizer_exposed_ns))
+        writeln!(f, "  of that, exposed             {:>12.3} ms", milliseconds(self.optimizer_exposed_ns))
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Speeds {
     pub(super) tokens: u64,
 }
 
-/// How many ranks there are, and how many of them share tensors out.
+/// How many ranks there are, and how many of them are one group that shards tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranks {
     pub(super) world_size: u32,

@@ -1,7 +1,7 @@
 //! A trainer that only passes time: forward in order of registration, backward in the reverse.
 //!
-//! It makes the calls of a real trainer, in the same order. Where ranks share parameters out, it unshards the current bucket
-//! and the next one, and reshards the one before.
+//! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and the
+//! next one, and reshards the one before.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

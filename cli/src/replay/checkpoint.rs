@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Seek, Write};
+use std::time::Instant;
 
 use instep::checkpoint::safetensors::{self, Header};
 use instep::checkpoint::{self, Extras, VERSION_KEY};
@@ -12,9 +13,10 @@ use instep::{Clip, Layout, LossScale, Stepper};
 
 use super::build::{group_name, set_exceptions, stepper};
 use super::dtypes::refuse_rounded;
-use super::gradients::{Gradients, in_no_group, sort, step_all};
+use super::gradients::{Gradients, Steps, in_no_group, sort, step_all};
 use super::input::COUNT_END;
 use super::place::Place;
+use super::summary::Summary;
 use super::{Config, Options};
 use crate::Failure;
 
@@ -27,6 +29,7 @@ pub(super) struct Resumed {
     config: Config,
     stepper: Stepper,
     extras: Extras,
+    steps: Steps,
 }
 
 /// Returns whether a file says that it is a checkpoint of this library.
@@ -52,7 +55,7 @@ impl Resumed {
         set_exceptions(&config, &mut stepper)?;
         let extras = checkpoint::read(&mut stepper, &mut source)?;
         refuse_rounded_tensors(&config, &stepper, &mut source)?;
-        Ok(Resumed { config, stepper, extras })
+        Ok(Resumed { config, stepper, extras, steps: Steps::default() })
     }
 
     /// Makes all passes with the gradients of a file.
@@ -60,7 +63,7 @@ impl Resumed {
     /// # Errors
     /// `Tensors` if a gradient is missing, unexplained or would be rounded.
     pub(super) fn step_all<R: Read + Seek>(&mut self, source: R) -> Result<(), Failure> {
-        let Resumed { config, stepper, .. } = self;
+        let Resumed { config, stepper, steps, .. } = self;
         let layout = stepper.layout().clone();
         let (header, mut data) = safetensors::open(source)?;
         let tensors = sort(header, config, &layout)?;
@@ -74,8 +77,13 @@ impl Resumed {
             }
             gradients.push(Gradients { name, tensors });
         }
-        step_all(config, stepper, passes, &gradients, &mut data)?;
+        *steps = step_all(config, stepper, passes, &gradients, &mut data)?;
         Ok(())
+    }
+
+    /// Says what was done since `start`.
+    pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
+        Summary::new(&self.config, &self.stepper, self.steps, start)
     }
 
     /// Writes the checkpoint, with the trainer's own scalars and texts as the first one has them.

@@ -73,20 +73,22 @@ impl Config {
         if self.world_size == 0 {
             return Err(Failure::config("world_size = 0", "out of range", "use 1 or more"));
         }
-        let loss_scale = match self.loss_scale {
-            LossScale::Constant(loss_scale) => Some(("loss_scale", loss_scale)),
-            LossScale::Dynamic(_) | LossScale::External(_) => None,
-        };
+        if let LossScale::Constant(loss_scale) = self.loss_scale
+            && !(loss_scale as f32).is_finite()
+        {
+            let thing = format_args!("loss_scale = {loss_scale}");
+            return Err(Failure::config(thing, "out of range", "use a number that f32 can hold"));
+        }
         let clip = self.clip.map(|clip| match clip {
             Clip::Global(max_norm) => ("clip.global", max_norm),
             Clip::Previous(max_norm) => ("clip.previous", max_norm),
             Clip::PerBucket(max_norm) => ("clip.per_bucket", max_norm),
         });
-        for (key, value) in [loss_scale, clip].into_iter().flatten() {
-            if !(value as f32).is_finite() {
-                let thing = format_args!("{key} = {value}");
-                return Err(Failure::config(thing, "out of range", "use a number that f32 can hold"));
-            }
+        if let Some((key, max_norm)) = clip
+            && !(max_norm > 0.0 && (max_norm as f32).is_finite())
+        {
+            let thing = format_args!("{key} = {max_norm}");
+            return Err(Failure::config(thing, "out of range", "use a number above 0 that f32 can hold"));
         }
         if matches!(self.loss_scale, LossScale::Dynamic(_)) && self.world_size > MOST_SCALED_RANKS {
             let thing = format_args!("world_size = {}", self.world_size);
@@ -125,7 +127,7 @@ fn in_no_group(key: &str, name: &str) -> Failure {
 }
 
 fn spelled(error: serde_json::Error) -> Failure {
-    Failure::Config(error.to_string())
+    Failure::json(&error)
 }
 
 /// The one key that says how the others are to be read.

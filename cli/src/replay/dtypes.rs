@@ -98,7 +98,7 @@ pub(super) fn look_up<T: Copy>(key: &str, word: &str, words: &Words<T>) -> Resul
 }
 
 /// Translates an error about a precision, so that it names keys and words of the configuration.
-pub(super) fn refused(error: Error) -> Failure {
+pub(crate) fn refused(error: Error) -> Failure {
     match error {
         Error::Config {
             field: field @ ("param" | "grad" | "master" | "moments" | "rounding"),

@@ -87,7 +87,14 @@ pub(super) fn in_no_group(what: &str, name: &str) -> Failure {
     Failure::tensors(quoted(what), wrong, "add the parameter to a group, or remove this")
 }
 
-/// Makes all passes, with the gradients in the layout's order. Returns how many of them were not skipped.
+/// How many passes a replay made, and how many of them were not skipped.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Steps {
+    pub(super) passes: u64,
+    pub(super) updates: u64,
+}
+
+/// Makes all passes, with the gradients in the layout's order.
 ///
 /// They are handed over from the last parameter to the first, as backward does.
 pub(super) fn step_all<R: Read + Seek>(
@@ -96,7 +103,7 @@ pub(super) fn step_all<R: Read + Seek>(
     passes: u64,
     gradients: &[Gradients<'_>],
     data: &mut Data<R>,
-) -> Result<u64, Failure> {
+) -> Result<Steps, Failure> {
     let dtype = config.precision.grad;
     let layout = stepper.layout().clone();
     let (mut values, mut updates) = (Vec::new(), 0);
@@ -119,5 +126,5 @@ pub(super) fn step_all<R: Read + Seek>(
         updates += u64::from(!skipped);
     }
     stepper.status()?; // waits, so that no queued step can fail later
-    Ok(updates)
+    Ok(Steps { passes, updates })
 }

@@ -16,9 +16,10 @@ mod output;
 mod place;
 mod run;
 mod scales;
+mod summary;
 
 pub use config::Config;
-pub(crate) use dtypes::Dtypes;
+pub(crate) use dtypes::{Dtypes, refused};
 pub use groups::Group;
 pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use options::{Arguments, Device, Options, Order};
@@ -27,10 +28,12 @@ pub use place::Companion;
 use std::io::{self, Read, Seek, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use instep::checkpoint::safetensors::regular_file;
 
 use crate::Failure;
+use crate::console::{print_json, print_line};
 use checkpoint::{Resumed, is_checkpoint};
 use run::Run;
 
@@ -42,7 +45,8 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// # Errors
 /// Every refusal; the output file is unchanged then.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { config, input, grads, output, device: Device::Host, options } = arguments;
+    let start = Instant::now();
+    let Arguments { config, input, grads, output, device: Device::Host, options, json } = arguments;
     let mut text = Vec::new();
     let file = regular_file(config)?;
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(Failure::file(config))?;
@@ -54,17 +58,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let target = output::Target::new(output, &inputs)?;
     let parsed = Config::parse(&text).map_err(|failure| failure.configured(config))?;
     let named = |failure: Failure| failure.configured(config).inside(input);
-    match (is_checkpoint(&source).map_err(named)?, grads) {
+    let summary = match (is_checkpoint(&source).map_err(named)?, grads) {
         (true, Some(grads)) => {
             let gradients = regular_file(grads)?;
             let mut resumed = Resumed::new(parsed, source, options).map_err(named)?;
             resumed.step_all(gradients).map_err(|failure| failure.inside(grads))?;
             target.replace(|file| resumed.write(file).map_err(io::Error::other))?;
+            resumed.summary(start)?
         }
         (false, None) => {
             let run = Run::new(parsed, source, options).and_then(Run::step_all);
             let mut run = run.map_err(named)?;
             target.replace(|file| run.write(file))?;
+            run.summary(start)?
         }
         (true, None) => {
             let remedy = "name a file of gradients with --grads";
@@ -74,6 +80,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             let wrong = "is for checkpoints, and the input is none";
             return Err(named(Failure::tensors("--grads", wrong, "put the gradients into the input")));
         }
+    };
+    if *json {
+        print_json(&summary)?;
+    } else {
+        print_line(&summary.to_string())?;
     }
     Ok(ExitCode::SUCCESS)
 }

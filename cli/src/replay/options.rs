@@ -31,6 +31,9 @@ pub struct Arguments {
     /// How steps run; these options change no bit of the output
     #[command(flatten)]
     pub options: Options,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How steps run. Every choice gives the same bits.

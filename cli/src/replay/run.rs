@@ -5,14 +5,16 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
+use std::time::Instant;
 
 use instep::checkpoint::safetensors::{self, Data, Entry, Tensor};
 use instep::{DType, Error, Layout, Moments, ParamId, Stepper};
 
 use super::build::{group_name, stepper};
 use super::checkpoint::refuse_without_checkpoint;
-use super::gradients::{Gradients, step_all};
+use super::gradients::{Gradients, Steps, step_all};
 use super::load::{load, read_stored};
+use super::summary::Summary;
 use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
 use crate::Failure;
 
@@ -33,8 +35,7 @@ pub(super) struct Run<R> {
     data: Data<R>,
     layout: Layout,
     stepper: Stepper,
-    /// Passes that were not skipped.
-    updates: u64,
+    steps: Steps,
 }
 
 /// A replay after its last step.
@@ -48,7 +49,7 @@ impl<R: Read + Seek> Run<R> {
         let input = Input::sort(header, &config)?;
         let layout = layout(&input)?;
         let stepper = stepper(&config, &layout, options)?;
-        let mut run = Run { config, input, data, layout, stepper, updates: 0 };
+        let mut run = Run { config, input, data, layout, stepper, steps: Steps::default() };
         let Run { config, input, data, stepper, .. } = &mut run;
         load(config, input, data, stepper)?;
         Ok(run)
@@ -56,22 +57,27 @@ impl<R: Read + Seek> Run<R> {
 
     /// Makes all passes.
     pub(super) fn step_all(mut self) -> Result<Stepped<R>, Failure> {
-        let Run { config, input, data, stepper, updates, .. } = &mut self;
+        let Run { config, input, data, stepper, steps, .. } = &mut self;
         let gradients = input.params.iter();
         let gradients = gradients.map(|param| Gradients { name: &param.name, tensors: &param.gradients });
-        *updates = step_all(config, stepper, input.passes, &gradients.collect::<Vec<_>>(), data)?;
+        *steps = step_all(config, stepper, input.passes, &gradients.collect::<Vec<_>>(), data)?;
         Ok(Stepped(self))
     }
 }
 
 impl<R: Read + Seek> Stepped<R> {
+    /// Says what was done since `start`.
+    pub(super) fn summary(&self, start: Instant) -> instep::Result<Summary> {
+        Summary::new(&self.0.config, &self.0.stepper, self.0.steps, start)
+    }
+
     /// Writes parameters, companions, states and counts.
     pub(super) fn write(&mut self, out: &mut impl Write) -> io::Result<()> {
-        let Run { config, input, data, layout, stepper, updates } = &mut self.0;
+        let Run { config, input, data, layout, stepper, steps } = &mut self.0;
         let mut all = BTreeMap::new();
         let mut metadata = input.remarks.clone();
         for (param, id) in input.params.iter().zip(layout.ids()) {
-            let updates = if param.frozen { 0 } else { *updates };
+            let updates = if param.frozen { 0 } else { steps.updates };
             if param.count.is_some() || input.passes > 0 {
                 let count = param.count.unwrap_or(0) + updates;
                 metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());

@@ -9,6 +9,7 @@ shown too; when a bucket of other parameters takes some over, they go along.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Optional, Protocol
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor
 
 from .. import OPTIMIZERS, _native
-from ._formats import MASTER_TYPES, STATE_TYPES, WORDS
+from ._formats import MASTER_TYPES, QUANTUM, STATE_TYPES, WORDS, padded
 from ._groups import Hyper
-from ._kinds import FIRST, NO_UPDATE, QUANTUM, Kind, dense_strides, goes_on_from, is_dense, states_of
+from ._kinds import FIRST, NO_UPDATE, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
-from ._sharded import cut_as, is_distributed, shard_of, spread_as
+from ._sharded import Rows, cut_as, is_distributed, rows_of, shard_of, spread_as
 from ._threads import openmp
 
 ELEMENT = 16
@@ -38,8 +39,8 @@ class Owner(Protocol):
     state: Any
 
 
-Member = tuple[Tensor, dict[str, Any], Hyper, Owner]
-"""A parameter with its group, the hyperparameters there, and its optimizer."""
+Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
+"""A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
 
@@ -59,12 +60,14 @@ class Arena:
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
         self.params = [param for param, *_ in members]
         self.groups = [group for _, group, *_ in members]
-        self.hypers = {id(group): hyper for _, group, hyper, _ in members}
+        self.hypers = {id(group): hyper for _, group, hyper, *_ in members}
         # An optimizer that nobody has any more is freed at once, with its arenas.
-        self.owners = [weakref.ref(owner) for *_, owner in members]
+        self.owners = [weakref.ref(owner) for *_, owner, _ in members]
+        self.firsts = [first for *_, first in members]
         shards = [shard_of(param) for param in self.params]
         self.lengths = [shard.numel() or 1 for shard in shards]
-        *self.offsets, self.len = itertools.accumulate((-(-n // QUANTUM) * QUANTUM for n in self.lengths), initial=0)
+        self.rows = [rows_of(param) or Rows(length, 0) for param, length in zip(self.params, self.lengths)]
+        *self.offsets, self.len = itertools.accumulate(map(self._room, range(len(members))), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
         self.has_gaps = not all(map(is_dense, shards))
         self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
@@ -89,6 +92,17 @@ class Arena:
         # By group, the live steps that know it and its number there.
         self.stepped_by: dict[int, dict[tuple[tuple[int, ...], torch.dtype], tuple[_native.Step, int]]] = {}
         self.progress: list[Progress] = [FRESH] * len(members)
+
+    def _room(self, index: int) -> int:
+        """The elements that a parameter's states take, with the gaps after its rows and at the end."""
+        row, length = self.rows[index].row, self.lengths[index]
+        if not self._has_rows(index):
+            return padded(length)
+        return length // row * padded(row) or QUANTUM
+
+    def _has_rows(self, index: int) -> bool:
+        """Whether blocks of 8-bit states begin anew with each row."""
+        return self.kind.word == "8bit" and is_distributed(self.params[index])
 
     def _allocate(self) -> None:
         made = itertools.count()
@@ -118,14 +132,21 @@ class Arena:
     def _views(self, index: int) -> dict[str, Tensor]:
         """Everything that is kept for a parameter, by the names of a state dict."""
         shape, strides, offset = self.shapes[index], self.strides[index], self.offsets[index]
+        blocks: tuple[int, ...] = (-(-shape.numel() // QUANTUM),)
+        if self._has_rows(index):
+            row = padded(self.rows[index].row)
+            strides, blocks = (row, *strides[1:]), (shape[0], row // QUANTUM)
 
         def part(run: Tensor) -> Tensor:
             return alone(torch.as_strided(run, shape, strides, run.storage_offset() + offset))
 
-        first, count = offset // QUANTUM, -(-shape.numel() // QUANTUM)
+        def scales_of(run: Tensor) -> Tensor:
+            first = offset // QUANTUM
+            return alone(run[first : first + math.prod(blocks)].view(blocks))
+
         views = {name: alone(vector[index]) for name, vector in self.numbers.items()}
         views |= {name: part(run) for name, run in self.states.items()}
-        views |= {f"{name}_scales": alone(run[first : first + count]) for name, run in self.scales.items()}
+        views |= {f"{name}_scales": scales_of(run) for name, run in self.scales.items()}
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
@@ -160,7 +181,10 @@ class Arena:
             if name in self.numbers:
                 continue
             if isinstance(values.get(name), Tensor):
-                view.copy_(values[name] if name.endswith("_scales") else cut_as(values[name], param))
+                value = values[name]
+                if name.endswith("_scales") and not is_distributed(value):
+                    value = value.reshape(self.shown[index][name].shape)
+                view.copy_(cut_as(value, param))
             elif name == "master" and view.is_floating_point():
                 view.copy_(shard_of(param).detach())
             else:
@@ -289,7 +313,10 @@ class Arena:
         numbers: dict[int, int] = {}
         for index in indices:
             numbers.setdefault(id(self.groups[index]), len(numbers))
-        params = [(self.lengths[i], numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i)) for i in indices]
+        params = [
+            (self.lengths[i], numbers[id(self.groups[i])], self.offsets[i], i, self._ahead(i), *self._rows_from(i))
+            for i in indices
+        ]
         step = _native.Step(
             [(self.key, self.hypers[of]) for of in numbers],
             params,
@@ -304,6 +331,11 @@ class Arena:
         for of, number in numbers.items():
             self.stepped_by.setdefault(of, {})[indices, grad_dtype] = (step, number)
         return step
+
+    def _rows_from(self, index: int) -> tuple[int, int]:
+        """The elements of a row, and the number of the first element here among those of all parameters."""
+        row = self.rows[index].row if self._has_rows(index) and index not in self.empty else self.lengths[index]
+        return row, self.firsts[index] + self.rows[index].first
 
     def _ahead(self, index: int) -> int:
         """How far the native count of a parameter is ahead."""

@@ -15,6 +15,13 @@ WORDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 MASTER_TYPES = {"float32": torch.float32, "remainder16": torch.uint16, "remainder8": torch.uint8}
 STATE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 
+QUANTUM = 256
+"""States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+
+LEAST_ROW = 128
+"""Elements of a row of a parameter that is cut over ranks, from which on its states have 8 bits. Shorter rows, each with
+blocks of its own, would take more memory than they save."""
+
 
 @dataclass(frozen=True)
 class Formats:
@@ -35,9 +42,9 @@ class Formats:
             if word is not None and word not in known:
                 raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
 
-    def of_size(self, elements: int) -> Formats:
-        """The formats of a parameter of so many elements."""
-        is_small = self.states == "8bit" and elements < self.min_8bit_size
+    def of_size(self, elements: int, row: Optional[int] = None) -> Formats:
+        """The formats of a parameter of so many elements, in rows of so many if it may be cut between them."""
+        is_small = self.states == "8bit" and (elements < self.min_8bit_size or row is not None and row < LEAST_ROW)
         return replace(self, states="float32", min_8bit_size=0) if is_small else self
 
     def states_of(self, dtype: torch.dtype) -> str:
@@ -53,3 +60,8 @@ class Formats:
         rounds_states = states != "float32"
         rounds_params = dtype == torch.bfloat16 and self.master_of(dtype) in ("none", "remainder8")
         return self.seed if rounds_states or rounds_params else None
+
+
+def padded(elements: int) -> int:
+    """The elements up to the end of a block of 8-bit states."""
+    return -(-elements // QUANTUM) * QUANTUM

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .. import OPTIMIZERS, _native
-from ._formats import STATE_TYPES, WORDS, Formats
+from ._formats import QUANTUM, STATE_TYPES, WORDS, Formats
 from ._groups import Hyper, hyper_of, kept_states, refuse_settings
-from ._sharded import Holders, is_distributed, refuse_unsteppable, shard_of
-
-QUANTUM = 256
-"""States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, shard_of
 
 MOST_ACCEPTED = 1024
 
@@ -46,7 +44,7 @@ class Kind(NamedTuple):
 def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
     """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
     refuse_unsteppable(key, formats, param, holders)
-    shard, formats = shard_of(param), formats.of_size(param.numel())
+    shard, formats = shard_of(param), formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
@@ -72,8 +70,10 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
     """A state whose first value is a hyperparameter, as torch's optimizer has it before its first step, if it can be had."""
-    _, word = states_of(key, formats.of_size(param.numel()), param.dtype, hyper)
-    if word == "8bit" or param.is_meta:
+    if is_lazy(param) or param.is_meta:
+        return {}
+    _, word = states_of(key, formats_of(formats, param), param.dtype, hyper)
+    if word == "8bit":
         return {}
     name, source = FIRST[key]
     value = torch.full_like(param, hyper[source], dtype=STATE_TYPES[word], requires_grad=False)
@@ -107,7 +107,9 @@ def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], h
     for dtype in WORDS.keys() & set(dtypes):
         _, word = states_of(key, formats, dtype, hyper)
         words = WORDS[dtype], WORDS[dtype], formats.master_of(dtype), word
-        _native.Step([(key, hyper)], [(1, 0, 0, 0, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None)
+        _native.Step(
+            [(key, hyper)], [(1, 0, 0, 0, 0, 1, 0)], QUANTUM, words, formats.seed_of(dtype, word), "keep", 1, 0, None
+        )
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ stays as it was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from .. import OPTIMIZERS, _native
 from ._arena import Progress
-from ._formats import MASTER_TYPES, Formats
+from ._formats import MASTER_TYPES, QUANTUM, Formats
 from ._groups import Hyper, hyper_of, refuse_other_rule, torchs_keys
 from ._kinds import goes_on_from, had_no_update
+from ._sharded import formats_of, row_of, scales_shape
 
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
@@ -118,10 +120,23 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
                 f"state {name!r} of {tuple(value.shape)}: its parameter is {tuple(param.shape)}; "
                 "load the state of the same model"
             )
+        if name in {f"{kept_name}_scales" for kept_name in kept} and isinstance(value, Tensor):
+            _refuse_scales(param, name, value)
+
+
+def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
+    """Refuses scales of other blocks: those of a parameter that is cut over ranks lie within rows."""
+    expected = scales_shape(param)
+    has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
+    if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):
+        raise ValueError(
+            f"state {name!r} of {tuple(value.shape)}: here its blocks are {expected}, since a DTensor's lie within "
+            "rows; load it where the parameter is cut as it was saved"
+        )
 
 
 def _refuse_formats(formats: Formats, param: Tensor, kept: Sequence[str], values: dict[str, Any]) -> None:
-    is_coded = formats.of_size(param.numel()).states_of(param.dtype) == "8bit"
+    is_coded = formats_of(formats, param).states_of(param.dtype) == "8bit"
     for name in (name for name in kept if values.get(name) is not None):
         if values[name].is_floating_point() == is_coded or is_coded and f"{name}_scales" not in values:
             raise ValueError(f"state {name!r} of {values[name].dtype}: saved with other states=; use the same")

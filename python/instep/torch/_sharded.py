@@ -6,15 +6,16 @@ A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distrib
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import OPTIMIZERS
-from ._formats import Formats
+from ._formats import QUANTUM, Formats, padded
 
 Holders = tuple[tuple[dist.ProcessGroup, str], ...]
 """For each dimension that a tensor is cut along, the ranks that hold its shards, and the type of their device."""
@@ -34,6 +35,51 @@ def shard_of(tensor: Tensor) -> Tensor:
         return shard
 
 
+def elements_of(param: Tensor) -> int:
+    """Elements of a parameter, of all ranks; none while its shape is not known."""
+    return 0 if is_lazy(param) else param.numel()
+
+
+class Rows(NamedTuple):
+    """What this rank holds of a parameter, as whole rows of its first dimension."""
+
+    row: int
+    """Elements of a row."""
+    first: int
+    """The number of the first element here, among those of the parameter."""
+
+
+def row_of(param: Tensor) -> int:
+    """Elements of a row of a parameter's first dimension."""
+    return param.numel() // (param.shape[0] or 1) or 1 if param.dim() else 1
+
+
+def rows_of(param: Tensor) -> Optional[Rows]:
+    """The rows that this rank holds; None if it holds parts of rows. A tensor that is not cut is one row."""
+    if not is_distributed(param):
+        return Rows(param.numel() or 1, 0)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
+    shape, offset = compute_local_shape_and_global_offset(param.shape, mesh, placements)
+    if tuple(shape[1:]) != tuple(param.shape[1:]):
+        return None
+    row = row_of(param)
+    return Rows(row, offset[0] * row if offset else 0)
+
+
+def formats_of(formats: Formats, param: Tensor) -> Formats:
+    """The formats of a parameter, which do not depend on how many ranks it is cut over."""
+    return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
+
+
+def scales_shape(param: Tensor) -> tuple[int, ...]:
+    """The shape of the scales of 8-bit states, of all ranks: a block never crosses a row of a parameter that is cut."""
+    if is_distributed(param):
+        return param.shape[0], padded(row_of(param)) // QUANTUM
+    return (padded(param.numel()) // QUANTUM,)
+
+
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
     """The tensor of which every rank holds such a shard, cut as a parameter is."""
     if not is_distributed(param):
@@ -41,7 +87,11 @@ def spread_as(shard: Tensor, param: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = param.device_mesh, param.placements  # type: ignore[attr-defined]  # of DTensor
-    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride())
+    shape, strides = param.shape, param.stride()
+    if shard.shape[1:] != shard_of(param).shape[1:]:
+        shape = torch.Size(scales_shape(param))
+        strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=strides)
 
 
 def cut_as(value: Tensor, param: Tensor) -> Tensor:
@@ -91,9 +141,11 @@ def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holde
         raise NotImplementedError(f"parameter of {word}: kernels know no such elements; step it by another optimizer")
     if not holders:
         return
-    if formats.states == "8bit":
+    has_rows = is_distributed(param) and rows_of(param) is not None and shard.is_contiguous()
+    if formats_of(formats, param).states == "8bit" and not has_rows:
         raise NotImplementedError(
-            "states='8bit': a shard's blocks are not those of the whole parameter; use 'float32' or 'bfloat16'"
+            "states='8bit': this rank holds parts of rows, and a block of 8-bit states lies within one; cut the "
+            "parameter along its first dimension, or use 'float32' or 'bfloat16'"
         )
     if OPTIMIZERS[key].scales_by_norms:
         raise NotImplementedError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from math import inf
 from typing import Any, ClassVar, Optional, Union
 
@@ -25,7 +25,7 @@ from ._kinds import first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, holders_of, refuse_unsteppable, shard_of
+from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable, shard_of
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
 
 
@@ -196,13 +196,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         engine, reader, params = self._engine, Reader(self._engine), list(params)
         refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         owners = {p: (one, group) for one in self._family() for group in one.param_groups for p in group["params"]}
+        firsts = dict(zip(owners, accumulate(map(elements_of, owners), initial=0)))
         members, entries = [], []
         for param in params:
             # One that has left its group goes on as it was.
             owner, group = owners.get(param) or (self, engine.group_of(param))
             hyper = owner._settings.of(group)
             kind = kind_of(self._key, self._formats, param, owner._holders_of(param), hyper)
-            members.append((kind, (param, group, hyper, owner)))
+            members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
         arenas = engine.build(members)
         places = {param: (arena, index) for arena in arenas for index, param in enumerate(arena.params)}

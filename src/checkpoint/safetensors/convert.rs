@@ -38,7 +38,7 @@ pub(in crate::checkpoint) fn floats(
     Ok(())
 }
 
-/// Whether [`floats`] reads it.
+/// Returns whether [`floats`] reads it.
 pub(in crate::checkpoint) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }

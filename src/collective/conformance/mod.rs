@@ -51,7 +51,7 @@ const PROPERTIES: &[Property] = &[
     ("a new group works after others have failed", 1, endings::meet_again),
 ];
 
-/// What a collective has shown on one rank.
+/// The results of a collective on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The rank.

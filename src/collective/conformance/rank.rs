@@ -10,7 +10,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Where a call's buffers lie.
+/// The places of a call's buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) in_place: bool,
@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// The rank that behaves differently where one does.
+    /// Returns whether this is the rank that behaves differently, in checks where one does.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }
@@ -174,7 +174,7 @@ impl Buffer {
         &self.bytes[self.start..self.start + self.len]
     }
 
-    /// Whether nothing was written before or after the contents.
+    /// Returns whether nothing was written before or after the contents.
     pub(super) fn is_intact_around(&self) -> bool {
         let (before, rest) = self.bytes.split_at(self.start);
         before.iter().chain(&rest[self.len..]).all(|byte| *byte == UNTOUCHED)

@@ -97,7 +97,7 @@ impl Nccl {
             seat: raw.seat(),
             deadline: options.deadline,
             ledger: options.ledger,
-            warnings: warnings(std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()),
+            warnings: warnings(raw.library().version, |name| std::env::var(name).ok()),
             host,
             first: Arc::new(Mutex::new(Some(raw))),
             further: Mutex::default(),
@@ -141,7 +141,8 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns settings that are likely to make it slow, one per line. The library prints nothing itself.
+    /// Returns settings that are likely to make it slow, or to hang beside a framework's communicator, one per line. The
+    /// library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
@@ -298,10 +299,29 @@ fn prepare(options: &Options) -> Result<(&'static Library, Seat)> {
     Ok((library, Seat { rank, ranks: world_size, device, ctas }))
 }
 
-fn warnings(max_connections: Option<String>) -> Vec<String> {
+/// The first version whose configuration orders several communicators, and the first with a variable that does.
+const ORDERS: u32 = 23100;
+const ORDERS_BY_VARIABLE: u32 = 22600;
+
+fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let is_one = |name| variable(name).is_some_and(|value| value.trim() == "1");
     let one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so sums and steps cannot \
                      overlap with backward; unset it";
-    max_connections.filter(|value| value.trim() == "1").map(|_| one_queue.to_owned()).into_iter().collect()
+    let unordered = "NCCL_LAUNCH_ORDER_IMPLICIT: not 1, so this NCCL may start the collectives of two communicators of \
+                     one device in different orders on two ranks; set it to 1 where the program has one of its own";
+    let old = "NCCL before 2.26: collectives of two communicators of one device have no order; let one end before the \
+               other begins, or use a newer NCCL";
+    let mut found = Vec::new();
+    if is_one("CUDA_DEVICE_MAX_CONNECTIONS") {
+        found.push(one_queue.to_owned());
+    }
+    match version {
+        ORDERS.. => {}
+        ORDERS_BY_VARIABLE.. if is_one("NCCL_LAUNCH_ORDER_IMPLICIT") => {}
+        ORDERS_BY_VARIABLE.. => found.push(unordered.to_owned()),
+        _ => found.push(old.to_owned()),
+    }
+    found
 }
 
 #[cfg(test)]
@@ -309,8 +329,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_hardware_queue_is_warned_of() {
-        assert_eq!(warnings(Some("1".to_owned())).len(), 1);
-        assert!(warnings(Some("32".to_owned())).is_empty() && warnings(None).is_empty());
+    fn one_hardware_queue_and_communicators_without_an_order_are_warned_of() {
+        let of = |version, set: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            let found = warnings(version, variable);
+            found.iter().map(|line| line.split(':').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        let (queues, order) = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_LAUNCH_ORDER_IMPLICIT");
+        assert_eq!(of(23203, &[(queues, "1")]), [queues]);
+        assert!(of(23203, &[(queues, "32")]).is_empty() && of(23100, &[]).is_empty());
+        assert_eq!(of(22703, &[(queues, "1"), (order, "0")]), [queues, order]);
+        assert!(of(22600, &[(order, "1")]).is_empty());
+        assert_eq!(of(22503, &[(order, "1")]), ["NCCL before 2.26"]);
     }
 }

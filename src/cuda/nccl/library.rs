@@ -25,7 +25,7 @@ const OLDEST: u32 = 21400;
 /// The functions; all that are not optional exist.
 pub(super) struct Library {
     pub(super) functions: Functions,
-    version: u32,
+    pub(super) version: u32,
 }
 
 static FOUND: Mutex<Option<&'static Library>> = Mutex::new(None);

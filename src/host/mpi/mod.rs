@@ -215,7 +215,8 @@ impl Mpi {
         let Scratch { window, under_way, .. } = scratch;
         reserve(window, ranks * part_bytes);
         let window = window.as_mut_ptr().cast::<u8>();
-        // SAFETY: as in `reduce_parts`.
+        // SAFETY: every rank has a part in the window. Messages alone touch the parts that they were started for until
+        // `wait` has returned; if that fails, the scratch is leaked.
         unsafe {
             for peer in self.peers() {
                 let (at, bytes) = (peer as usize * part_bytes, len_of(peer as usize));
@@ -268,7 +269,8 @@ impl Mpi {
     fn broadcast_window(&self, call: &Call<'_>, scratch: &mut Scratch, bytes: usize) -> Result<()> {
         let Scratch { window, under_way, .. } = scratch;
         let window = window.as_mut_ptr().cast::<u8>();
-        // SAFETY: as in `sum_window`.
+        // SAFETY: the window has room for so many bytes. Messages alone touch it until `wait` has returned; if that
+        // fails, the scratch is leaked.
         unsafe {
             if self.wire.rank > 0 {
                 under_way.push(self.wire.receive(0, Tag::Broadcast, window, bytes)?);
@@ -297,7 +299,8 @@ impl Mpi {
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
                 _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
-            // SAFETY: as above.
+            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of
+            // its maker. No message is under way.
             unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst().add(done), bytes) };
             done += bytes;
         }

@@ -59,9 +59,9 @@ pub(super) struct Wire {
 
 // SAFETY: a communicator is a handle, and `LIBRARY` lets one thread at a time call the library.
 unsafe impl Send for Wire {}
-// SAFETY: as above.
+// SAFETY: a communicator is a handle, and `LIBRARY` lets one thread at a time call the library.
 unsafe impl Sync for Wire {}
-// SAFETY: as above; a request is a handle, too.
+// SAFETY: a request is a handle, and `LIBRARY` lets one thread at a time call the library.
 unsafe impl Send for Message {}
 
 impl Wire {
@@ -179,7 +179,7 @@ impl Wire {
     pub(super) unsafe fn receive(&self, from: u32, tag: Tag, to: *mut u8, bytes: usize) -> Result<Message> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
-        // SAFETY: as in `send`.
+        // SAFETY: by the contract; the communicator lives until MPI is finalized.
         let code = unsafe {
             let (from, tag) = (self.name_of(from) as c_int, tag as c_int);
             ffi::MPI_Irecv(

@@ -22,7 +22,7 @@ pub(crate) struct Agreement {
     words: Arc<Words>,
 }
 
-/// What may change between passes.
+/// The part of an agreement that may change between passes.
 pub(crate) struct Changing<'a> {
     /// Which optimizers step which parameters.
     pub(crate) assigned: &'a dyn fmt::Debug,
@@ -54,12 +54,12 @@ fn written(hash: u64, what: fmt::Arguments<'_>, line: Option<Line<'_>>) -> u64 {
 }
 
 impl Agreement {
-    /// Of what a stepper is built with; `options` has a line for each.
+    /// Returns the agreement of a stepper's layout, plan and options. `options` has a line for each option.
     pub(crate) fn new(layout: &Layout, plan: &Plan, options: &str) -> Agreement {
         Agreement::of(layout, plan, options.into())
     }
 
-    /// The same with other buckets.
+    /// Returns the agreement of the same options with other buckets.
     pub(crate) fn with_plan(&self, plan: &Plan) -> Agreement {
         Agreement::of(&self.layout, plan, Arc::clone(&self.options))
     }

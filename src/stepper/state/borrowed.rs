@@ -59,7 +59,7 @@ impl Borrowed {
         Plan::foreign(layout, &buckets, storages)
     }
 
-    /// Whether a plan's buckets stay as they are: none is named, or each one again.
+    /// Returns whether a plan's buckets stay as they are: none is named, or each one again.
     pub(crate) fn keeps_buckets(&self, layout: &Layout, plan: &Plan) -> Result<bool> {
         let named = self.buckets.iter().map(|(bucket, _)| bucket);
         Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)

@@ -90,7 +90,7 @@ impl Optimizers {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
 
-    /// Refuses hyperparameters that need a state which nobody keeps, or keep it at another place.
+    /// Refuses hyperparameters that need a state which the stepper does not keep, or keeps in another place.
     fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
         let (placed, new) = (self.entries[id.0 as usize].placed, changed.state_names());
         if placed == new {

@@ -32,7 +32,7 @@ pub(crate) enum Target {
     Params(Vec<usize>),
     /// A further one after those that these parameters have.
     FurtherParams(Vec<usize>),
-    /// Nothing: it is listed with these parameters.
+    /// None: it is listed with these parameters and steps nothing.
     Nothing(Vec<usize>),
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Optimizers {
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
     /// Per parameter.
     pub(super) lists: Vec<Vec<u32>>,
-    /// Parameters with entries that step nothing, in order.
+    /// The entries that step nothing, each with its parameter, in order.
     attached: Vec<(usize, u32)>,
     /// The factor in a parameter's rates, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
@@ -78,7 +78,7 @@ impl Clone for Entry {
     }
 }
 
-/// Which optimizers step which parameters, for ranks to compare.
+/// The optimizers of each parameter, for ranks to compare.
 pub(crate) struct Assigned<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Assigned<'_> {
@@ -395,7 +395,8 @@ pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> 
     params.iter().map(place).collect()
 }
 
-/// Whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is zero.
+/// Returns whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is
+/// zero.
 pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     let mut multiplied = optimizer.as_rule().boxed();
     let lr = *multiplied.as_rule_mut().lr_mut();

@@ -1,17 +1,17 @@
-//! Options that are types of their own: what ranks share out, unused parameters, and the mean over uneven inputs.
+//! Options that are types of their own: sharding, offload, unused parameters, and the mean over uneven inputs.
 //!
 //! Plain values. The builder decides which of them fit together.
 
-/// How ranks share out the work and the memory of a step. It changes no bit of what is trained, if sums are exact.
+/// Which tensors are sharded over the ranks: each rank then has, and steps, one shard of each bucket. If sums are
+/// exact, the choice changes no bit of the training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Every rank keeps everything and steps everything: an all-reduce per bucket.
+    /// No shards: every rank steps everything, after one all-reduce per bucket.
     #[default]
     Replicated,
-    /// Every rank keeps the states, masters and averages of one shard of each bucket and steps that: per bucket a
-    /// reduce-scatter of gradients and an all-gather of stepped parameters, which goes beside the next bucket's sum.
-    /// Parameters and gradients stay whole (ZeRO stage 1); with [`Gradients::Release`](crate::Gradients) a rank gives back
-    /// the gradients that it does not step (stage 2).
+    /// States, masters and averages are sharded; parameters and gradients are full (ZeRO stage 1). A bucket takes a
+    /// reduce-scatter of gradients, and an all-gather of stepped parameters beside the next bucket's sum. With
+    /// [`Gradients::Release`](crate::Gradients) a rank frees the gradients that it does not step (stage 2).
     ///
     /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
     /// written by [`write`](crate::Stepper::write) on all ranks. [`shard_size`](crate::StepperBuilder::shard_size) makes
@@ -24,10 +24,10 @@ pub enum Strategy {
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
-    /// As [`Zero`](Self::Zero), and each rank keeps only its shard of the parameters too (FSDP, ZeRO stage 3).
-    /// [`Stepper::unshard`](crate::Stepper::unshard) brings a bucket's parameters together, on all ranks in the same order.
-    /// [`reshard`](crate::Stepper::reshard) gives them up. So do the launch of the bucket and the end of the pass. Every rank
-    /// must write the same parameters. Refused besides: uneven inputs.
+    /// As [`Zero`](Self::Zero), with sharded parameters too (FSDP, ZeRO stage 3).
+    /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full, on all ranks in the same order.
+    /// [`reshard`](crate::Stepper::reshard) frees the other ranks' shards. So do the launch of the bucket and the end
+    /// of the pass. Every rank must write the same parameters. Refused besides: uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -39,22 +39,23 @@ pub enum Strategy {
 /// `Local`, and the sum of all with `Summed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// On each rank, in its own gradients; the last micro-batch sums them over ranks. One sum a pass, and whole gradients
-    /// stay from one micro-batch to the next.
+    /// On each rank, in its own gradients; the last micro-batch sums them over ranks. A pass has one sum, and full
+    /// gradients stay from one micro-batch to the next.
     #[default]
     Local,
-    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. All ranks make as many micro-batches. As many sums as
-    /// micro-batches, and with [`Gradients::Release`](crate::Gradients) no whole gradient stays in between. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the last
-    /// micro-batch. Gradients of 16 bits are rounded after each addition.
+    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. All ranks
+    /// make the same number of micro-batches. Each micro-batch has a sum, and with
+    /// [`Gradients::Release`](crate::Gradients) no gradient stays in between. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the
+    /// last micro-batch. Gradients of 16 bits are rounded after each addition.
     ///
     /// # Source
     /// FSDP's `set_requires_gradient_sync`, and `set_requires_all_reduce` for replicas.
     Summed,
 }
 
-/// Steps on the host, with the memory that they need: parameters (of ranks that share something out, a shard of them), sums of
-/// gradients, states, masters, averages. The device keeps the parameters and gradients of forward and backward.
+/// Puts steps on the host, with the memory that they need: parameters, sums of gradients, states, masters and averages,
+/// of this rank's shard if there are shards. The device has the parameters and gradients of forward and backward.
 ///
 /// # Source
 /// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".

@@ -9,7 +9,7 @@ use crate::optim::LrSchedule;
 use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
 use crate::stepper::state::optimizers::Optimizers;
 
-/// Which optimizers follow what, and where they are.
+/// The schedules of optimizers, and their positions.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     /// By number of the optimizer.

@@ -240,7 +240,7 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Whether ops are recorded.
+    /// Returns whether ops are recorded.
     pub(crate) fn is_recording(&self) -> bool {
         self.recording.is_some()
     }

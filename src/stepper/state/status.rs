@@ -12,7 +12,7 @@ pub struct Status {
     /// Passes that this rank has [abandoned](crate::Stepper::abandon) so far, dropped ones included. In Eager, their first
     /// buckets may have been stepped; schedules did not advance.
     pub abandoned: u64,
-    /// Whether it changed nothing because of a non-finite gradient.
+    /// Whether the pass was skipped, because of a gradient that is not finite: it has changed nothing.
     pub skipped: bool,
     /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
     /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
@@ -25,10 +25,10 @@ pub struct Status {
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
     /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
-    /// mode that skips nothing. Where a pass decides, the mean counts, which a small loss scale may make infinite although
-    /// the sum is finite; elsewhere the sum counts. Ranks that [share states out](crate::Strategy) find the first of all
-    /// ranks. With [`shard_size`](crate::StepperBuilder::shard_size), each group finds that of its own ranks: groups have the
-    /// same sums and agree, except about local parameters.
+    /// mode that skips nothing. Where a pass decides, the mean counts, which a small loss scale may make infinite
+    /// although the sum is finite; elsewhere the sum counts. With [sharded states](crate::Strategy) it is the first of
+    /// all ranks. With [`shard_size`](crate::StepperBuilder::shard_size), each group finds that of its own ranks:
+    /// groups have the same sums and agree, except about local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

@@ -1,8 +1,8 @@
-//! What was written and loaded since ranks last compared: the next pass broadcasts the parameters that were written.
+//! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
 //!
-//! Kept per parameter, because buckets may be laid out anew before that pass, and because ranks compare the parameters
-//! that they wrote: whether two sets differ does not depend on how buckets are cut. The first pass broadcasts all. What was
-//! loaded or set by hand is part of the agreement. It only grows, so ranks that loaded different things stay apart.
+//! It has a flag per parameter, not per bucket, because buckets may be laid out anew before that pass. The first pass
+//! broadcasts all parameters. A hash of what was loaded or set by hand is part of the agreement. Each load adds to it,
+//! so ranks that loaded different things never agree again.
 
 use std::fmt;
 
@@ -14,20 +14,21 @@ use crate::schedule::Broadcast;
 /// Which parameters the next pass gives to all ranks.
 #[derive(Debug)]
 pub(crate) struct ParamsWritten {
-    /// There is a collective that sends them. A caller who sums sees to it that they are equal.
+    /// Whether a collective sends them. With sums by the caller, the caller keeps them equal.
     is_sent: bool,
-    /// Ranks have taken rank 0's parameters before.
+    /// Whether ranks have taken rank 0's parameters before.
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
     /// Hashes of the values that were written to those that no broadcast makes equal; 0 if there are none.
     values: Vec<u64>,
-    /// Their buckets, found when a pass opens. Kept, so that later writes allocate nothing.
+    /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later writes allocate
+    /// nothing.
     buckets: Vec<u32>,
 }
 
 impl ParamsWritten {
-    /// Of a stepper that has made no pass.
+    /// Returns the state before the first pass.
     pub(crate) fn new(plan: &Plan, sums_by_caller: bool) -> ParamsWritten {
         let (params, buckets) = (plan.segments().len(), plan.buckets().len());
         ParamsWritten {
@@ -137,9 +138,9 @@ impl fmt::Display for Names<'_> {
 pub(crate) struct Loaded {
     pub(crate) scaler: Option<ScalerState>,
     pub(crate) previous_norm: Option<Option<f64>>,
-    /// Of step counts that were set, and states that were written.
+    /// A hash of step counts that were set, and of states that were written.
     folded: u64,
-    /// Of parameters that were written and that no broadcast makes equal, in any order.
+    /// A hash, in any order, of written parameters that no broadcast makes equal.
     params: u64,
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Clip, EventHandle, Layout, Mode, Stepper, Sums, Unused};
+use instep::{AdamW, Borrowed, Clip, EventHandle, Layout, Mode, Stepper, Strategy, Sums, Unused};
 
 use super::doors::Door;
 use super::memory::Gpu;
@@ -284,6 +284,39 @@ pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     comm.close().unwrap();
 }
 
+/// A scene of a rank of two: a forward and a backward unshard each bucket, one ahead of its use. From the second pass on
+/// they take memory that is mapped already, although the host waits for the GPU after each.
+pub(super) fn of_unsharding(comm: Nccl, gpu: &Gpu) {
+    let layout = layout(&[LENGTH, 700, 3 * LENGTH, LENGTH]);
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp).bucket_cap_bytes(1000);
+    // SAFETY: the stream lives as long as the process.
+    let mut stepper = unsafe { builder.cuda(comm.clone(), &cuda) }.unwrap();
+    let buckets = stepper.plan().buckets().len() as u32;
+    let mut trace = Trace::open();
+    for pass in 0..4 {
+        trace.take();
+        for order in [(0..buckets).collect::<Vec<_>>(), (0..buckets).rev().collect()] {
+            stepper.unshard(order[0]).unwrap();
+            for (k, bucket) in order.iter().enumerate() {
+                if let Some(next) = order.get(k + 1) {
+                    stepper.unshard(*next).unwrap();
+                }
+                stepper.reshard(*bucket).unwrap();
+            }
+        }
+        gpu.synchronize();
+        let lines = trace.take();
+        let taken = lines.iter().filter(|line| name_of(line) == "cuMemAllocFromPoolAsync").count();
+        let mapped: Vec<_> = lines.iter().filter(|line| line.contains(" mapped=")).collect();
+        assert_eq!(taken, 2 * buckets as usize, "pass {pass}");
+        assert!(pass == 0 || mapped.is_empty(), "pass {pass}: {mapped:?}");
+        assert!(pass > 0 || !mapped.is_empty(), "the first pass maps what it needs");
+    }
+    stepper.close().unwrap();
+    comm.close().unwrap();
+}
+
 /// The calls of a bucket step on slices of cudarc's of two streams, and of one on the same with their tracking off.
 #[cfg(feature = "cuda")]
 const SLICES: &str = "
@@ -361,4 +394,11 @@ fn a_bucket_step_on_slices_of_cudarcs_makes_the_calls_of_the_table() {
 fn a_steady_pass_makes_the_calls_of_the_table_beside_nccls_sums() {
     let folder = tempfile::tempdir().unwrap();
     ranks_play_with(2, "calls", Door::File, &[(TRACE, &folder.path().join("%p"))]);
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_steady_pass_maps_no_memory_for_the_buckets_that_it_unshards() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks_play_with(2, "calls_of_unsharding", Door::File, &[(TRACE, &folder.path().join("%p"))]);
 }

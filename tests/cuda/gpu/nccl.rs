@@ -317,6 +317,7 @@ const SCENES: [Scene; 25] = [
     ("dropping", dropping),
     ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
     ("calls", calls::of_nccl),
+    ("calls_of_unsharding", calls::of_unsharding),
     ("sums_of_sixteen_bits", sums_of_sixteen_bits),
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),

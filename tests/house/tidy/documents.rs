@@ -63,6 +63,31 @@ fn the_cuda_program_of_the_readme_is_the_examples() {
     );
 }
 
+/// A shard, or full, or local: ten more words for these three hid what a rank has and what it has not.
+#[test]
+fn the_page_on_sharding_says_shard_full_and_local() {
+    let page = read(&Path::new(ROOT).join("docs/sharding.md")).to_lowercase();
+    let retired = ["cut", "kept", "held", "home", "whole", "torn", "away", "brought", "absent"];
+    let words: Vec<&str> = page.split(|letter: char| !letter.is_ascii_alphanumeric()).collect();
+    assert!(words.len() > 1000 && words.contains(&"shard"), "the scan finds words");
+    for (at, word) in words.iter().enumerate() {
+        let is_shared_out = ["share", "shares", "shared"].contains(word) && words.get(at + 1) == Some(&"out");
+        assert!(
+            !retired.contains(word) && !is_shared_out,
+            "docs/sharding.md: `{word}`; say shard, full or local"
+        );
+    }
+}
+
+/// A reader learns 15 words; the other ones are the field's.
+#[test]
+fn the_glossary_has_at_most_15_words() {
+    let architecture = read(&Path::new(ROOT).join("ARCHITECTURE.md"));
+    let (_, glossary) = architecture.split_once("## Glossary").unwrap();
+    let rows = glossary.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| Word ")).count();
+    assert!((5..=15).contains(&rows), "ARCHITECTURE.md: {rows} words");
+}
+
 #[test]
 fn every_guarantee_names_tests_that_exist() {
     let guarantees = read(&Path::new(ROOT).join("docs/guarantees.md"));

@@ -8,7 +8,19 @@ use super::{GENERATED, ROOT, code_lines, files, name, read};
 
 #[test]
 fn files_are_short_and_open_with_what_they_are() {
-    let trees = ["src", "capi", "python", "kernels", "tests", "examples", "cli", "tools", "benches", "build"];
+    let trees = [
+        "src",
+        "capi",
+        "python",
+        "kernels",
+        "tests",
+        "examples",
+        "cli",
+        "tools",
+        "benches",
+        "build",
+        "reference",
+    ];
     for path in trees.iter().flat_map(|tree| files(tree, &["rs", "h", "cpp", "cu", "cuh", "c", "def"])) {
         let name = name(&path);
         let text = read(&path);

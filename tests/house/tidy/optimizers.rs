@@ -15,7 +15,7 @@ const NAMES_EVERY_OPTIMIZER: [&str; 4] =
 fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_wherever_all_are() {
     let table = read(&Path::new(ROOT).join("kernels/optimizers.def"));
     let optimizers = files("src/optim", &["rs"]).iter().map(|p| read(p)).collect::<String>();
-    let reference = read(&Path::new(ROOT).join("tests/support/reference.rs"));
+    let reference = read(&Path::new(ROOT).join("reference/optimizers.rs"));
     let rows: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("OPTIMIZER(")).collect();
     assert!(rows.len() >= 2);
     let mut missing = Vec::new();
@@ -30,10 +30,7 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_whe
             optimizers.contains(&format!("INSTEP_OPTIMIZER_{name}")),
             format!("src/optim knows no {name}"),
         );
-        require(
-            reference.to_lowercase().contains(name),
-            format!("tests/support/reference.rs knows no {name}"),
-        );
+        require(reference.to_lowercase().contains(name), format!("reference/optimizers.rs knows no {name}"));
         for path in NAMES_EVERY_OPTIMIZER {
             let text = read(&Path::new(ROOT).join(path)).to_lowercase();
             // What is not there yet is named after the README's first program.

@@ -162,7 +162,7 @@ mod tests {
     fn a_claim_on_guarded_memory_leaves_other_memory_alone() {
         let range = |address, bytes, kind| Claimed { address, bytes, kind };
         let rows = [range(0, 100, Claimed::GUARDED), range(0, 10, Claimed::WRITTEN)];
-        // SAFETY: as above.
+        // SAFETY: a string, and two ranges.
         let claim = unsafe { Claim::new(c"step".as_ptr(), rows.as_ptr(), rows.len()) };
         assert_eq!(claim.lacks(200..300, Access::Write), None);
         assert_eq!(claim.lacks(90..300, Access::Read), Some(90..100));

@@ -46,6 +46,8 @@ impl Gpu {
         };
         Judge { heap: &mut self.heap, operation: &operation, context, claim: None }
             .own(address, "freed in use");
+        let bytes = self.heap.around(address).map_or(0, |memory| memory.bytes);
+        self.pools.free(address, bytes);
         self.heap.free(address, call.to_owned());
         Ok(())
     }

@@ -87,7 +87,10 @@ pub(crate) fn wait(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Ma
             thread::sleep(Duration::from_micros(50));
         }
     }
-    lock().as_ref().and_then(|gpu| gpu.failed).unwrap_or(Code::CUDA_SUCCESS)
+    let mut gpu = lock();
+    let Some(gpu) = gpu.as_mut() else { return Code::CUDA_SUCCESS };
+    gpu.pools.trim();
+    gpu.failed.unwrap_or(Code::CUDA_SUCCESS)
 }
 
 /// Runs one call that needs no GPU, so the program may make it before `cuInit`.

@@ -37,7 +37,7 @@ pub(crate) struct Foreign {
 
 // SAFETY: a library that describes work lets any thread run it; the lock of the GPU keeps runs apart.
 unsafe impl Send for Foreign {}
-// SAFETY: as above.
+// SAFETY: a library that describes work lets any thread run it; the lock of the GPU keeps runs apart.
 unsafe impl Sync for Foreign {}
 
 impl Foreign {

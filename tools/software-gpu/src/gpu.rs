@@ -12,6 +12,7 @@ use crate::handles::Table;
 use crate::header::cudaError_enum as Code;
 use crate::heap::Heap;
 use crate::modules::{Function, Module};
+use crate::pools::Pools;
 use crate::queue::Queue;
 use crate::random::Random;
 use crate::settings::{Plant, Settings};
@@ -33,6 +34,7 @@ pub(crate) struct Gpu {
     pub(crate) graphs: Table<Graph>,
     pub(crate) executables: Table<Executable>,
     pub(crate) captures: Table<Capture>,
+    pub(crate) pools: Pools,
     /// The primary context of each device.
     pub(crate) primaries: BTreeMap<i32, usize>,
     /// An error of work, which every later call answers.
@@ -59,6 +61,7 @@ impl Gpu {
             graphs: Table::new("graph"),
             executables: Table::new("executable graph"),
             captures: Table::new("capture"),
+            pools: Pools::new(),
             primaries: BTreeMap::new(),
             failed: None,
             counts: BTreeMap::new(),
@@ -100,6 +103,7 @@ impl Gpu {
             handles("modules", self.modules.len()),
             handles("graphs", self.graphs.len() + self.executables.len()),
             handles("captures that were not ended", self.captures.len()),
+            handles("memory pools", self.pools.len()),
         ]
         .into_iter()
         .flatten()

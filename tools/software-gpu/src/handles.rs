@@ -63,6 +63,10 @@ impl<T> Table<T> {
         self.alive.iter().map(|(handle, object)| (*handle, object))
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.alive.values_mut()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.alive.len()
     }

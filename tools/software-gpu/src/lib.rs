@@ -25,6 +25,7 @@ mod handles;
 mod heap;
 mod judge;
 mod modules;
+mod pools;
 mod prototypes;
 mod queue;
 mod random;

@@ -61,6 +61,10 @@ same! {
     cuMemGetInfo_v2
     cuMemAllocAsync
     cuMemFreeAsync
+    cuMemPoolCreate
+    cuMemPoolDestroy
+    cuMemPoolSetAttribute
+    cuMemAllocFromPoolAsync
     cuMemHostAlloc
     cuMemHostGetDevicePointer_v2
     cuMemFreeHost

@@ -15,8 +15,8 @@ use crate::exports::error_name;
 use crate::gpu::Gpu;
 use crate::header::{
     CUcontext, CUctxCreateParams, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec,
-    CUhostFn, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
-    cudaError_enum as Code,
+    CUhostFn, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, cudaError_enum as Code,
 };
 use crate::{report, settings};
 
@@ -37,6 +37,9 @@ pub(crate) enum Value {
     Function(usize),
     Graph(usize),
     Executable(usize),
+    Pool(usize),
+    /// Bytes that a pool mapped for an allocation.
+    Mapped(u64),
 }
 
 /// A type of `cuda.h` as a line shows it.
@@ -63,12 +66,14 @@ shown! {
     CUfunction => |it| Value::Function(it.expose_provenance());
     CUgraph => |it| Value::Graph(it.expose_provenance());
     CUgraphExec => |it| Value::Executable(it.expose_provenance());
+    CUmemoryPool => |it| Value::Pool(it.expose_provenance());
     CUdeviceptr => |it| Value::Device(it);
     *const c_void, *mut c_void => |it| Value::Memory(it.expose_provenance() as u64);
     c_int, c_uint, c_uchar => |it| Value::Number(it.into());
     usize => |it| Value::Number(it as i64);
     CUdevice_attribute, CUpointer_attribute => |it| Value::Number(it.0.into());
     CUstreamCaptureMode, CUstreamCaptureStatus => |it| Value::Number(it.0.into());
+    CUmemPool_attribute => |it| Value::Number(it.0.into());
     CUresult => |it| Value::Number(it.0.into());
     // Times, texts, and functions of the program.
     f32, CUhostFn, *const c_char => |_| Value::Unseen;
@@ -76,6 +81,7 @@ shown! {
     *mut c_int, *mut usize, *mut f32, *mut c_char, *mut *const c_char => |_| Value::Unseen;
     *mut CUdeviceptr, *mut *mut c_void, *mut CUcontext, *mut CUstream, *mut CUevent => |_| Value::Unseen;
     *mut CUmodule, *mut CUfunction, *mut CUgraph, *mut CUgraphExec => |_| Value::Unseen;
+    *mut CUmemoryPool, *const CUmemPoolProps => |_| Value::Unseen;
     *mut CUctxCreateParams, *mut CUstreamCaptureMode, *mut CUstreamCaptureStatus => |_| Value::Unseen;
 }
 
@@ -97,6 +103,7 @@ impl Value {
         let word = match self {
             Value::Unseen => return,
             Value::Number(number) => number.to_string(),
+            Value::Mapped(bytes) => format!("mapped={bytes}"),
             Value::Stream(0 | 1) => "default".to_owned(),
             Value::Stream(2) => "default-of-thread".to_owned(),
             Value::Device(0) | Value::Memory(0) => "0".to_owned(),
@@ -109,6 +116,7 @@ impl Value {
             Value::Stream(handle) => numbered("s", gpu.and_then(|gpu| gpu.streams.number(handle))),
             Value::Event(handle) => numbered("e", gpu.and_then(|gpu| gpu.events.number(handle))),
             Value::Module(handle) => numbered("module", gpu.and_then(|gpu| gpu.modules.number(handle))),
+            Value::Pool(handle) => numbered("pool", gpu.and_then(|gpu| gpu.pools.number(handle))),
             Value::Graph(handle) => numbered("graph", gpu.and_then(|gpu| gpu.graphs.number(handle))),
             Value::Executable(handle) => numbered("exec", gpu.and_then(|gpu| gpu.executables.number(handle))),
             Value::Function(handle) => {

@@ -17,6 +17,7 @@ use crate::Failure;
 use crate::bench::Arguments;
 use crate::bench::cases::WORLD_SIZE;
 use crate::bench::statistics::Spread;
+use crate::bench::table::announce;
 use crate::console::print_line;
 
 const PARAMS: [usize; 3] = [1, 50, 1000];
@@ -24,9 +25,8 @@ const ELEMENTS: usize = 2048;
 const DECIDES: usize = 64;
 
 pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {
-    print_line(
-        "\ncontrol: one launch of a pass's Begin and Decide, us, AdamW with clipping; median (min-max)",
-    )?;
+    let what = "one launch of a pass's Begin and Decide, us, AdamW with clipping; median (min-max)";
+    announce("control", 2 * PARAMS.len(), what)?;
     for params in PARAMS {
         let names = (0..params).map(|k| format!("p{k}"));
         let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, ELEMENTS)).build()?;

@@ -14,6 +14,7 @@ use super::report::{GraphRow, Report};
 use crate::Failure;
 use crate::bench::Arguments;
 use crate::bench::statistics::Spread;
+use crate::bench::table::announce;
 use crate::console::print_line;
 
 const PARAMS: usize = 64;
@@ -27,12 +28,11 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, ELEMENTS)).build()?;
     let ids: Vec<ParamId> = layout.ids().collect();
     let trainer = Trainer::new(cuda)?;
-    print_line(&format!(
-        "\ngraph: a pass of {PARAMS} parameters of {ELEMENTS} elements, us; median (min-max)\n\
-         {:<13}{:>8}  {:<28}trainer's stream",
-        "pass", "buckets", "host calls"
-    ))?;
-    for cap_bytes in [u64::MAX, 1] {
+    let caps_bytes = [u64::MAX, 1];
+    let what = format!("a pass of {PARAMS} parameters of {ELEMENTS} elements, us; median (min-max)");
+    announce("graph", 2 * caps_bytes.len(), &what)?;
+    print_line(&format!("{:<13}{:>8}  {:<28}trainer's stream", "pass", "buckets", "host calls"))?;
+    for cap_bytes in caps_bytes {
         let builder = Stepper::builder(&layout, AdamW::default()).bucket_cap_bytes(cap_bytes);
         let mut stepper = trainer.stepper(builder, Solo::default(), None)?;
         let buckets = stepper.plan().buckets().len();

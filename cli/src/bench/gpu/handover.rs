@@ -14,6 +14,7 @@ use super::report::{HandoverRow, Report};
 use crate::Failure;
 use crate::bench::Arguments;
 use crate::bench::statistics::Spread;
+use crate::bench::table::announce;
 use crate::console::print_line;
 
 /// Few enough calls that a pass never fills the driver's queue.
@@ -24,11 +25,13 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     let names = (0..PARAMS).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, ELEMENTS)).build()?;
     let trainer = Trainer::new(cuda)?;
-    print_line(&format!(
-        "\nhandover: the trainer's time in one grad_ready, us, median (min-max) of passes of {PARAMS} calls"
-    ))?;
-    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
-        for (case, cap_bytes) in [("inside a bucket", u64::MAX), ("completes a bucket", 1)] {
+    let modes = [Mode::Sequential, Mode::Eager, Mode::Normed];
+    let cases = [("inside a bucket", u64::MAX), ("completes a bucket", 1)];
+    let what =
+        format!("the trainer's time in one grad_ready, us, median (min-max) of passes of {PARAMS} calls");
+    announce("handover", modes.len() * cases.len(), &what)?;
+    for mode in modes {
+        for (case, cap_bytes) in cases {
             let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
             let mut stepper = trainer.stepper(builder.bucket_cap_bytes(cap_bytes), Solo::default(), None)?;
             let rounds = options.rounds(15) * 4;

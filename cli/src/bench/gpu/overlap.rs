@@ -15,6 +15,7 @@ use super::report::{OverlapRow, Report};
 use super::sweep::Blocks;
 use crate::Failure;
 use crate::bench::statistics::Spread;
+use crate::bench::table::announce;
 use crate::bench::{Arguments, system};
 use crate::console::print_line;
 
@@ -51,21 +52,23 @@ pub(super) fn run(
     let trainer = Trainer::new(cuda)?;
     let load = Load::new(&trainer, image, size)?;
     let bench = Bench { trainer, load, ids: layout.ids().collect(), layout };
-    print_line(&format!(
-        "\noverlap: {} parameters of {} elements, AdamW, buckets of {} MiB; all-reduce of a stand-in, {} us and {} GB/s; \
+    let (kinds, blocks) = ([LoadKind::Matmul, LoadKind::Elementwise], options.gpu.blocks(&USUAL_BLOCKS));
+    let what = format!(
+        "{} parameters of {} elements, AdamW, buckets of {} MiB; all-reduce of a stand-in, {} us and {} GB/s; \
          beyond the same pass without an optimizer, median (min-max)",
         size.params,
         size.elements(),
         CAP_BYTES >> 20,
         PACING.latency_ns / 1000,
         PACING.bytes_per_ns,
-    ))?;
+    );
+    announce("overlap", 2 * kinds.len() * blocks.len(), &what)?;
     print_line(&format!(
         "{:<13}{:>6}  {:<14}{:<28}{:<28}normed",
         "backward", "blocks", "", "sequential", "eager"
     ))?;
-    for kind in [LoadKind::Matmul, LoadKind::Elementwise] {
-        for blocks in options.gpu.blocks(&USUAL_BLOCKS) {
+    for kind in kinds {
+        for blocks in &blocks {
             bench.compare(options, kind, blocks.of(cuda), report)?;
         }
     }

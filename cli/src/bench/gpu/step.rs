@@ -18,6 +18,7 @@ use crate::Failure;
 use crate::bench::Arguments;
 use crate::bench::cases::WORLD_SIZE;
 use crate::bench::statistics::Spread;
+use crate::bench::table::announce;
 use crate::console::print_line;
 
 /// A sample moves about as many bytes, unless that takes more launches than are queued at a time.
@@ -34,11 +35,14 @@ pub(super) fn run(
     kernels: Option<&[u8]>,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    print_line(&format!(
-        "step of one bucket (divide by {WORLD_SIZE} included), one launch (LAMB: two), {}",
+    let cases = sweep::steps(options, cuda)?;
+    let zeros = if options.gpu.zeros { ", gradients and states of zeros" } else { "" };
+    let what = format!(
+        "one bucket (divide by {WORLD_SIZE} included), one launch (LAMB: two){zeros}, {}",
         against(kernels)
-    ))?;
-    all(options, sweep::steps(options, cuda)?, cuda, kernels, report)
+    );
+    announce("step", cases.len(), &what)?;
+    all(options, cases, cuda, kernels, report)
 }
 
 pub(super) fn run_norms(
@@ -47,8 +51,9 @@ pub(super) fn run_norms(
     kernels: Option<&[u8]>,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    print_line(&format!("\nnorm of one bucket, which only reads, {}", against(kernels)))?;
-    all(options, sweep::norms(options, cuda)?, cuda, kernels, report)
+    let cases = sweep::norms(options, cuda)?;
+    announce("norm", cases.len(), &format!("one bucket, which is only read, {}", against(kernels)))?;
+    all(options, cases, cuda, kernels, report)
 }
 
 fn against(kernels: Option<&[u8]>) -> &'static str {
@@ -71,16 +76,13 @@ fn all(
     kernels: Option<&[u8]>,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    print_line(
-        "name      precision                     bytes    elements  segm. cache    blocks  B/elem  time us                     GB/s  \
-         copy us                     SM copy us                  % of ceiling",
-    )?;
+    print_line(&head())?;
     let mut starved = false;
     for case in cases {
         let mut launcher = match case.launcher(cuda) {
             Err(error) if matches!(error.cause(), Error::Device { code: OUT_OF_MEMORY, .. }) => {
                 print_line(&format!(
-                    "{:<10}{:<23}{:>11}  SKIPPED: the memory does not suffice",
+                    "{:<10}{:<24}{:>10}  SKIPPED: the memory does not suffice",
                     case.name(),
                     case.precision,
                     case.bytes
@@ -181,23 +183,76 @@ fn measure(
     })
 }
 
+fn head() -> String {
+    format!(
+        "{:<10}{:<24}{:>10}{:>6}  {:<9}{:>6}{:>8}{:>11}{:>7}  % of ceiling",
+        "name", "precision", "bytes", "segm.", "cache", "blocks", "B/elem", "time us", "GB/s"
+    )
+}
+
+/// The columns of the head. The times of both copies, and every spread, are in the report alone.
 fn line(row: &StepRow) -> String {
-    let StepRow { case, bytes_per_element, step_us, step_gb_per_s, copy_us, percent_of_ceiling, .. } = row;
+    let StepRow { case, bytes_per_element, step_us, step_gb_per_s, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());
     format!(
-        "{:<10}{:<23}{:>11} {:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}{}",
+        "{:<10}{:<24}{:>10}{:>6}  {:<9}{blocks:>6}{bytes_per_element:>8.2}{:>11}{step_gb_per_s:>7.0}  {}{}{}",
         case.name(),
         case.precision,
         case.bytes,
-        case.elements,
         case.segments,
         case.cache.name(),
-        step_us.show_us(),
-        copy_us.show_us(),
-        row.sm_copy_us.map_or("-".to_owned(), |us| us.show_us()),
-        percent_of_ceiling.show(1),
-        if case.zeros { " of zeros" } else { "" },
+        step_us.median_us(),
+        percent_of_ceiling.show(0),
         if row.starved_samples > 0 { " *" } else { "" },
         if row.mismatch().is_some() { " MISMATCH" } else { "" },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::cases::{self, Cache};
+    use crate::bench::precisions::Kind;
+
+    /// The longest names and numbers: 4 GiB of gradients, seconds, thousands of blocks.
+    #[test]
+    fn a_row_fits_120_columns() {
+        let case = Case {
+            optimizer: Some("adadelta".into()),
+            precision: Kind::Remainder16Moments8bit.name(),
+            rule: cases::Case::all()[0],
+            kind: Kind::Remainder16Moments8bit,
+            work: Work::Step,
+            states: 2,
+            bytes: 4 << 30,
+            elements: 2 << 30,
+            segments: 50,
+            cache: Cache::Resident,
+            max_blocks: Some(65_536),
+            zeros: false,
+        };
+        let (us, percent) = (Spread::of([9_999_999.0]), Spread::of([99.0, 100.0, 101.0]));
+        let compared =
+            Compared { elements: 1, of: 1, sample: String::new(), mismatch: Some("element 0".into()) };
+        let row = StepRow {
+            case,
+            buckets: 1,
+            steps_per_sample: 1,
+            bytes_per_element: 99.99,
+            step_us: us,
+            copy_us: us,
+            sm_copy_us: None,
+            step_gb_per_s: 3000.0,
+            copy_gb_per_s: 3000.0,
+            sm_copy_gb_per_s: None,
+            ceiling: "copy",
+            percent_of_ceiling: percent,
+            starved_samples: 1,
+            warm_up_ms: 0.0,
+            compared: Some(compared),
+        };
+        let line = line(&row);
+        assert!(line.len() <= 120, "{} columns: {line}", line.len());
+        assert_eq!(line.find("100 (99-101)"), head().find("% of ceiling"), "{line}");
+    }
 }

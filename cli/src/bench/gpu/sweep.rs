@@ -145,7 +145,7 @@ impl Case {
         self.elements as u64 * (grad + stepped)
     }
 
-    /// Whether the case and a copy that moves as many bytes fit into half of the cache.
+    /// Returns whether the case and a copy that moves as many bytes fit into half of the cache.
     fn is_resident(&self, l2_bytes: u64) -> bool {
         4 * self.footprint() <= l2_bytes
     }

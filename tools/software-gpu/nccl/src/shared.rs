@@ -32,7 +32,7 @@ pub(crate) struct Shared {
 
 // SAFETY: states are atomic; a room is written by its rank alone, and read only between its arrival and its leaving.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: states are atomic; a room is written by its rank alone, and read only between its arrival and its leaving.
 unsafe impl Sync for Shared {}
 
 impl Shared {

@@ -59,7 +59,7 @@ impl Call {
                 break false;
             }
             if let Some(at) = piece.takes {
-                // SAFETY: as above; source and target may be one, and the source was copied.
+                // SAFETY: a piece lies inside the call's memory; source and target may be one, and the source was copied.
                 let into = unsafe { std::slice::from_raw_parts_mut(target.add(at), piece.bytes) };
                 let values = |rank| shared.values(rank, piece.bytes);
                 match piece.from {

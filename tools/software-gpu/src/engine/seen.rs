@@ -56,7 +56,7 @@ impl Memory for Seen<'_, '_> {
     fn store(&mut self, address: u64, from: &[u8]) -> Result<(), Refusal> {
         let to = self.found(address, from.len())?;
         self.accesses.write(address, from.len() as u64);
-        // SAFETY: as above.
+        // SAFETY: inside an allocation; only this kernel runs.
         unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(())
     }

@@ -1,16 +1,29 @@
 //! Memory on the GPU, by the call or by the stream, and pinned memory on the host.
 //!
-//! Memory of `cuMemAllocAsync` exists, for the judge, only after its place on the stream.
+//! Memory of `cuMemAllocAsync` exists, for the judge, only after its place on the stream. `pools.rs` says what of it is mapped.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{exported, handle, pointer, put};
-use crate::header::{CUctx_st, CUdeviceptr, CUmemorytype_enum as MemoryType, CUstream};
+use crate::header::{
+    CUctx_st, CUdeviceptr, CUmemAllocationHandleType_enum as HandleType,
+    CUmemAllocationType_enum as AllocationType, CUmemLocationType_enum as LocationType, CUmemPool_attribute,
+    CUmemPool_attribute_enum as PoolAttribute, CUmemPoolProps, CUmemoryPool, CUmemorytype_enum as MemoryType,
+    CUstream,
+};
 use crate::header::{CUpointer_attribute, CUpointer_attribute_enum as Attribute, cudaError_enum as Code};
 use crate::heap::Kind;
+use crate::trace::{self, Value};
 use crate::work::Work;
 
 const KNOWN_HOST_FLAGS: c_uint = 0b111;
+
+/// Adds to the call's line in the trace.
+fn tell_of_mapped(bytes: u64) {
+    if bytes > 0 {
+        trace::answered(Value::Mapped(bytes));
+    }
+}
 
 exported! {
     call cuMemAlloc_v2(gpu, address: *mut CUdeviceptr, bytes: usize) {
@@ -37,10 +50,35 @@ exported! {
 
     call cuMemAllocAsync(gpu, address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let stream = gpu.stream(handle(stream))?;
-        let context = gpu.streams.get(stream)?.context;
-        let made = gpu.allocate(bytes, Kind::Device { context }, "cuMemAllocAsync")?;
-        gpu.enqueue(stream, "cuMemAllocAsync", Work::Allocated(made), &[])?;
-        put(address, made)
+        let (made, mapped) = gpu.allocate_of(None, bytes, stream, "cuMemAllocAsync")?;
+        put(address, made).map(|()| tell_of_mapped(mapped))
+    }
+
+    call cuMemPoolCreate(gpu, pool: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+        let props = props.as_ref().ok_or(Code::CUDA_ERROR_INVALID_VALUE)?;
+        let is_plain = props.allocType == AllocationType::CU_MEM_ALLOCATION_TYPE_PINNED
+            && props.handleTypes == HandleType::CU_MEM_HANDLE_TYPE_NONE
+            && props.location.type_ == LocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let made = gpu.new_pool(is_plain, props.location.id)?;
+        put(pool, pointer(made))
+    }
+
+    call cuMemPoolDestroy(gpu, pool: CUmemoryPool) { gpu.pools.destroy(handle(pool)) }
+
+    call cuMemPoolSetAttribute(gpu, pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        if attr != PoolAttribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
+            return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let bytes = *value.cast::<u64>().as_ref().ok_or(Code::CUDA_ERROR_INVALID_VALUE)?;
+        gpu.pools.set_threshold(handle(pool), bytes)
+    }
+
+    call cuMemAllocFromPoolAsync(
+        gpu, address: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream
+    ) {
+        let stream = gpu.stream(handle(stream))?;
+        let (made, mapped) = gpu.allocate_of(Some(handle(pool)), bytes, stream, "cuMemAllocFromPoolAsync")?;
+        put(address, made).map(|()| tell_of_mapped(mapped))
     }
 
     call cuMemFreeAsync(gpu, address: CUdeviceptr, stream: CUstream) {
@@ -49,6 +87,8 @@ exported! {
             return Ok(());
         }
         gpu.require_start(address, "cuMemFreeAsync")?;
+        let bytes = gpu.heap.around(address).map_or(0, |memory| memory.bytes);
+        gpu.pools.free(address, bytes);
         gpu.enqueue(stream, "cuMemFreeAsync", Work::Freed(address), &[]).map(drop)
     }
 

@@ -12,6 +12,7 @@ use crate::calls::{allocate, event, made, ok, open, stream};
 use crate::{alone, with_settings};
 
 const TRACE: &str = "INSTEP_GPU_TRACE";
+const RELEASE_THRESHOLD: u32 = 4;
 
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{name}"))
@@ -96,5 +97,55 @@ fn the_functions_that_nvidias_driver_has_not_are_no_lines() {
         ok!(softwareGpuClaim(stream.expose_provenance(), c"all".as_ptr(), std::ptr::null(), 0));
         assert_ne!(softwareGpuResolve(0), 0);
         assert_eq!(lines(&std::env::var(TRACE).unwrap()).len(), 4);
+    });
+}
+
+/// Takes and frees memory of each size, waits for the GPU, and returns what the allocations' lines say was mapped.
+fn mapped_in_two_rounds(
+    take: impl Fn(usize) -> u64,
+    free: impl Fn(u64),
+    wait: impl Fn(),
+) -> Vec<Option<u64>> {
+    let before = lines(&std::env::var(TRACE).unwrap()).len();
+    for _ in 0..2 {
+        let [first, second] = [1000, 500].map(&take);
+        free(first);
+        // In the order of the stream the first one is free.
+        let third = take(800);
+        [second, third].map(&free);
+        wait();
+    }
+    let lines = lines(&std::env::var(TRACE).unwrap());
+    let taken = lines[before..].iter().filter(|line| line.starts_with("cuMemAlloc"));
+    taken.map(|line| Some(line.split_once(" mapped=")?.1.parse().unwrap())).collect()
+}
+
+#[test]
+fn a_pool_keeps_what_its_threshold_says_once_the_host_waits() {
+    let path = file("pools");
+    with_settings(&[(TRACE, path.to_str().unwrap()), ("INSTEP_GPU_LEAKS", "1")], || {
+        open();
+        let stream = stream!();
+        let usual = |bytes| made!(0, place => cuMemAllocAsync(&mut place, bytes, stream));
+        let free = |memory| ok!(cuMemFreeAsync(memory, stream));
+        let wait = || ok!(cuStreamSynchronize(stream));
+        let round = [Some(1000), Some(500), None];
+        assert_eq!(mapped_in_two_rounds(usual, free, wait), [round, round].concat());
+        // Of pinned memory on device 0.
+        let props = [1u64, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let pool = made!(null_mut(), place => cuMemPoolCreate(&mut place, props.as_ptr().cast()));
+        let of_pool = |bytes| made!(0, place => cuMemAllocFromPoolAsync(&mut place, bytes, pool, stream));
+        assert_eq!(mapped_in_two_rounds(of_pool, free, wait), [round, round].concat());
+        for (threshold, second) in [(1200u64, [None, Some(300), None]), (u64::MAX, [None; 3])] {
+            let value = (&raw const threshold).cast_mut().cast();
+            // SAFETY: the attribute is a number of 32 bits.
+            ok!(cuMemPoolSetAttribute(pool, std::mem::transmute::<u32, _>(RELEASE_THRESHOLD), value));
+            let found = mapped_in_two_rounds(of_pool, free, wait);
+            assert_eq!(found[3..], second, "{threshold}");
+        }
+        let memory = of_pool(64);
+        ok!(cuMemPoolDestroy(pool));
+        ok!(cuMemFreeAsync(memory, stream));
+        ok!(cuStreamDestroy_v2(stream));
     });
 }

@@ -81,6 +81,7 @@ impl Run<'_> {
             Alu::AddF64 => self.f64_2(|a, b| a + b),
             Alu::SubF64 => self.f64_2(|a, b| a - b),
             Alu::MulF64 => self.f64_2(|a, b| a * b),
+            Alu::FmaF64 => self.f64_3(f64::mul_add),
             Alu::DivF64 => self.f64_2(|a, b| a / b),
             Alu::SqrtF64 => self.dd(|a| settled(f64::from_bits(a).sqrt())),
             Alu::RcpF64 => self.dd(|a| settled(1.0 / f64::from_bits(a))),

@@ -126,6 +126,17 @@ impl Run<'_> {
         self.ddd(|a, b| settled(f(f64::from_bits(a), f64::from_bits(b))))
     }
 
+    #[inline(always)]
+    pub(super) fn f64_3(&mut self, f: impl Fn(f64, f64, f64) -> f64) -> Done {
+        let (a, b, c) = (self.d(1)?, self.d(2)?, self.d(3)?);
+        let mut value = [0; LANES];
+        for k in 0..LANES {
+            value[k] = settled(f(f64::from_bits(a[k]), f64::from_bits(b[k]), f64::from_bits(c[k])));
+        }
+        self.registers.set_double(self.rows[0], self.active, &value);
+        Ok(())
+    }
+
     /// A shift by the same amount in all lanes, as most are, is one instruction of the CPU for several of them.
     #[inline(always)]
     pub(super) fn shift_w(&mut self, f: impl Fn(u32, u32) -> u32) -> Done {

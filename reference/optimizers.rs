@@ -1,10 +1,10 @@
-//! Every optimizer in f64, one tensor at a time, as the papers and `torch.optim` state them.
+//! The specification: every optimizer in f64, one element at a time, as the papers and `torch.optim` state it.
 //!
-//! Every other test depends on it, so it is short enough to be checked by eye. It imports nothing from the crate and
-//! does not borrow the kernels' spelling: averages are beta*old + (1-beta)*new here, powers are powi, and the decay of
-//! AdamW multiplies by 1 - lr*weight_decay.
+//! The tests, and the benches before they time a step, compare the kernels with this file. It is short enough to be checked
+//! by eye, imports nothing, and shares no line with the kernels: averages are beta*old + (1-beta)*new here, powers are powi,
+//! and the decay of AdamW multiplies by 1 - lr*weight_decay.
 
-/// One parameter element and what the optimizer remembers of it.
+/// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scalar {
     pub param: f64,
@@ -108,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// All of an update that one element's numbers say.
+    /// Makes the part of an update that needs no other element: all of it, except for LAMB.
     fn step_element(&self, x: &mut Scalar, gradient: f64) {
         x.steps += 1;
         match self {
@@ -290,12 +290,12 @@ impl NAdam {
         self.beta1 * (1.0 - 0.5 * 0.96f64.powf(f64::from(step) * self.momentum_decay))
     }
 
-    /// Of all momenta up to a step, from the first one on.
+    /// Returns the product of all momenta up to a step.
     pub(crate) fn mu_product(&self, step: i32) -> f64 {
         (1..=step).map(|t| self.mu(t)).product()
     }
 
-    /// What the gradient and its average are multiplied by in the numerator, lr apart.
+    /// Returns the factors of the gradient and of its average in the numerator, without lr.
     pub(crate) fn shares(&self, step: i32) -> (f64, f64) {
         let (mu, next_mu, product) = (self.mu(step), self.mu(step + 1), self.mu_product(step));
         ((1.0 - mu) / (1.0 - product), next_mu / (1.0 - product * next_mu))
@@ -356,21 +356,21 @@ impl Lamb {
         *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
     }
 
-    /// u of the moments as they are.
+    /// Returns the change u that the moments give.
     pub(crate) fn change(&self, x: &Scalar) -> f64 {
         let m_hat = x.states[0] / (1.0 - self.beta1.powi(x.steps));
         let v_hat = x.states[1] / (1.0 - self.beta2.powi(x.steps));
         m_hat / (v_hat.sqrt() + self.eps) + self.weight_decay * x.param
     }
 
-    /// |p| / |u| over the tensor, and 1 where there is no such ratio.
+    /// Returns |p| / |u| over the tensor, or 1 if a norm is zero or NaN.
     pub(crate) fn ratio(&self, tensor: &[Scalar]) -> f64 {
         let param_norm = norm(tensor.iter().map(|x| x.param));
         let change_norm = norm(tensor.iter().map(|x| self.change(x)));
         if param_norm > 0.0 && change_norm > 0.0 { param_norm / change_norm } else { 1.0 }
     }
 
-    /// Moves the parameters by what the moments say.
+    /// Moves the parameters by the change that the moments give.
     pub(crate) fn apply(&self, tensor: &mut [Scalar]) {
         let rate = self.lr * self.ratio(tensor);
         tensor.iter_mut().for_each(|x| x.param -= rate * self.change(x));
@@ -403,7 +403,7 @@ pub(crate) fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
     (sum + lost).sqrt()
 }
 
-/// What `torch.nn.utils.clip_grad_norm_` multiplies gradients of this norm by.
+/// Returns the factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients of this norm.
 pub(crate) fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
 }

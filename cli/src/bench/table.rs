@@ -1,0 +1,47 @@
+//! The tables that benches print: at most 120 columns, so that a terminal does not break a row.
+//!
+//! A table begins with the number of rows to come, because one row may take minutes. Figures that find no room are in the
+//! files of `--json` and `--csv`.
+
+use crate::Failure;
+use crate::console::print_line;
+
+/// The most columns of a line.
+const COLUMNS: usize = 120;
+
+/// Begins the table of a bench: its name, how many rows are to come, and what they show.
+pub(super) fn announce(bench: &str, rows: usize, what: &str) -> Result<(), Failure> {
+    let rows = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
+    print_line(&format!("\n{}", wrapped(&format!("{bench}, {rows}: {what}"))))
+}
+
+/// Breaks a text between words. Further lines are indented, as no row is.
+fn wrapped(text: &str) -> String {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split(' ') {
+        if !line.trim().is_empty() && line.chars().count() + word.chars().count() > COLUMNS {
+            lines.push(line.trim_end().to_owned());
+            line = "  ".to_owned();
+        }
+        line += word;
+        line.push(' ');
+    }
+    lines.push(line.trim_end().to_owned());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_broken_between_words_and_a_short_one_is_not() {
+        assert_eq!(wrapped("one two"), "one two");
+        let text = "word ".repeat(60);
+        let lines = wrapped(text.trim_end());
+        assert_eq!(lines.split_whitespace().count(), 60);
+        assert_eq!(lines.lines().count(), 3);
+        assert!(lines.lines().all(|line| line.len() <= COLUMNS && line.len() > 4), "{lines}");
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("  word")), "{lines}");
+    }
+}
