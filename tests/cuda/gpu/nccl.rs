@@ -306,7 +306,7 @@ fn meeting_again(first: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 25] = [
+const SCENES: [Scene; 26] = [
     ("sums", sums),
     ("meeting_again", meeting_again),
     ("differing", differing),
