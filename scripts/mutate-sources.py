@@ -32,8 +32,9 @@ TESTS = {
     "rust": ["--test", "faults"],
 }
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
-PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes", "states")],
-          "python, wrappers": [f"python/tests/test_{name}.py" for name in ("mistakes", "groups")]}
+PYTHON = {"python": [f"python/tests/test_{name}.py" for name in
+                     ("listed", "manners", "memory", "optimizer", "optimizer_changes", "states")],
+          "python, wrappers": [f"python/tests/test_{name}.py" for name in ("first_steps", "groups", "mistakes")]}
 DIFFERS = "differs from the CPU's"
 FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
@@ -296,10 +297,22 @@ FAULTS = [
       )],
     ("a parameter once written that is compared for ever", "rust", "src/stepper/open_pass.rs", f"            {FORGET}\n", "",
      "a rank that sets what it has"),
-    ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/_arena.py",
-     "view.fill_(hyper[first[1]])", "view.zero_()", "test_a_state_of_adagrad"),
-    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/_arena.py",
-     "self.hypers[id(self.groups[index])]", "self.hypers[id(self.groups[0])]", "test_a_sum_of_adagrad_that_had_no_update"),
+    *[(fault, "python", f"python/instep/torch/{file}.py", old, new, test)
+      for fault, file, old, new, test in (
+          ("a sum of Adagrad that starts at zero", "_kinds", "torch.full_like(param, hyper[source],",
+           "torch.full_like(param, 0.0,", "test_adagrad_has_torchs_states"),
+          ("a parameter that is listed twice", "_listed", "if len(set(map(id, params))) < len(params):", "if False:",
+           "test_a_parameter_that_is_listed_twice"),
+          ("memory that two parameters share", "_listed", "if own.any():", "if False:", "test_parameters_over_the_same_memory"),
+          ("neighbours that are taken for one", "_listed", "own.fill_(True)", "taken.fill_(True)", "test_parameters_between"),
+          ("a scale that stays in gradients", "optimizer", 'self._after() if scale is None else "average"', "self._after()",
+           "test_a_scaler_leaves_its_scale"),
+          ("a scale that stays in gradients of another form", "_engine", "copies.append((given, grad))", "pass",
+           "test_a_fused_step_takes_the_scale_out"),
+      )],
+    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
+     "self._settings.of(group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
+     "test_a_sum_of_adagrad_that_had_no_update"),
     ("a number that is not written", "python", "python/instep/torch/_engine.py",
      "arena.count_address,", "0,", "test_state_dicts_go_both_ways"),
     *[(f"a user's {what} that is not noticed", "python", "python/instep/torch/_state.py", old, "True", test)
@@ -310,7 +323,7 @@ FAULTS = [
           ("write to a count", "self.versions == self._versions()", "test_what_a_user_writes_counts_as_in_torch"),
       )],
     ("memory of a parameter that is gone", "python", "python/instep/torch/optimizer.py",
-     "self._take_groups(groups), self._gone()", "self._take_groups(groups), []", "test_replaced_parameters_are_freed"),
+     "self._take_groups(groups), self._gone(own)", "self._take_groups(groups), []", "test_replaced_parameters_are_freed"),
     ("states that change places one after the other", "python", "python/instep/torch/optimizer.py",
      "value.clone() if isinstance(value, Tensor) else value for", "value for", "test_two_states_that_change_places"),
     *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
@@ -329,6 +342,21 @@ FAULTS = [
       for fault, file, old, new, test in (
           ("a cut placement that the norm leaves out", "_sharded", "if not placement.is_replicate():", "if placement.is_shard():",
            "test_every_dimension_of_a_mesh_counts"),
+          ("a state that is shown before its first update", "_arena",
+           "if progress[0] == 0 and values.keys().isdisjoint(self.shown[index]):", "if False:",
+           "test_a_parameter_without_an_update_has_no_state"),
+          ("a buffer that is taken for one of an update", "_kinds", "NO_UPDATE = -0.0", "NO_UPDATE = 0.0",
+           "test_a_checkpoint_before_the_first_step"),
+          ("a loaded buffer that is not noticed", "_arena", "*(self.numbers or self.states)", "*self.numbers",
+           "test_a_checkpoint_before_the_first_step"),
+          ("a state that nothing shows to a checkpoint", "_backward", "            self._show_all()\n", "",
+           "test_a_checkpoint_before_the_first_step"),
+          ("a size of 0 that a first step goes on from", "_kinds", 'key == "rprop" and', "False and",
+           "test_a_checkpoint_before_the_first_step"),
+          ("another memory format", "_wrapped", "if strides != self._strides:", "if False:",
+           "test_a_model_that_gets_another_memory_format"),
+          ("a trust ratio of a shard that a group gets later", "_kinds",
+           "    refuse_unsteppable(key, formats, param, holders)\n", "", "test_what_a_shard_cannot_step"),
           ("a trust ratio of a shard", "_sharded", "if OPTIMIZERS[key].scales_by_norms:", "if False:", "test_what_a_shard_cannot_step"),
           ("ranks that always agree", "_later", "most != -least", "False", "test_a_rank_with_another_rate"),
           ("a conversion that is not seen", "_wrapped", "if forms == self._forms:", "if True:", "test_a_model_that_is_converted"),
@@ -362,7 +390,7 @@ def plant(path, name, old, new):
     path.write_text(text.replace(old, new))
 
 
-def judged(name, lane, file, old, new):
+def judged(name, lane, file, old, new, phrase):
     """Runs a lane's script on a copy of the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
@@ -392,7 +420,7 @@ def copied(target):
     return tree
 
 
-def built(name, lane, file, old, new):
+def built(name, lane, file, old, new, phrase):
     """Runs tests of a copy of the tree."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted"
     target.mkdir(parents=True, exist_ok=True)
@@ -408,8 +436,11 @@ def built(name, lane, file, old, new):
                           capture_output=True, text=True)
 
 
-def interpreted(python, name, lane, file, old, new):
-    """Runs tests of the Python package with a copy of it: the native half that is installed, and the tree's sources."""
+def interpreted(python, name, lane, file, old, new, phrase):
+    """Runs tests of the Python package with a copy of it: the native half that is installed, and the tree's sources.
+
+    With a fault, they are those of the report's phrase, since others could only fail for another reason.
+    """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "python/instep"
         find = [python, "-c", "import instep; print(instep.__path__[0])"]
@@ -418,7 +449,7 @@ def interpreted(python, name, lane, file, old, new):
         if file:
             plant(Path(folder) / place(file), name, old, new)
         environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
-        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane]]
+        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane], *(["-k", phrase] if phrase else [])]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
@@ -443,11 +474,11 @@ def main():
             continue
         if lane in run and lane not in sound and arguments.turn is None:
             # Where the lane fails without a fault, it would seem to catch each. CI runs all tests in another lane.
-            plain = run[lane](None, lane, None, None, None)
+            plain = run[lane](None, lane, None, None, None, None)
             if plain.returncode:
                 sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
             sound.add(lane)
-        done = run.get(lane, judged)(name, lane, file, old, new)
+        done = run.get(lane, judged)(name, lane, file, old, new, phrase)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)

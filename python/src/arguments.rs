@@ -98,6 +98,21 @@ impl Bound {
     }
 }
 
+/// Reads a row of the vectors of counts and carried numbers. One at 0 is none.
+///
+/// # Safety
+/// The vectors have this row, and nothing else touches them.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn progress_in(counts: usize, carried: usize, row: usize) -> (Option<f32>, Option<f64>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (
+            (counts != 0).then(|| with_exposed_provenance_mut::<f32>(counts).add(row).read()),
+            (carried != 0).then(|| with_exposed_provenance_mut::<f64>(carried).add(row).read()),
+        )
+    }
+}
+
 /// The factors in the gradients: ranks, loss scale, and the addresses of GradScaler's two tensors, or 0.
 #[derive(FromPyObject)]
 pub(crate) struct Factors(u32, f64, usize, usize);

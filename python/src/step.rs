@@ -15,7 +15,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{Bound as Addresses, Factors, gradients, precision};
+use crate::arguments::{Bound as Addresses, Factors, gradients, precision, progress_in};
 use crate::device::{Owner, gpu, pool};
 use crate::errors::raised;
 use crate::norm::{Block, Norm};
@@ -181,6 +181,23 @@ impl Step {
         .map_err(raised)
     }
 
+    /// Raises if the vectors at these addresses have other progress than the step on the CPU has written: somebody has
+    /// written past PyTorch's count of writes, and no step would follow it.
+    fn refuse_written(&self, py: Python<'_>, counts: usize, carried: usize) -> PyResult<()> {
+        let mut inner = self.lock(py)?;
+        let Engine::Host(step) = &mut *inner else { return Ok(()) };
+        for (id, Shown { row, ahead }) in self.ids.iter().zip(&self.shown) {
+            let count = step.step_count(*id).map_err(raised)? - ahead;
+            let number = step.carried(*id).map_err(raised)?.unwrap_or(1.0);
+            // SAFETY: the Python half keeps both vectors alive, which have this row, or gives 0.
+            let shown = unsafe { progress_in(counts, carried, *row) };
+            if shown.0.is_some_and(|of| of != count as f32) || shown.1.is_some_and(|of| of != number) {
+                return Err(PyRuntimeError::new_err(WRITTEN));
+            }
+        }
+        Ok(())
+    }
+
     /// Replaces the hyperparameters of a group.
     fn set_hyper(&self, py: Python<'_>, group: usize, key: &str, hyper: &Bound<'_, PyDict>) -> PyResult<()> {
         let optimizer = optimizer(key, hyper)?;
@@ -277,6 +294,9 @@ impl Drop for Reading<'_> {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
+
+const WRITTEN: &str = "state: a number in it was written through .data or numpy, which no step follows; \
+                       write to the tensor itself, as in state[param]['step'].fill_(0)";
 
 fn busy() -> PyErr {
     PyRuntimeError::new_err("optimizer: in use by another thread; wait for it")

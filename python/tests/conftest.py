@@ -1,34 +1,68 @@
 """What the tests share: groups of processes, small models, and gradients that both sides of a comparison get alike."""
 
+import collections
 import copy
+import os
 
 import pytest
 import torch
 from ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def two():
+def pytest_configure(config):
+    config.addinivalue_line("markers", "turns(count): cases that take so many turns of INSTEP_CI_TURN; without it, all run")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a long list, leaves the cases whose turn it is. As many consecutive turns as the marker says reach all."""
+    turn = os.environ.get("INSTEP_CI_TURN")
+    if turn is None:
+        return
+    seen: collections.Counter[str] = collections.Counter()
+    later = []
+    for item in items:
+        marker = item.get_closest_marker("turns")
+        if marker is None:
+            continue
+        number = seen[item.nodeid.split("[")[0]]
+        seen[item.nodeid.split("[")[0]] += 1
+        if (number + int(turn)) % marker.args[0] != 0:
+            later.append(item)
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
+
+
+@pytest.fixture(scope="session")
+def groups():
+    """Groups of processes by their number, which all tests share: to start one takes seconds."""
+    started: dict[int, Ranks] = {}
+    yield lambda count: started.setdefault(count, Ranks(count))
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.fixture
+def one(groups):
+    """A process with a group of its own."""
+    return groups(1)
+
+
+@pytest.fixture
+def two(groups):
     """Two processes."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+    return groups(2)
 
 
-@pytest.fixture(scope="module")
-def three():
+@pytest.fixture
+def three(groups):
     """Three processes."""
-    ranks = Ranks(3)
-    yield ranks
-    ranks.close()
+    return groups(3)
 
 
-@pytest.fixture(scope="module")
-def four():
+@pytest.fixture
+def four(groups):
     """Four processes."""
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
+    return groups(4)
 
 
 class Small(torch.nn.Module):

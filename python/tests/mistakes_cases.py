@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import instep
-from instep.torch import FusedOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers, register_ddp, register_fsdp
+from instep.torch import (
+    FusedOptimizer,
+    apply_optimizer_in_backward,
+    functional,
+    get_in_backward_optimizers,
+    register_ddp,
+    register_fsdp,
+)
 
 SHARDED = [key for key in instep.OPTIMIZERS if not instep.OPTIMIZERS[key].scales_by_norms]
 WRAPPERS = ["ddp", "ddp-view", "fsdp2", "fsdp1"]
@@ -251,6 +258,25 @@ def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
             model(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
+def restrided(rank: int, world: int, wrapper: str, steps: int) -> None:
+    """A bucket is laid out by the strides that parameters have when the model is wrapped."""
+    model = nn.Conv2d(3, 4, 2)
+    if wrapper == "in-backward":
+        apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
+        model = DistributedDataParallel(model)
+    else:
+        model, _ = registered(wrapper, lr=0.1, model=model)
+    for _ in range(1 + steps):  # With optimizers in backward DDP asks for a hook in its first pass.
+        model(torch.ones(2, 3, 4, 4)).sum().backward()
+    before = values(model)
+    model.to(memory_format=torch.channels_last)
+    assert "weight: has other strides" in raised(lambda: model(torch.ones(2, 3, 4, 4)))
+    assert all(map(torch.equal, before, values(model)))
+    model.to(memory_format=torch.contiguous_format)
+    model(torch.ones(2, 3, 4, 4)).sum().backward()
+    assert not torch.equal(before[0], values(model)[0])
+
+
 def converted_in_backward(rank: int, world: int) -> None:
     """The same with optimizers in backward."""
     model = net()
@@ -398,6 +424,19 @@ def unfit_shards(rank: int, world: int) -> None:
         added = FusedOptimizer([nn.Parameter(torch.ones(1))], key, **options)
         refused(text, lambda: added.add_param_group({"params": shards}))
         assert len(added.param_groups) == 1
+        if key == "lamb":
+            lists = [[shards[0]], [torch.ones_like(shards[0])], *([torch.zeros_like(shards[0])] for _ in range(2))]
+            settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.0}
+            refused("params[0]: without memory of its own", lambda: functional.lamb_(*lists, [torch.zeros(())], **settings))
+        # One that comes into a group by itself is refused before anything is stepped.
+        beside = nn.Parameter(torch.ones(3))
+        replaced = FusedOptimizer([beside, nn.Parameter(torch.ones(4, 4))], key, **options)
+        replaced.param_groups[0]["params"][1] = shards[0]
+        for param in (beside, shards[0]):
+            param.grad = torch.ones_like(param)
+        before = shards[0].to_local().detach().clone()
+        refused(text, replaced.step)
+        assert torch.equal(beside, torch.ones(3)) and torch.equal(shards[0].to_local(), before)
         register_ddp(wrap("ddp", net()), key, **options)
     mesh = init_device_mesh("cpu", (world,))
     plain = TwoTensor(torch.ones(4), torch.ones(4))

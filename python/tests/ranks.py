@@ -16,42 +16,44 @@ def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     while True:
-        call = pipe.recv()
-        if call is None:
-            break
-        module, name, kwargs = call
+        module, name, kwargs = pipe.recv()
         try:
             torch.manual_seed(1000 + rank)
             pipe.send((True, getattr(importlib.import_module(module), name)(rank, world_size, **kwargs)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
-    dist.destroy_process_group()
 
 
 class Ranks:
-    """A group of processes."""
+    """A group of processes, which start with the first function that they run."""
 
     def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.pipes: list[Any] = []
+        self.processes: list[Any] = []
+
+    def _start(self) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         context = multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
-        for rank in range(world_size):
+        for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world_size, port, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 
     def run(self, module: str, name: str, **kwargs: Any) -> list[Any]:
         """Runs a function on every rank; raises what any of them raised."""
+        if not self.processes:
+            self._start()
         for pipe in self.pipes:
             pipe.send((module, name, kwargs))
         answers = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(120):
-                self.kill()
+                self.close()
                 raise AssertionError(f"rank {rank}: {name} did not end within 120 s")
             answers.append(pipe.recv())
         failed = [text for ok, text in answers if not ok]
@@ -59,14 +61,8 @@ class Ranks:
         return [value for _, value in answers]
 
     def close(self) -> None:
-        """Ends the processes."""
-        for pipe in self.pipes:
-            pipe.send(None)
-        for process in self.processes:
-            process.join(20)
-        self.kill()
-
-    def kill(self) -> None:
-        """Ends what still runs."""
+        """Ends the processes. The next function would start others."""
         for process in self.processes:
             process.kill()
+            process.join()
+        self.pipes, self.processes = [], []

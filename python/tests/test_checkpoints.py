@@ -83,3 +83,27 @@ def test_a_training_is_saved_whole_and_goes_on_in_a_new_model(make):
         train(*ours)
         train(*twin)
     assert all(torch.equal(p, q) for p, q in zip(ours[0].parameters(), twin[0].parameters()))
+
+
+SGD = [({}, 0), ({}, 1), ({"states": "8bit"}, 0), ({"states": "8bit"}, 1), ({"states": "bfloat16", "seed": 1}, 0)]
+
+
+@pytest.mark.parametrize("options, steps", SGD, ids=str)
+def test_the_buffer_of_an_sgd_without_an_update_is_known_in_every_type_of_states(options, steps):
+    def made() -> tuple[nn.Module, Any]:
+        model = DistributedDataParallel(two_layers())
+        return model, register_ddp(model, "sgd", lr=0.1, momentum=0.9, dampening=0.5, **options)
+
+    ours, again = made(), made()
+    for _ in range(steps):
+        train(*ours)
+    saved = io.BytesIO()
+    torch.save(get_state_dict(*ours), saved)
+    saved.seek(0)
+    model_state, optimizer_state = torch.load(saved)
+    assert sorted(optimizer_state["state"]) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    set_state_dict(*again, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    for _ in range(2):
+        train(*ours)
+        train(*again)
+    assert all(torch.equal(p, q) for p, q in zip(ours[0].parameters(), again[0].parameters()))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 
+@pytest.mark.turns(8)
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "view"])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("model", ["gpt", "resnet"])
@@ -12,6 +13,7 @@ def test_parameters_are_those_of_ddp_and_torch(two, optimizer, model, static, vi
     two.run("ddp_cases", "compare", model=model, optimizer=optimizer, static_graph=static, gradient_as_bucket_view=view)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -35,11 +37,13 @@ def test_every_configuration_is_that_of_ddp_and_torch(two, options):
     two.run("ddp_cases", "compare", **options)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}, {"optimizer": "sgd", "static_graph": True}], ids=str)
 def test_four_ranks_do_as_two(four, options):
     four.run("ddp_cases", "compare", steps=6, **options)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("options", [{}, {"max_norm": 0.1, "gradient_as_bucket_view": True}], ids=str)
 def test_a_number_of_ranks_that_is_no_power_of_two_does_as_two(three, options):
     # DDP divides before it sums, and a third rounds. SGD's step moves by as little as the gradient. AdamW's divides it by its
@@ -72,6 +76,7 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_everywhere(two):
     two.run("ddp_cases", "scaler")
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "view"])
 @pytest.mark.parametrize("model, optimizer", [("gpt", "sgd"), ("resnet", "adam")])

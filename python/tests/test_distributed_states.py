@@ -3,7 +3,6 @@
 import pytest
 import state_cases
 import torch
-from ranks import Ranks
 
 import instep
 
@@ -26,20 +25,13 @@ def test_local_sgd_averages_and_resumes_as_with_torchs_optimizer(two, key):
     two.run("state_cases", "local_sgd", key=key, options=options_of(key))
 
 
-@pytest.fixture(scope="module")
-def single():
-    """One process with a group of its own."""
-    ranks = Ranks(1)
-    yield ranks
-    ranks.close()
-
-
 CASES = [(key, options_of(key)) for key in BOTH] + [("sgd", {"lr": 0.1})]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("key, options", CASES, ids=[f"{key}-{len(options)}" for key, options in CASES])
 def test_a_checkpoint_goes_from_two_ranks_to_four_to_one_and_to_torchs_optimizer_and_back(
-    two, four, single, key, options, tmp_path
+    two, four, one, key, options, tmp_path
 ):
     reference = state_cases.model()
     params = list(reference.parameters())
@@ -49,7 +41,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_four_to_one_and_to_torchs_optimizer
     ways = [("ours", "theirs", "ours"), ("theirs", "ours", "theirs"), ("ours", "ours", "ours")]
     for way in ways:
         last = None
-        for k, (ranks, side) in enumerate(zip((two, four, single), way)):
+        for k, (ranks, side) in enumerate(zip((two, four, one), way)):
             at = str(tmp_path / f"{'-'.join(way)}-{k}")
             results = ranks.run(
                 "state_cases",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("wrapper", ["fsdp2", "fsdp1"])
 @pytest.mark.parametrize(
     "options",
@@ -23,6 +24,7 @@ def test_shards_are_those_of_fsdp_and_torch(two, wrapper, options):
     two.run("fsdp_cases", "compare", wrapper=wrapper, **options)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -39,6 +41,7 @@ def test_every_policy_of_fsdp2_is_obeyed(two, options):
     two.run("fsdp_cases", "compare", **options)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -121,3 +121,21 @@ def test_optimizers_are_copied_and_saved_each_by_itself(tmp_path):
     torch.save(one.state_dict(), tmp_path / "one")
     assert (tmp_path / "one").stat().st_size < 8000
     assert model[0].weight._optimizer_classes == ["adamw"] and model[0].weight._optimizer_kwargs == [{"lr": 0.01}]
+
+
+def test_small_parameters_may_keep_states_of_float32_and_go_on_from_a_saved_state():
+    params = [torch.nn.Parameter(torch.ones(count)) for count in (8, 512)]
+    twins = [torch.nn.Parameter(torch.ones(count)) for count in (8, 512)]
+    for some in (params, twins):
+        apply_optimizer_in_backward("adamw", some, {"states": "8bit", "min_8bit_size": 256})
+    for _ in range(2):
+        for param in params:
+            param.square().sum().backward()
+    for param, twin in zip(params, twins):
+        twin.data.copy_(param)
+        twin._in_backward_optimizers[0].load_state_dict(param._in_backward_optimizers[0].state_dict())
+        for one in (param, twin):
+            one.square().sum().backward()
+        assert torch.equal(param, twin)
+    kept = [param._in_backward_optimizers[0].state[param]["exp_avg"].dtype for param in params]
+    assert kept == [torch.float32, torch.uint8]

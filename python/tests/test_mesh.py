@@ -3,7 +3,6 @@
 import pytest
 import torch
 from mesh_cases import OPTIONS, STEPS
-from ranks import Ranks
 
 FORMATS = [
     (torch.float32, {"states": "8bit"}),
@@ -12,14 +11,6 @@ FORMATS = [
     (torch.bfloat16, {"states": "8bit", "master": "remainder16"}),
     (torch.bfloat16, {"seed": 5}),
 ]
-
-
-@pytest.fixture(scope="module")
-def one():
-    """One process."""
-    ranks = Ranks(1)
-    yield ranks
-    ranks.close()
 
 
 # Each optimizer in two formats, each format with two optimizers.

@@ -64,6 +64,12 @@ def test_a_model_that_is_converted_after_registration_is_refused(two, wrapper, s
     two.run("mistakes_cases", "converted", wrapper=wrapper, steps=steps)
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("wrapper", ["ddp", "ddp-view", "in-backward"])
+def test_a_model_that_gets_another_memory_format_after_it_was_wrapped_is_refused(two, wrapper, steps):
+    two.run("mistakes_cases", "restrided", wrapper=wrapper, steps=steps)
+
+
 def test_a_model_that_is_converted_with_optimizers_in_backward_is_refused(two):
     two.run("mistakes_cases", "converted_in_backward")
 
@@ -86,6 +92,7 @@ def test_every_dimension_of_a_mesh_counts_in_the_norm(four, entry):
     four.run("mistakes_cases", "norm_over_two_dimensions", entry=entry)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("key", SHARDED)
 def test_fsdp_over_tensor_parallelism_steps_as_one_process(four, key):
     for max_norm in (None, 0.5):

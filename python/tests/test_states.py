@@ -174,6 +174,33 @@ def test_what_a_user_writes_counts_as_in_torch(key, write):
     assert_alike(params, others)
 
 
+UNCOUNTED = {
+    "data": lambda value, number: value.data.fill_(number),
+    "numpy": lambda value, number: value.detach().numpy().fill(number),
+}
+
+
+@pytest.mark.parametrize("write", UNCOUNTED)
+@pytest.mark.parametrize("key", [key for key in instep.OPTIMIZERS if key != "sgd"])
+def test_a_number_that_is_written_where_torch_counts_no_write_is_refused_before_anything_is_stepped(key, write):
+    params = [*two(), nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    optimizer = ours(params, key)
+    for name in ("step", "mu_product") if key == "nadam" else ("step",):
+        for number in range(2):
+            step(optimizer, number)
+        before = [param.detach().clone() for param in params]
+        number = optimizer.state[params[2]][name]
+        old = float(number)
+        UNCOUNTED[write](number, 0.5 if name == "mu_product" else 7.0)
+        with pytest.raises(RuntimeError, match="written through .data or numpy"):
+            step(optimizer, 2)
+        assert all(map(torch.equal, before, params))
+        # It goes on from a number that is written to the tensor itself.
+        number.fill_(old)
+        step(optimizer, 2)
+        assert optimizer.state[params[2]]["step"] == optimizer.state[params[0]]["step"]
+
+
 @pytest.mark.parametrize("key", BOTH)
 def test_a_state_has_torchs_names_and_types_after_the_first_step(key):
     params, others = two(), two()
@@ -406,3 +433,22 @@ def test_one_dict_for_two_parameters_becomes_two():
         step(optimizer, number)
     assert [float(optimizer.state[param]["step"]) for param in params] == [3.0, 3.0]
     assert not torch.equal(optimizer.state[params[0]]["exp_avg"], optimizer.state[params[1]]["exp_avg"])
+
+
+def test_a_state_whose_every_step_a_gpu_has_skipped_is_hidden_again():
+    params = two()
+    optimizer = ours(params, "sgd")
+    step(optimizer, 0)
+    [arena] = optimizer._engine.arenas
+    assert optimizer.state.keys() == set(params) and not arena.hidden
+    # As after a first step on a GPU, which does not say at once whether it has skipped it.
+    for param in params:
+        del optimizer.state[param]
+    arena.device, arena.hidden = torch.device("cuda", 0), {0, 1}
+    arena.show_begun([0, 1])
+    assert optimizer.state.keys() == set(params) and arena.unsure == {0, 1}
+    optimizer.state[params[0]]["mine"] = 1
+    arena.counts = lambda: [(0, 1.0), (3, 1.0)]
+    arena.write_numbers()
+    assert optimizer.state[params[0]] == {"mine": 1} and list(optimizer.state[params[1]]) == ["momentum_buffer"]
+    assert arena.hidden == {0} and not arena.unsure

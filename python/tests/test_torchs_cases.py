@@ -26,6 +26,9 @@ TAKEN = {
     "lr as a Tensor is not supported for capturable=False and foreach=True": "foreach has no effect here",
     r"betas\[0\] as a Tensor is not supported for capturable=False and foreach=True": "foreach has no effect here",
 }
+REFUSED = {
+    ".*a parameter group with duplicate parameters.*": "stepped twice by torch, which warns; here one launch steps all"
+}
 RUNNING = ("foreach", "fused", "capturable")
 """How torch is to run a step. Here it has no effect. ``differentiable=True`` is refused."""
 OURS = [info for info in optim_db if info.optim_cls.__name__ not in NOT_HERE]
@@ -138,6 +141,10 @@ def test_wrong_arguments_raise_what_they_raise_in_torch(optim_cls, case):
     params = [nn.Parameter(torch.zeros(2))] if given.params is None else given.params
     if case.error_regex in TAKEN:
         FusedOptimizer(params, optim_cls, **given.kwargs)
+        return
+    if case.error_regex in REFUSED:
+        with pytest.warns(case.error_type), pytest.raises(ValueError, match="listed twice"):
+            FusedOptimizer(params, optim_cls, **given.kwargs)
         return
     if issubclass(case.error_type, Warning):
         with pytest.warns(case.error_type, match=case.error_regex):

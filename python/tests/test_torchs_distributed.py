@@ -22,6 +22,7 @@ def test_their_optimizers_in_backward_may_be_ours(two, name):
     two.run("torchs_cases", "in_backward", case_name=name)
 
 
+@pytest.mark.turns(8)
 @pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "view"])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+import weakref
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from .. import OPTIMIZERS, _native
 from ._formats import MASTER_TYPES, QUANTUM, STATE_TYPES, WORDS, padded
 from ._groups import Hyper
-from ._kinds import FIRST, Kind, dense_strides, goes_on_from, is_dense, states_of
+from ._kinds import FIRST, NO_UPDATE, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
 from ._sharded import Rows, cut_as, is_distributed, rows_of, shard_of, spread_as
 from ._threads import openmp
@@ -29,6 +30,17 @@ ELEMENT = 16
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
+State = MutableMapping[Any, Any]
+
+
+class Owner(Protocol):
+    """The optimizer of a parameter."""
+
+    state: Any
+
+
+Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
+"""A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
 
@@ -40,14 +52,18 @@ class Arena:
         self,
         key: str,
         kind: Kind,
-        members: Sequence[tuple[Tensor, dict[str, Any], Hyper, int]],
+        members: Sequence[Member],
         after: str,
         threads: int,
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
-        self.params, self.groups, _, self.firsts = map(list, zip(*members))
-        self.hypers = {id(group): hyper for _, group, hyper, _ in members}
+        self.params = [param for param, *_ in members]
+        self.groups = [group for _, group, *_ in members]
+        self.hypers = {id(group): hyper for _, group, hyper, *_ in members}
+        # An optimizer that nobody has any more is freed at once, with its arenas.
+        self.owners = [weakref.ref(owner) for *_, owner, _ in members]
+        self.firsts = [first for *_, first in members]
         shards = [shard_of(param) for param in self.params]
         self.lengths = [shard.numel() or 1 for shard in shards]
         self.rows = [rows_of(param) or Rows(length, 0) for param, length in zip(self.params, self.lengths)]
@@ -66,6 +82,9 @@ class Arena:
         self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
         # The parameters whose states came with a count of 0, which a first step would not read.
         self.goes_on: set[int] = set()
+        # Those that ``state`` does not show yet, since they have had no update and nobody gave them a state. A GPU does not
+        # tell at once whether a step that it was given was skipped: of these parameters that is not known.
+        self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
@@ -96,19 +115,19 @@ class Arena:
         is_coded = self.kind.word == "8bit"
         self.scales = {name: zeros(torch.float32, self.len // QUANTUM) for name in names} if is_coded else {}
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
-        self.instead = torch.zeros(2 * ELEMENT * count if self.empty else 0, dtype=torch.uint8, device=self.device)
+        self.instead = torch.zeros(2 * ELEMENT * count, dtype=torch.uint8, device=self.device) if self.empty else None
         carried = OPTIMIZERS[self.key].carried
         # On the CPU, as in torch, where a GPU steps, too.
-        self.numbers: dict[str, Tensor] = {}
-        # SGD has no count in torch. It matters where rounding depends on it.
-        if self.key != "sgd" or self.formats.seed_of(self.dtype, self.kind.word) is not None:
-            self.numbers["step"] = torch.zeros(count, dtype=torch.float32, device="cpu")
+        self.numbers = self.vectors = {"step": torch.zeros(count, dtype=torch.float32, device="cpu")}
         if carried is not None:
-            self.numbers[carried] = torch.ones(count, dtype=torch.float64, device="cpu")
-        addresses = [self.numbers[name].data_ptr() if name in self.numbers else 0 for name in ("step", carried)]
+            self.vectors[carried] = torch.ones(count, dtype=torch.float64, device="cpu")
+        # SGD has no count in torch. It matters where rounding depends on it.
+        if self.key == "sgd" and self.formats.seed_of(self.dtype, self.kind.word) is None:
+            self.numbers = {}
+        addresses = [self.vectors[name].data_ptr() if name in self.vectors else 0 for name in ("step", carried)]
         self.count_address, self.carried_address = addresses
         # What a user writes here tells a first step from others.
-        self.watched = {*self.numbers, *FIRST.get(self.key, ())[:1]}
+        self.watched = {*(self.numbers or self.states), *FIRST.get(self.key, ())[:1]}
 
     def _views(self, index: int) -> dict[str, Tensor]:
         """Everything that is kept for a parameter, by the names of a state dict."""
@@ -140,7 +159,7 @@ class Arena:
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
-        param, first, hyper = self.params[index], FIRST.get(self.key), self.hyper_of(index)
+        param, hyper = self.params[index], self.hyper_of(index)
         if shard_of(param).shape != self.shapes[index]:
             old, new = tuple(self.shapes[index]), tuple(param.shape)
             raise ValueError(f"parameter of {new}: its states are of {old}; put a new parameter into its group")
@@ -148,22 +167,26 @@ class Arena:
         self.goes_on.discard(index)
         if progress[0] == 0 and goes_on_from(self.key, hyper, values):
             self.goes_on.add(index)
+        self.unsure.discard(index)
+        self.hidden.discard(index)
+        if progress[0] == 0 and values.keys().isdisjoint(self.shown[index]):
+            self.hidden.add(index)
+        for vector, number in zip(self.vectors.values(), progress):
+            vector[index] = number
         for name, view in self.local[index].items():
             # A user may have given it other memory.
             if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
                 fresh = self._views(index)[name]
                 view.data = fresh
             if name in self.numbers:
-                view.fill_(progress[0 if name == "step" else 1])
-            elif isinstance(values.get(name), Tensor):
+                continue
+            if isinstance(values.get(name), Tensor):
                 value = values[name]
                 if name.endswith("_scales") and not is_distributed(value):
                     value = value.reshape(self.shown[index][name].shape)
                 view.copy_(cut_as(value, param))
             elif name == "master" and view.is_floating_point():
                 view.copy_(shard_of(param).detach())
-            elif first is not None and name == first[0] and progress[0] == 0:
-                view.fill_(hyper[first[1]])
             else:
                 view.zero_()
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
@@ -204,6 +227,12 @@ class Arena:
         if threads != self.threads:
             self.retire_all()
             self.threads = threads
+
+    def leave_gradients(self, after: str) -> None:
+        """Leaves gradients so from now on, after they are stepped with."""
+        if after != self.after:
+            self.retire_all()
+            self.after = after
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[tuple[Any, ...]], list[int]]:
         """Returns what this rank holds of parameters, the shapes, strides, types and devices of that, and the addresses.
@@ -251,6 +280,7 @@ class Arena:
 
     def instead_of(self, index: int) -> tuple[int, int]:
         """Where zeros lie that are stepped, with zeros, in place of an empty parameter: so its updates are counted, too."""
+        assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
         return start, start + ELEMENT
 
@@ -341,5 +371,55 @@ class Arena:
     def write_numbers(self) -> None:
         """Writes into the vectors what a GPU has counted, which it waits for. A step on the CPU has done so."""
         if self.device.type == "cuda":
-            for vector, values in zip(self.numbers.values(), zip(*self.counts()) if "step" in self.numbers else ()):
+            for vector, values in zip(self.vectors.values(), zip(*self.counts())):
                 vector.copy_(torch.tensor(values, dtype=vector.dtype, device="cpu"))
+
+            counts = self.vectors["step"].tolist()
+            for index in self.unsure:
+                if counts[index] == 0:
+                    self._hide(index)
+            self.unsure.clear()
+
+    def show(self, index: int) -> None:
+        """Lets ``state`` show a parameter's tensors, beside what a user has put there, if there is anything to show."""
+        owner, param = self.owners[index](), self.params[index]
+        if owner is not None and self.shown[index] and index not in self.hidden:
+            held = held_in(owner.state, param)
+            held.update(self.shown[index])
+            owner.state[param] = held
+
+    def show_begun(self, indices: Iterable[int]) -> None:
+        """Shows those, of the hidden ones, that a step was given, unless it has skipped them."""
+        given = [index for index in indices if index in self.hidden]
+        if self.device.type == "cuda":
+            self.unsure.update(given)
+        else:
+            counts = self.vectors["step"].tolist()
+            given = [index for index in given if counts[index] > 0]
+        self.hidden.difference_update(given)
+        for index in given:
+            self.show(index)
+
+    def show_hidden(self) -> None:
+        """Shows all that are hidden, as zeros that a first step does not read."""
+        hidden, self.hidden = self.hidden, set()
+        for index in hidden:
+            for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):
+                if self.local[index][name].is_floating_point():
+                    self.local[index][name].fill_(NO_UPDATE)
+            self.show(index)
+
+    def _hide(self, index: int) -> None:
+        owner, param = self.owners[index](), self.params[index]
+        self.hidden.add(index)
+        if owner is not None:
+            for name in self.own_names(index, held_in(owner.state, param)):
+                del owner.state[param][name]
+            if owner.state.get(param) == {}:
+                del owner.state[param]
+
+
+def held_in(state: State, param: Tensor) -> dict[str, Any]:
+    """The dict that ``state`` holds for a parameter; an empty one if it holds none."""
+    held = state.get(param)
+    return held if isinstance(held, dict) else {}

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._arena import Arena
+from ._arena import Arena, Member
 from ._formats import WORDS, Formats
-from ._groups import Hyper
 from ._kinds import Kind, is_dense
 from ._sharded import Holders, cut_as, is_distributed, shard_of
 
@@ -82,7 +81,8 @@ class Prepared:
     bound: _native.Bound
     keeps: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]
-    """Parameters with gaps between their elements, and copies without, which are stepped."""
+    """Parameters with gaps between their elements, and copies without, which are stepped. So with gradients of another
+    form that a step writes."""
 
 
 class Engine:
@@ -98,14 +98,11 @@ class Engine:
         self.known: set[int] = set()
         self.lock = threading.RLock()
 
-    def build(self, members: Iterable[tuple[Tensor, dict[str, Any], Hyper, Kind, int]]) -> list[Arena]:
-        """Makes an arena for each kind of parameters, which come with the numbers of their first elements.
-
-        It counts once it is registered.
-        """
-        kinds: dict[Kind, list[tuple[Tensor, dict[str, Any], Hyper, int]]] = {}
-        for param, group, hyper, kind, first in members:
-            kinds.setdefault(kind, []).append((param, group, hyper, first))
+    def build(self, members: Iterable[tuple[Kind, Member]]) -> list[Arena]:
+        """Makes an arena for each kind of parameters. It counts once it is registered."""
+        kinds: dict[Kind, list[Member]] = {}
+        for kind, member in members:
+            kinds.setdefault(kind, []).append(member)
         threads = self.threads_now()
         return [Arena(self.key, kind, some, self.after, threads) for kind, some in kinds.items()]
 
@@ -137,6 +134,12 @@ class Engine:
         threads = self.threads_now()
         for arena in self.arenas:
             arena.use_threads(threads)
+
+    def leave_gradients(self, after: str) -> None:
+        """Leaves gradients so from now on, after they are stepped with."""
+        self.after = after
+        for arena in self.arenas:
+            arena.leave_gradients(after)
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Those that have no arena yet, each once."""
@@ -189,7 +192,9 @@ class Engine:
                         or grad.device != device
                         or grad.is_neg()
                     ):
-                        grad = _as_param(grad, shards[k], batch.grad_dtype)
+                        given, grad = grad, _as_param(grad, shards[k], batch.grad_dtype)
+                        if arena.after != "keep":
+                            copies.append((given, grad))
                     keeps.append(grad)
                     grads[k] = grad.data_ptr()
             for k, index in enumerate(batch.indices if arena.empty else ()):
@@ -205,7 +210,9 @@ class Engine:
                 "counts": arena.count_address,
                 "carried": arena.carried_address,
             }
-            return Prepared(arena.step_over(batch.indices, batch.grad_dtype), bound, keeps, copies)
+            step = arena.step_over(batch.indices, batch.grad_dtype)
+            step.refuse_written(arena.count_address, arena.carried_address)
+            return Prepared(step, bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
         """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
@@ -233,11 +240,14 @@ class Engine:
 
     def _written(self, batch: Batch, prepared: Prepared) -> None:
         """Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values."""
-        for param, copy in prepared.copies:
-            param.detach().copy_(copy)
+        for given, copy in prepared.copies:
+            given.detach().copy_(copy)
+        arena = batch.arena
         stepped = [index for index, grad in zip(batch.indices, batch.grads) if grad is not None]
-        torch.autograd.graph.increment_version([batch.arena.params[index] for index in stepped])
-        batch.arena.note(stepped)
+        torch.autograd.graph.increment_version([arena.params[index] for index in stepped])
+        arena.note(stepped)
+        if arena.hidden:
+            arena.show_begun(stepped)
 
 
 def stream_on(device: torch.device) -> int:

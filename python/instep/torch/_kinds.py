@@ -11,16 +11,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .. import OPTIMIZERS, _native
-from ._formats import QUANTUM, WORDS, Formats
+from ._formats import QUANTUM, STATE_TYPES, WORDS, Formats
 from ._groups import Hyper, hyper_of, kept_states, refuse_settings
-from ._sharded import Holders, formats_of, is_distributed, shard_of
+from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, shard_of
 
 MOST_ACCEPTED = 1024
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
 """States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
+
+
+NO_UPDATE = -0.0
+"""What fills the buffer of an SGD, or its scales, where it is shown before its first update: it has no count beside it."""
 
 
 class Kind(NamedTuple):
@@ -38,6 +43,7 @@ class Kind(NamedTuple):
 
 def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
     """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
+    refuse_unsteppable(key, formats, param, holders)
     shard, formats = shard_of(param), formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
@@ -60,6 +66,18 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
     field = OPTIMIZERS[key].needs_float32_states
     word = formats.states_of(torch.float32 if field is not None and hyper[field] else dtype)
     return kept_states(key, hyper), word
+
+
+def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
+    """A state whose first value is a hyperparameter, as torch's optimizer has it before its first step, if it can be had."""
+    if is_lazy(param) or param.is_meta:
+        return {}
+    _, word = states_of(key, formats_of(formats, param), param.dtype, hyper)
+    if word == "8bit":
+        return {}
+    name, source = FIRST[key]
+    value = torch.full_like(param, hyper[source], dtype=STATE_TYPES[word], requires_grad=False)
+    return {"step": torch.tensor(0.0), name: value}
 
 
 _accepted: set[tuple[Any, ...]] = set()
@@ -121,6 +139,14 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
+def had_no_update(value: Any) -> bool:
+    """Whether a state was shown before its first update."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    shard = shard_of(value)
+    return bool((torch.signbit(shard) & (shard == 0)).all())
+
+
 def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
     """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
     if key not in FIRST:
@@ -129,4 +155,6 @@ def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
     value = values.get(name)
     if value is None or not value.is_floating_point():
         return False
+    if key == "rprop" and bool((value == 0).all()):
+        return False  # As memory starts. No step leaves such sizes.
     return not bool((value == torch.tensor(hyper[source], dtype=value.dtype, device=value.device)).all())

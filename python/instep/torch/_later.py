@@ -51,11 +51,14 @@ class Agreement:
     """Whether the ranks of some groups step with the same settings."""
 
     def __init__(self, groups: Iterable[Member]) -> None:
-        self._groups = list(dict.fromkeys(groups))
+        # A rank that is alone agrees with itself.
+        self._groups = [(group, device) for group, device in dict.fromkeys(groups) if dist.get_world_size(group) > 1]
         self._asked: list[Later] = []
 
     def ask(self, settings: Callable[[], object]) -> None:
         """Compares the settings of this pass, without waiting. Every rank calls it in every pass."""
+        if not self._groups:
+            return
         try:
             text = repr(settings())
         except Exception:

@@ -16,7 +16,7 @@ from .. import OPTIMIZERS, _native
 from ._arena import Progress
 from ._formats import MASTER_TYPES, QUANTUM, Formats
 from ._groups import Hyper, hyper_of, refuse_other_rule, torchs_keys
-from ._kinds import goes_on_from
+from ._kinds import goes_on_from, had_no_update
 from ._sharded import formats_of, row_of, scales_shape
 
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
@@ -60,7 +60,8 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
     step = values.get("step")
     if step is None:
         # SGD's momentum has no count in torch: a buffer is there after the first update.
-        return int(any(values.get(name) is not None for name in kept))
+        found = [values.get(f"{name}_scales", values[name]) for name in kept if values.get(name) is not None]
+        return int(bool(found) and not all(map(had_no_update, found)))
     number = _number(step)
     if number is None or not (0 <= number < 1 << 63 and number == int(number)):
         raise ValueError(f"state 'step' = {step!r}: not a number of updates; load a state as it was saved")

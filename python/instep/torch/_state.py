@@ -5,21 +5,19 @@ A step looks at identities, addresses and versions alone, never at values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor
 
-from ._arena import Arena, Progress
+from ._arena import Arena, Progress, State, held_in
 from ._engine import Engine
 from ._groups import Hyper, Settings
 from ._loading import progress_of
 
-State = MutableMapping[Any, Any]
 Place = tuple[Arena, int]
 version_of = attrgetter("_version")
 
@@ -58,20 +56,6 @@ class Reader:
         return self._counts[id(arena)]
 
 
-def held_in(state: State, param: Tensor) -> dict[str, Any]:
-    """The dict that ``state`` holds for a parameter; an empty one if it holds none."""
-    held = state.get(param)
-    return held if isinstance(held, dict) else {}
-
-
-def show(state: State, param: Tensor, arena: Arena, index: int) -> None:
-    """Lets ``state`` show the tensors of an arena, beside what a user has put there."""
-    if arena.shown[index]:
-        held = held_in(state, param)
-        held.update(arena.shown[index])
-        state[param] = held
-
-
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
     """Leaves copies of the states that a parameter keeps no more: the memory of the old arena would live on for them."""
     held = held_in(state, param)
@@ -88,6 +72,8 @@ def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
             held = state[param] = dict(held)
         if held:
             seen.add(id(held))
+        if index in arena.hidden and held.keys().isdisjoint(arena.shown[index]):
+            continue
         if len(arena.own_names(index, held)) < len(arena.shown[index]):
             found.append(param)
     return found
@@ -101,11 +87,6 @@ class GroupSnapshot:
         lists = [group["params"] for group in self.groups]
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
-
-    @cached_property
-    def listed(self) -> list[Tensor]:
-        """The parameters, each once though it be listed twice."""
-        return list({id(param): param for param in self.params}.values())
 
     def has_members_of(self, other: GroupSnapshot) -> bool:
         """Whether these are the same dicts with the same parameters in them."""

@@ -47,7 +47,7 @@ class Wrapped:
         self.params = list(stepped)
         self.names = [names.get(id(param), "parameter") for param in self.params]
         self.frozen = list(frozen)
-        self._forms = list(map(_form, self.params))
+        self.follow()
 
     def converted(self) -> list[tuple[str, Tensor]]:
         """Those that have become other tensors, or tensors of another type or device."""
@@ -58,7 +58,7 @@ class Wrapped:
 
     def follow(self) -> None:
         """Takes the tensors as they are now."""
-        self._forms = list(map(_form, self.params))
+        self._forms, self._strides = list(map(_form, self.params)), list(map(Tensor.stride, self.params))
 
     def refuse_converted(self) -> None:
         """Raises if there are any, since the wrapper cannot follow."""
@@ -66,6 +66,16 @@ class Wrapped:
             raise RuntimeError(
                 f"{name}: converted to {param.dtype} on {param.device} after it was wrapped, and the hooks did not follow; "
                 "convert first, then wrap and register anew"
+            )
+
+    def refuse_restrided(self) -> None:
+        """Raises if the elements of one lie in another order: a bucket was laid out by the old one."""
+        strides = list(map(Tensor.stride, self.params))
+        if strides != self._strides:
+            name = next(name for name, old, new in zip(self.names, self._strides, strides) if old != new)
+            raise RuntimeError(
+                f"{name}: has other strides than when it was wrapped, and the buckets did not follow; "
+                "set the memory format first, then wrap and register anew"
             )
 
     def refuse_unfrozen(self, remedy: str) -> None:

@@ -19,15 +19,16 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ._backward import BackwardOptimizer
 from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, starts_in
 from ._futures import awaited, joined, wait_for
 from ._later import Agreement
 from ._norm import GlobalNorm
 from ._running import claim, refuse_attached, refuse_claimed
-from ._stepped import SteppedGradients, refuse_scaler
+from ._stepped import SteppedGradients
 from ._usage import usage_of
 from ._wrapped import Wrapped, before_backward, before_forward
-from .optimizer import FusedOptimizer, address
+from .optimizer import address
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -88,10 +89,9 @@ class Reduced:
     result: Future[Tensor]
 
 
-class DDPOptimizer(FusedOptimizer):
+class DDPOptimizer(BackwardOptimizer):
     """The optimizer that `register_ddp` makes."""
 
-    _runs_in_backward = True
     _made_by = "register_ddp"
 
     def __init__(
@@ -113,9 +113,7 @@ class DDPOptimizer(FusedOptimizer):
         self._managed = set(managed)
         self._own = {param for group in self.param_groups for param in group["params"]}
         self._refuse_others(self._own)
-        self._scaler = grad_scaler
-        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
-        self._decides = max_norm is not None or self._skip_nonfinite
+        self._decide_by(max_norm, grad_scaler, skip_nonfinite)
         self._refuse_cut(self._own)
         refuse_claimed(self._own)
         refuse_attached(managed)
@@ -166,42 +164,25 @@ class DDPOptimizer(FusedOptimizer):
     def _refuse_unhooked(self) -> None:
         """Before a forward pass: DDP's own hooks must be where gradients come."""
         self._wrapped.refuse_converted()
+        self._wrapped.refuse_restrided()
         self._wrapped.refuse_unfrozen("unfreeze it before you wrap the model")
+
+    def _refuse_params(self, params: list[Tensor]) -> None:
+        super()._refuse_params(params)
+        if hasattr(self, "_managed"):
+            self._refuse_others(params)
+            refuse_claimed(set(params) - self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters of the model from the next backward on."""
         super().add_param_group(param_group)
         if hasattr(self, "_managed"):  # The base class calls it while it builds the optimizer, too.
-            added = self.param_groups[-1]["params"]
-            try:
-                self._refuse_others(added)
-            except ValueError:
-                self.param_groups.pop()
-                raise
-            try:
-                refuse_claimed(set(added) - self._own)
-            except RuntimeError:
-                self.param_groups.pop()
-                raise
-            self._own.update(added)
+            self._own.update(self.param_groups[-1]["params"])
             self._stepped.params = list(self._own)
             self._starts.clear()
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("DDPOptimizer: belongs to the hooks of its model, so it has no copy; save its state_dict()")
-
     def _after(self) -> str:
         return AFTER[self._gradients]
-
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to refuse what comes too late: backward has stepped."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        refuse_scaler(self, self._scaler)
-        self._stepped.refuse_changes()
-        return result
 
     def _all_reduce(self, bucket: GradBucket) -> Future[Tensor]:
         return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
@@ -264,11 +245,6 @@ class DDPOptimizer(FusedOptimizer):
             return list(in_param_order(params, bucket.gradients()))
         address = buffer.data_ptr()
         return [address + start for start in starts]
-
-    def _in_common(self) -> object:
-        """What every rank must step with."""
-        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
-        return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
 
     def _note_at_the_end(self) -> None:
         """Looks at the gradients after DDP has put them where they stay, which is what it does after its last hook."""

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from ._backward import BackwardOptimizer
 from ._engine import Batch, Prepared
 from ._later import Agreement, Member
 from ._norm import GlobalNorm
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
-from ._stepped import SteppedGradients, refuse_scaler
+from ._stepped import SteppedGradients
 from ._wrapped import Wrapped, before_backward, before_forward
 from .ddp import frozen_in
-from .optimizer import FusedOptimizer, address
+from .optimizer import address
 
 GRADIENTS = ("average", "clear")
 
@@ -86,10 +87,9 @@ class Unit:
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
-class FSDPOptimizer(FusedOptimizer):
+class FSDPOptimizer(BackwardOptimizer):
     """The optimizer that `register_fsdp` makes."""
 
-    _runs_in_backward = True
     _made_by = "register_fsdp"
 
     def __init__(
@@ -104,9 +104,7 @@ class FSDPOptimizer(FusedOptimizer):
         options: dict[str, Any],
     ) -> None:
         self._clears = gradients == "clear"
-        self._scaler = grad_scaler
-        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
-        self._decides = max_norm is not None or self._skip_nonfinite
+        self._decide_by(max_norm, grad_scaler, skip_nonfinite)
         self._guard = threading.RLock()
         self._units = units_of(module)
         self._unit_of = {param: unit for unit in self._units for param in unit.params}
@@ -168,29 +166,9 @@ class FSDPOptimizer(FusedOptimizer):
             raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
         super().add_param_group(param_group)
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("FSDPOptimizer: belongs to the hooks of its model, so it has no copy; save its state_dict()")
-
     def _holders_of(self, param: Tensor) -> Holders:
         unit = self._unit_of.get(param)
         return super()._holders_of(param) if unit is None or unit.holders is None else unit.holders
-
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to make the states that loading looks for: backward has stepped."""
-        if not self._engine.places:
-            self._adopt(p for group in self.param_groups for p in group["params"] if p.grad is not None)
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        refuse_scaler(self, self._scaler)
-        self._stepped.refuse_changes()
-        return result
-
-    def _in_common(self) -> object:
-        """What every rank must step with."""
-        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
-        return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
 
     def _open(self, _: Tensor) -> None:
         with self._guard:

@@ -7,7 +7,7 @@ module answers in PyTorch's place where an optimizer is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
@@ -50,7 +50,7 @@ class InBackwardOptimizer(FusedOptimizer):
     def _family(self) -> Sequence[FusedOptimizer]:
         return self._shared.members
 
-    def _gone(self) -> list[Tensor]:
+    def _gone(self, own: Collection[Tensor]) -> list[Tensor]:
         return []
 
     def _adopt(self, params: Iterable[Tensor]) -> None:
@@ -83,7 +83,8 @@ def apply_optimizer_in_backward(
 
     """
     key = key_of(optimizer_class)
-    formats = Formats(optimizer_kwargs.get("states"), optimizer_kwargs.get("master"), optimizer_kwargs.get("seed"))
+    named = ("states", "master", "seed", "min_8bit_size")
+    formats = Formats(**{name: optimizer_kwargs[name] for name in named if name in optimizer_kwargs})
     shared: list[Shared] = []
     listed: dict[int, int] = {}
     made: list[tuple[Tensor, InBackwardOptimizer]] = []
@@ -150,7 +151,11 @@ class BucketHook:
         self.agreement = Agreement((self.group, param.device) for param in self.params[:1])
         self.failure: Optional[Exception] = None
         self.wrapped = Wrapped(ddp, self.params, [])
-        before_forward(ddp, self.wrapped.refuse_converted)
+        before_forward(ddp, self._refuse_unhooked)
+
+    def _refuse_unhooked(self) -> None:
+        self.wrapped.refuse_converted()
+        self.wrapped.refuse_restrided()
 
     def __call__(self, _: Any, bucket: GradBucket) -> Future[Tensor]:
         params, buffer = bucket.parameters(), bucket.buffer()

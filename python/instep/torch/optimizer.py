@@ -21,11 +21,12 @@ from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
 from ._groups import RUNNING, Hyper, Settings, kept_states, torchs_keys
-from ._kinds import kind_of, refuse_group
+from ._kinds import first_state, kind_of, refuse_group
+from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable
-from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced, show
+from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable, shard_of
+from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -85,13 +86,24 @@ class FusedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with hyperparameters of their own, from the next step on."""
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
         try:
-            refuse_group(self._key, self._formats, self.param_groups[-1])
-            for param in self.param_groups[-1]["params"]:
-                refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
+            refuse_group(self._key, self._formats, group)
+            self._refuse_params(group["params"])
         except Exception:
             self.param_groups.pop()
             raise
+        for param in group["params"] if self._key == "adagrad" else ():
+            # torch makes these states with the optimizer, not with the first step.
+            first = first_state(self._key, self._formats, param, self._settings.of(group))
+            if first:
+                self.state[param] = first
+
+    def _refuse_params(self, params: list[Tensor]) -> None:
+        """Refuses those of a group that no step can take."""
+        refuse_repeated(params)
+        for param in params:
+            refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -128,14 +140,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_now(self) -> None:
-        params = self._follow_states().listed
+        params = self._follow_states().params
         grads = [param.grad for param in params]
         given = [param for param, grad in zip(params, grads) if grad is not None]
         if not given:
             return
         self._adopt(given)
         batches = self._engine.route(params).batches(grads)
-        factors = (1, 1.0, address(getattr(self, "grad_scale", None)), address(getattr(self, "found_inf", None)))
+        scale = getattr(self, "grad_scale", None)
+        # As torch's fused step, it leaves the gradients that it has stepped with, without the scale.
+        self._engine.leave_gradients(self._after() if scale is None else "average")
+        factors = (1, 1.0, address(scale), address(getattr(self, "found_inf", None)))
         if self._max_norm is None:
             self._engine.step_all(batches, factors)
             return
@@ -178,7 +193,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
         """Lays out parameters, with what ``state`` holds for them. Those that are gone lose their place."""
-        engine, reader = self._engine, Reader(self._engine)
+        engine, reader, params = self._engine, Reader(self._engine), list(params)
+        refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         owners = {p: (one, group) for one in self._family() for group in one.param_groups for p in group["params"]}
         firsts = dict(zip(owners, accumulate(map(elements_of, owners), initial=0)))
         members, entries = [], []
@@ -187,7 +203,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             owner, group = owners.get(param) or (self, engine.group_of(param))
             hyper = owner._settings.of(group)
             kind = kind_of(self._key, self._formats, param, owner._holders_of(param), hyper)
-            members.append((param, group, hyper, kind, firsts.get(param, 0)))
+            members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
         arenas = engine.build(members)
         places = {param: (arena, index) for arena in arenas for index, param in enumerate(arena.params)}
@@ -198,7 +214,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for owner, param, _, old in entries:
             if old is not None:
                 let_go(owner.state, param, old, places[param])
-            show(owner.state, param, *places[param])
+            places[param][0].show(places[param][1])
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
@@ -206,10 +222,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
-    def _gone(self) -> list[Tensor]:
+    def _gone(self, own: Collection[Tensor]) -> list[Tensor]:
         """The parameters that neither a group nor ``state`` has any more."""
-        own = self._own_places()
-        return [param for param in self._engine.places if param not in own]
+        places = self._engine.places
+        return [] if len(own) == len(places) else [param for param in places if param not in own]
 
     def _follow_states(self) -> GroupSnapshot:
         """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
@@ -223,13 +239,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             if self._take_hypers(changed):
                 self._grouped = groups
                 return groups
-        moved, gone = self._take_groups(groups), self._gone()
+        refuse_repeated(groups.params)
+        own = self._own_places()
+        moved, gone = self._take_groups(groups), self._gone(own)
         if moved or gone:
             away = set(map(id, gone))
             self._place([param for param in self._engine.places if id(param) not in away], gone)
-        self._take_replaced()
+            own = self._own_places()
+        self._take_replaced(own)
         self._settings.forget_others(groups.groups)
-        self._grouped, self._followed = groups, StateSnapshot(self.state, self._own_places().values())
+        self._grouped, self._followed = groups, StateSnapshot(self.state, own.values())
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
@@ -260,26 +279,23 @@ class FusedOptimizer(torch.optim.Optimizer):
             arena.regroup(members)
         return False
 
-    def _take_replaced(self) -> None:
+    def _take_replaced(self, places: dict[Tensor, Place]) -> None:
         """Copies what the user has put in the place of states into the memory that steps write."""
-        places, reader = self._own_places(), Reader(self._engine)
+        reader = Reader(self._engine)
         entries = []
         for param in replaced(self.state, places):
             arena, index = places[param]
             entry = reader.entry(self.state, param, arena.kind.names, arena.hyper_of(index))
             # It may be the memory of another parameter's states, so all of it is copied before any state changes.
             values = {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.values.items()}
-            entries.append((param, arena, index, values, entry.progress))
-        for param, arena, index, values, progress in entries:
+            entries.append((arena, index, values, entry.progress))
+        for arena, index, values, progress in entries:
             arena.retire_all()
             arena.take(index, values, progress)
-            show(self.state, param, arena, index)
+            arena.show(index)
 
     def state_dict(self) -> dict[str, Any]:
         """The state in ``torch.optim``'s format, which its optimizer of this name loads. Its tensors are live."""
-        if self._key == "adagrad":
-            # torch makes its states at once, not at a parameter's first step, and expects them so.
-            self._adopt(self._listed())
         self._count_on_gpu()
         return super().state_dict()
 
@@ -378,9 +394,3 @@ def key_of(optimizer: Union[str, type]) -> str:
 def address(tensor: Optional[Tensor]) -> int:
     """The address of a tensor, or 0."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def refuse_late_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.GradScaler]) -> None:
-    """Refuses a scaler's ``step`` if backward has stepped with gradients that still had the scale in them."""
-    if own is None and hasattr(optimizer, "found_inf"):
-        raise RuntimeError("GradScaler: backward has stepped with its scale in the gradients; register with grad_scaler=")

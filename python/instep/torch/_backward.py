@@ -1,0 +1,63 @@
+"""What the optimizers that `register_ddp` and `register_fsdp` make have in common: backward steps, and ``step`` does not.
+
+Every rank steps with the same settings. ``step`` refuses what comes too late, and makes the states that
+``torch.distributed.checkpoint`` looks for before a first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._stepped import SteppedGradients, refuse_scaler
+from .optimizer import FusedOptimizer
+
+
+class BackwardOptimizer(FusedOptimizer):
+    """See the module."""
+
+    _runs_in_backward = True
+    _own: set[Tensor]
+    """The parameters that it steps."""
+    _stepped: SteppedGradients
+
+    def _decide_by(
+        self, max_norm: Optional[float], grad_scaler: Optional[torch.amp.GradScaler], skip_nonfinite: bool
+    ) -> None:
+        """Notes what a pass must know of all gradients before it steps with any."""
+        self._scaler = grad_scaler
+        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
+        self._decides = max_norm is not None or self._skip_nonfinite
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(f"{type(self).__name__}: belongs to the hooks of its model, so it has no copy; save its state_dict()")
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Does nothing but to call ``closure``, and to refuse what comes too late: backward has stepped."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
+            # So torch.distributed.checkpoint asks for states to load into. Such a step changes nothing.
+            self._show_all()
+            return result
+        refuse_scaler(self, self._scaler)
+        self._stepped.refuse_changes()
+        return result
+
+    @torch.no_grad()
+    def _show_all(self) -> None:
+        """Shows states of all parameters. Their first step stays a first step."""
+        self._follow_states()
+        self._adopt(self._listed())
+        for arena in self._engine.arenas:
+            arena.show_hidden()
+
+    def _in_common(self) -> object:
+        """What every rank must step with."""
+        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
+        return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers
