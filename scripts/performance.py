@@ -219,19 +219,19 @@ def tables():
     heads = [gpu.name for gpu in GPUS]
     by_name = {(case.label, case.path): case for case in cases}
     adam, sixteen = by_name["adam", "f32"], by_name["adam", "bf16"]
-    firsts = {
-        "AdamW, f32": [adam],
-        "the same, no gradient ever": [by_name["adam", "f32_zeros"]],
-        "AdamW, bf16": [sixteen],
-        "the same, no gradient ever ": [by_name["adam", "bf16_zeros"]],
-        "AdamW, bf16 with an f32 master": [by_name["adam", "bf16_master"]],
-        "AdamW, 8-bit states": [by_name["adam_8bit", "8bit"]],
-        "LAMB, f32": [by_name["lamb", "f32_measure"], by_name["lamb", "f32_apply"]],
-        "LAMB, bf16": [by_name["lamb", "bf16_measure"], by_name["lamb", "bf16_apply"]],
-        "norm, f32": [by_name["norm", "f32"]],
-        "norm, bf16": [by_name["norm", "bf16"]],
-    }
-    records = [["256 Mi elements", *heads]] + [[name, *(of_many(of, gpu) for gpu in GPUS)] for name, of in firsts.items()]
+    firsts = [
+        ("AdamW, f32", [adam]),
+        ("the same, no gradient ever", [by_name["adam", "f32_zeros"]]),
+        ("AdamW, bf16", [sixteen]),
+        ("the same, no gradient ever", [by_name["adam", "bf16_zeros"]]),
+        ("AdamW, bf16 with an f32 master", [by_name["adam", "bf16_master"]]),
+        ("AdamW, 8-bit states", [by_name["adam_8bit", "8bit"]]),
+        ("LAMB, f32", [by_name["lamb", "f32_measure"], by_name["lamb", "f32_apply"]]),
+        ("LAMB, bf16", [by_name["lamb", "bf16_measure"], by_name["lamb", "bf16_apply"]]),
+        ("norm, f32", [by_name["norm", "f32"]]),
+        ("norm, bf16", [by_name["norm", "bf16"]]),
+    ]
+    records = [["256 Mi elements", *heads]] + [[name, *(of_many(of, gpu) for gpu in GPUS)] for name, of in firsts]
     for kind, case in (("f32", adam), ("bf16", sixteen)):
         records.append([f"bucket of 25 MiB, {kind}", *(of_bucket(case, gpu) for gpu in GPUS)])
         records.append([f"the same beside NCCL, {kind}", *(of_bucket(case, gpu, (1, 0.5, 0)) for gpu in GPUS)])
