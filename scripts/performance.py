@@ -4,7 +4,7 @@
     scripts/performance.py          fails if the page is not what the record and the formula give
     scripts/performance.py --bless  writes it
 
-The page says what the formula means. Nothing here was measured on a GPU.
+The page says what the formula means, and what each of its assumptions rests on. Nothing here was measured on a GPU.
 """
 
 import argparse, csv, math, re, sys
@@ -19,11 +19,27 @@ PAGE, RECORD = HERE / "kernels/PERFORMANCE.md", HERE / "kernels/record/latency.c
 BEGIN, END = "<!-- {} begins: scripts/performance.py --bless -->\n", "<!-- {} ends -->\n"
 THREADS, SCHEDULERS, BLOCKS = 256, 4, 4  # of a block, of a multiprocessor, resident on one
 WARPS = BLOCKS * THREADS // 32
-LATENCY_SECONDS = 570e-9  # of global memory under load
-EXPONENT = 3
 BUCKET_BYTES = 25 * 2**20
 LAUNCHES = HERE / "src/cuda/launches.rs"
+MANY_TILES = 1 << 17
 NCCL_CTAS = (16, 24, 32)  # of 640 threads with 96 registers each, which leave no room for a block on their multiprocessor
+
+
+# Cycles of a scheduler's unit for an instruction of a warp: 32 lanes by the CUDA C++ Programming Guide's results per clock.
+# Conversions to f64 are in xu.
+CYCLES = {"fma": {"sm_80": 2}, "alu": 2, "xu": 8, "fp64": {"sm_80": 4, "sm_90": 2, "sm_100": 2}}
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What no machine code says."""
+
+    latency: float  # seconds of global memory under load
+    exponent: float  # how well times overlap: infinite is perfectly, 1 not at all
+    read_only: float  # how much faster memory is read than copied
+
+
+LOW, USUAL, HIGH = Assumptions(800e-9, 2, 1.0), Assumptions(570e-9, 3, 1.05), Assumptions(450e-9, math.inf, 1.1)
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ GPUS = [
 
 def bytes_per_element(path, states, quantum):
     """Moved between a kernel and memory; a word that a shift reads twice comes from a cache."""
-    width = {"F32": 4, "BF16": 2, "NONE": 0, "REMAINDER16": 2, "REMAINDER8": 1, "8BIT": 1 + 4 / quantum}
+    width = {"F32": 4, "BF16": 2, "F16": 2, "NONE": 0, "REMAINDER16": 2, "REMAINDER8": 1, "8BIT": 1 + 4 / quantum}
     grad, param, master = width[path.grad], width[path.param], width[path.master]
     if states is None:  # the norm
         return grad
@@ -63,23 +79,31 @@ def bytes_per_element(path, states, quantum):
 class Prediction:
     share: float  # of the time of a copy of as many bytes
     bound: str
-    issue_share: float  # if issuing were all that takes time
 
 
-def predict(gpu, row, size, run_elements):
+def norm_of(times, exponent):
+    """The longest time, and what the others add to it."""
+    longest = max(times)
+    return longest if math.isinf(exponent) else sum(time**exponent for time in times) ** (1 / exponent)
+
+
+def predict(gpu, row, size, run_elements, only_reads, given=USUAL):
     """`row`: figures of a warp; `size`: bytes of an element; `run_elements`: of a block's tiles that are one run."""
     rounds = run_elements * 32 / THREADS / row["elements"]
     instructions = row["instructions"] + row["tile_instructions"] / rounds
     # While a block loads what comes before its first element, the others of its multiprocessor work.
-    turnover = row["first_chain"] * LATENCY_SECONDS * gpu.hertz
+    turnover = row["first_chain"] * given.latency * gpu.hertz
     stalls = row["stalls"] + (row["tile_stalls"] + turnover) / rounds
     # Cycles of a round of every warp of a multiprocessor.
-    memory = WARPS * row["elements"] * size / (gpu.copy / gpu.multiprocessors / gpu.hertz)
-    issue = WARPS / SCHEDULERS * instructions
-    latency = row["latencies"] * LATENCY_SECONDS * gpu.hertz + stalls
-    cycles = {"memory": memory, "issue": issue, "latency": latency}
-    share = memory / sum(c**EXPONENT for c in cycles.values()) ** (1 / EXPONENT)
-    return Prediction(share, max(cycles, key=cycles.get), min(1.0, memory / issue))
+    copy = WARPS * row["elements"] * size / (gpu.copy / gpu.multiprocessors / gpu.hertz)
+    memory = copy / (given.read_only if only_reads else 1)
+    units = {"issue": instructions}
+    for unit, cycles in CYCLES.items():
+        units[unit] = row[unit] * (cycles.get(gpu.architecture, 1) if isinstance(cycles, dict) else cycles)
+    busiest = max(units, key=units.get)
+    latency = row["latencies"] * given.latency * gpu.hertz + stalls
+    cycles = {"memory": memory, busiest: WARPS / SCHEDULERS * units[busiest], "latency": latency}
+    return Prediction(copy / norm_of(cycles.values(), given.exponent), max(cycles, key=cycles.get))
 
 
 def share_bytes():
@@ -96,11 +120,11 @@ def share_of(tiles, tile_bytes, gpu, is_step=True):
     return math.ceil(tiles / blocks), blocks
 
 
-def late_seconds(gpu, row, run_elements):
+def late_seconds(gpu, row, run_elements, given=USUAL):
     """How long a block takes that starts when the others end."""
     rounds = run_elements * 32 / THREADS / row["elements"]
     stalls = rounds * row["stalls"] + row["tile_stalls"]
-    return (row["first_chain"] + rounds * row["latencies"]) * LATENCY_SECONDS + stalls / gpu.hertz
+    return (row["first_chain"] + rounds * row["latencies"]) * given.latency + stalls / gpu.hertz
 
 
 def beside_nccl(gpu, path, row, tiles, tile, size):
@@ -127,33 +151,104 @@ def rows():
         yield kernel, name, bytes_per_element(path, states, abi["QUANTUM"]), by_architecture, abi["TILE_ELEMENTS"]
 
 
-def cell(prediction):
-    """A share; by which it is bound, if not by memory."""
-    own = "" if prediction.bound == "memory" else f" ({prediction.bound})"
-    return f"{100 * prediction.share:.0f} %{own}"
+@dataclass(frozen=True)
+class Case:
+    """A kernel on a path: bytes of an element, figures by architecture, elements of a tile."""
+
+    kernel: str
+    path: str
+    size: float
+    figures: dict
+    tile: int
+
+    @property
+    def label(self):
+        return self.kernel.removeprefix("instep_step_").removeprefix("instep_")
+
+    def long(self, gpu, given=USUAL):
+        """A prediction for many elements."""
+        is_step = self.label != "norm" and not self.path.endswith("_measure")
+        run, _ = share_of(MANY_TILES, self.size * self.tile, gpu, is_step)
+        return predict(gpu, self.figures[gpu.architecture], self.size, run * self.tile, self.label == "norm", given)
+
+    def bucket(self, gpu, given=USUAL, late=0.0, grads=BUCKET_BYTES):
+        """Seconds of a bucket with so many bytes of gradients, and of a copy; a share `late` of a block ends after the rest."""
+        row, elements = self.figures[gpu.architecture], grads / (2 if self.path.startswith(("bf16", "remainder")) else 4)
+        run, _ = share_of(math.ceil(elements / self.tile), self.size * self.tile, gpu)
+        copy = elements * self.size / gpu.copy
+        steady = copy / predict(gpu, row, self.size, run * self.tile, False, given).share
+        # It begins with what comes before the first element, and ends with the last round.
+        ends = (row["first_chain"] + 1) * given.latency + late * late_seconds(gpu, row, run * self.tile, given)
+        return steady + ends, copy
+
+
+def ranged(shares):
+    """A share of a copy: the usual one, and from the lowest to the highest."""
+    low, usual, high = (f"{100 * share:.0f}" for share in shares)
+    return f"{usual} ({low}-{high}) %"
+
+
+def cell(case, gpu):
+    """A share with its range; by which it is bound, if not by memory."""
+    predictions = [case.long(gpu, given) for given in (LOW, USUAL, HIGH)]
+    bound = predictions[1].bound
+    return ranged(prediction.share for prediction in predictions) + ("" if bound == "memory" else f" {bound}")
+
+
+def milliseconds(seconds):
+    low, usual, high = (f"{1e3 * time:.3g}" for time in seconds)
+    return f"{usual} ({high}-{low}) ms"
+
+
+def of_many(cases, gpu):
+    """Time and share of MANY_TILES of launches that follow each other."""
+    copy = sum(MANY_TILES * case.tile * case.size / gpu.copy for case in cases)
+    seconds = [sum(MANY_TILES * case.tile * case.size / gpu.copy / case.long(gpu, given).share for case in cases)
+               for given in (LOW, USUAL, HIGH)]
+    return f"{milliseconds(seconds)}, {ranged(copy / time for time in seconds)}"
+
+
+def of_bucket(case, gpu, late=(0, 0, 0), grads=BUCKET_BYTES):
+    """Time and share of a bucket. `late`: shares of a block that ends late, from the worst case to the best."""
+    found = [case.bucket(gpu, given, part, grads) for given, part in zip((LOW, USUAL, HIGH), late)]
+    return f"{milliseconds([time for time, _ in found])}, {ranged(copy / time for time, copy in found)}"
 
 
 def tables():
-    heads = ["kernel", "path", "bytes", *(gpu.name for gpu in GPUS)]
-    long, bucket = [heads], [["path", *heads[2:]]]
-    waiting = [["GPU", "path", "shares", "tiles", "blocks", *(f"no slot beside {ctas}" for ctas in NCCL_CTAS), "a late block takes"]]
-    for kernel, path, size, figures, tile in rows():
-        is_step, many = kernel != "instep_norm" and not path.endswith("_measure"), 1 << 17
-        shares = [predict(gpu, figures[gpu.architecture], size, share_of(many, size * tile, gpu, is_step)[0] * tile) for gpu in GPUS]
-        label = kernel.removeprefix("instep_step_").removeprefix("instep_")
-        long.append([label, path, f"{size:.4g}", *map(cell, shares)])
-        if label in ("adam", "adam_8bit"):
-            elements = BUCKET_BYTES / (2 if path.startswith(("bf16", "remainder")) else 4)
-            bucket.append([path, f"{size:.4g}"])
-            for gpu in GPUS:
-                tiles = math.ceil(elements / tile)
-                run, _ = share_of(tiles, size * tile, gpu)
-                if path in ("f32", "bf16"):
-                    waiting += beside_nccl(gpu, path, figures[gpu.architecture], tiles, tile, size)
-                steady = elements * size / gpu.copy / predict(gpu, figures[gpu.architecture], size, run * tile).share
-                start = (figures[gpu.architecture]["first_chain"] + 1) * LATENCY_SECONDS
-                bucket[-1].append(f"{100 * elements * size / gpu.copy / (steady + start):.0f} %")
-    return {"steps": long, "bucket": bucket, "nccl": [waiting[0], *sorted(waiting[1:], key=lambda line: [gpu.name for gpu in GPUS].index(line[0]))]}
+    cases = [Case(*row) for row in rows()]
+    heads = [gpu.name for gpu in GPUS]
+    by_name = {(case.label, case.path): case for case in cases}
+    adam, sixteen = by_name["adam", "f32"], by_name["adam", "bf16"]
+    firsts = [
+        ("AdamW, f32", [adam]),
+        ("the same, no gradient ever", [by_name["adam", "f32_zeros"]]),
+        ("AdamW, bf16", [sixteen]),
+        ("the same, no gradient ever", [by_name["adam", "bf16_zeros"]]),
+        ("AdamW, bf16 with an f32 master", [by_name["adam", "bf16_master"]]),
+        ("AdamW, 8-bit states", [by_name["adam_8bit", "8bit"]]),
+        ("LAMB, f32", [by_name["lamb", "f32_measure"], by_name["lamb", "f32_apply"]]),
+        ("LAMB, bf16", [by_name["lamb", "bf16_measure"], by_name["lamb", "bf16_apply"]]),
+        ("norm, f32", [by_name["norm", "f32"]]),
+        ("norm, bf16", [by_name["norm", "bf16"]]),
+    ]
+    records = [["256 Mi elements", *heads]] + [[name, *(of_many(of, gpu) for gpu in GPUS)] for name, of in firsts]
+    for kind, case in (("f32", adam), ("bf16", sixteen)):
+        records.append([f"bucket of 25 MiB, {kind}", *(of_bucket(case, gpu) for gpu in GPUS)])
+        records.append([f"the same beside NCCL, {kind}", *(of_bucket(case, gpu, (1, 0.5, 0)) for gpu in GPUS)])
+        records.append([f"bucket of 128 MiB, {kind}", *(of_bucket(case, gpu, grads=128 << 20) for gpu in GPUS)])
+    long = [["kernel", "path", "bytes", *heads]]
+    bucket, waiting = [["path", "bytes", *heads]], []
+    for case in cases:
+        long.append([case.label, case.path, f"{case.size:.4g}", *(cell(case, gpu) for gpu in GPUS)])
+        if case.label in ("adam", "adam_8bit"):
+            found = [[case.bucket(gpu, given) for given in (LOW, USUAL, HIGH)] for gpu in GPUS]
+            bucket.append([case.path, f"{case.size:.4g}", *(ranged(copy / time for time, copy in of) for of in found)])
+    for gpu in GPUS:
+        for case in (sixteen, adam):
+            tiles = math.ceil(BUCKET_BYTES / (2 if case is sixteen else 4) / case.tile)
+            waiting += beside_nccl(gpu, case.path, case.figures[gpu.architecture], tiles, case.tile, case.size)
+    head = ["GPU", "path", "shares", "tiles", "blocks", *(f"no slot beside {ctas}" for ctas in NCCL_CTAS), "a late block takes"]
+    return {"records": records, "steps": long, "bucket": bucket, "nccl": [head, *waiting]}
 
 
 def table(lines):
