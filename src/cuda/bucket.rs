@@ -171,7 +171,8 @@ impl BucketEngine {
         self.0.copy(|bucket, own| {
             let Engine { driver, memory, .. } = &bucket.engine;
             let at = memory.regions.records().wrapping_add(record);
-            // SAFETY: as in `read_progress`. The upload has ended when it returns, so a later step on any stream sees it.
+            // SAFETY: a record of our own, which no step touches any more when the stream comes to it. The upload has ended when
+            // it returns, so a later step on any stream sees it.
             unsafe {
                 let mut record = fetch(&**driver, at.cast_const(), own)?;
                 progress.set(&mut record);

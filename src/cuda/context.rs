@@ -24,7 +24,7 @@ pub(super) struct Primary {
 
 // SAFETY: the driver's handles may be used by any thread.
 unsafe impl Send for Primary {}
-// SAFETY: as above.
+// SAFETY: no method changes it.
 unsafe impl Sync for Primary {}
 
 static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());

@@ -111,7 +111,7 @@ impl Executor for CudaDevice {
 
     fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
         if self.host.is_some() {
-            // SAFETY: by `Claimed`, after the trainer's stream.
+            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
@@ -126,7 +126,7 @@ impl Executor for CudaDevice {
 
     fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
         if self.host.is_some() {
-            // SAFETY: as above.
+            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a read", |host| unsafe { host.read_progress(record) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
@@ -135,7 +135,7 @@ impl Executor for CudaDevice {
 
     fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
         if self.host.is_some() {
-            // SAFETY: as above.
+            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a read", |host| unsafe { host.read_control() });
         }
         self.fetch(self.engine.memory.regions.control().cast_const())
@@ -148,7 +148,7 @@ impl Executor for CudaDevice {
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
         if span.memory.is_offloaded(&self.plan) {
-            // SAFETY: by `Claimed`, after the trainer's stream.
+            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
         }
         let from = address(self.at(span));
@@ -162,19 +162,19 @@ impl Executor for CudaDevice {
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
         if span.memory.is_offloaded(&self.plan) {
-            // SAFETY: as in `read`.
+            // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a write", |host| unsafe { host.write(span, from) });
         }
         let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
             let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: as in `read`.
+            // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.
             unsafe { device.driver.upload(to, from, compute)? };
             let Some(part) = device.engine.memory.unsharded.also_in_shard(span) else { return Ok(()) };
             let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
             let shard = address(device.engine.memory.regions.resolve(part));
-            // SAFETY: as above; the part of it from which later passes go on.
+            // SAFETY: a part of that span, in bounds by `resolve`; touched by nothing else now, by `Claimed`.
             unsafe { device.driver.upload(shard, &from[start..end], compute) }
         })
     }

@@ -108,7 +108,7 @@ impl HostRecords {
         let mut given: InstepGiven = unsafe { MaybeUninit::zeroed().assume_init() };
         let mut different = 0;
         for k in (0..self.is_stepped.len()).filter(|k| self.is_stepped[*k]) {
-            // SAFETY: nothing writes it now, here and below.
+            // SAFETY: `begin` and `write_progress` alone write it, and this is neither.
             let record = as_read(unsafe { self.memories.read_record(k) });
             let known =
                 given.records[..different].iter().position(|known| bytes_of(known) == bytes_of(&record));
@@ -122,7 +122,7 @@ impl HostRecords {
                 }
             };
         }
-        // SAFETY: as above.
+        // SAFETY: `begin` alone writes it, and this is not its launch.
         let control = unsafe { self.memories.read_control() };
         (given.multiplier, given.average_multiplier) = (control.multiplier, control.average_multiplier);
         Some(given)
@@ -148,7 +148,7 @@ impl HostRecords {
     }
 
     pub(super) fn write_progress(&mut self, record: usize, progress: Progress) {
-        // SAFETY: as in `set`.
+        // SAFETY: a Begin runs in `begin` alone, which needs this mutably.
         unsafe { self.memories.write_progress(record, progress) }
     }
 }

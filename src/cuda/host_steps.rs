@@ -64,7 +64,7 @@ struct Shared {
 
 // SAFETY: the slots outlive the device's calls, and the trainer's thread writes none that a Begin has still to read.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: a Begin only reads its slot, which nobody writes meanwhile; the types of the rest share themselves safely.
 unsafe impl Sync for Shared {}
 
 impl HostSteps {
@@ -191,7 +191,7 @@ impl HostSteps {
     /// Nothing that touches it is running.
     pub(super) unsafe fn write(&self, span: Span, from: &[u8]) {
         assert_eq!(span.bytes(), from.len() as u64);
-        // SAFETY: as in `read`.
+        // SAFETY: in bounds by `resolve`, as long as the slice by the assertion; nothing else touches it, by the contract.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.shared.memories.resolve(span), from.len()) }
     }
 }

@@ -184,7 +184,7 @@ impl BucketLaunch {
         }
         let mut args = *self.args;
         change(&mut args);
-        // SAFETY: as in `enqueue`.
+        // SAFETY: the kernel takes this struct, and its addresses are the caller's promise.
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
     }
 

@@ -98,7 +98,7 @@ macro_rules! direct {
                 /// As `cuda.h` documents the function.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
-                    // SAFETY: by the contract.
+                    // SAFETY: the caller keeps to what `cuda.h` documents.
                     match unsafe { (self.$name)($($argument),*) } {
                         0 => Ok(()),
                         code => Err(self.error(stringify!($name), code)),
@@ -150,7 +150,7 @@ impl Direct {
     /// A live event.
     pub(super) unsafe fn is_passed(&self, event: CUevent) -> Result<bool> {
         const NOT_READY: i32 = CUresult::CUDA_ERROR_NOT_READY as i32;
-        // SAFETY: by the contract.
+        // SAFETY: the event is alive by the contract.
         match unsafe { (self.cuEventQuery)(event) } {
             0 => Ok(true),
             NOT_READY => Ok(false),
@@ -163,7 +163,7 @@ impl Direct {
         // SAFETY: it takes every number, and writes the address of a string of its own, or null.
         let known = unsafe { (self.cuGetErrorName)(code, &mut name) };
         let name = match known == 0 && !name.is_null() {
-            // SAFETY: as above; the string is never freed.
+            // SAFETY: a string of the driver's, which is never freed.
             true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
             false => "a code that the driver does not name".to_owned(),
         };

@@ -69,7 +69,7 @@ impl NormBlock {
         stream: StreamHandle,
     ) -> Result<()> {
         let args = decide_block(self.0.inner().pointer(), max_norm, skip_nonfinite);
-        // SAFETY: as in `begin`.
+        // SAFETY: the kernel takes this struct, whose block is this object's own.
         unsafe { self.launch(|kernels| kernels.decide, 1, ptr::from_ref(&args).cast(), stream) }
     }
 

@@ -162,12 +162,12 @@ unsafe impl Driver for System {
         // The driver reads the image by 8 bytes.
         let mut aligned = vec![0u64; image.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
-        // SAFETY: as above; the image says its own length.
+        // SAFETY: the promise of every call (see the impl); the image says its own length.
         made(|module| unsafe { call!(cuModuleLoadData(module, aligned.as_ptr().cast())) }).map(Module)
     }
 
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         made(|kernel| unsafe { call!(cuModuleGetFunction(kernel, pointer(module.0), name.as_ptr())) })
             .map(Kernel)
     }
@@ -180,18 +180,18 @@ unsafe impl Driver for System {
     }
 
     unsafe fn unload(&self, module: Module) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuModuleUnload(pointer(module.0))) };
     }
 
     fn create_stream(&self, priority: i32) -> Result<StreamHandle> {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: as above; the driver clamps the priority.
+        // SAFETY: the promise of every call (see the impl); the driver clamps the priority.
         made(|stream| unsafe { call!(cuStreamCreateWithPriority(stream, flags, priority)) }).map(StreamHandle)
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuStreamDestroy_v2(stream_of(stream))) };
     }
 
@@ -201,7 +201,7 @@ unsafe impl Driver for System {
             return Ok(());
         }
         let mut context = ptr::null_mut();
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuStreamGetCtx(stream_of(stream), &mut context))? };
         if self.primary.is(context) {
             return Ok(());
@@ -215,7 +215,7 @@ unsafe impl Driver for System {
         let ask = |attribute| {
             let mut answer: u32 = 0;
             let at = (&raw mut answer).cast();
-            // SAFETY: as above; both attributes have 32 bits, and an unknown address gives an error.
+            // SAFETY: the promise of every call (see the impl); both attributes have 32 bits, and an unknown address gives an error.
             unsafe { call!(cuPointerGetAttribute(at, attribute, address.0)) }.map(|()| answer)
         };
         if ask(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
@@ -226,53 +226,53 @@ unsafe impl Driver for System {
 
     fn create_event(&self, timed: bool) -> Result<EventHandle> {
         let flags = if timed { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         made(|event| unsafe { call!(cuEventCreate(event, flags as u32)) }).map(EventHandle)
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuEventDestroy_v2(event_of(event))) };
     }
 
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { self.direct.cuEventRecord(event_of(event), stream_of(stream)) }
     }
 
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { self.direct.cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }
     }
 
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { self.direct.is_passed(event_of(event)) }
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
         let mut ms = 0.0;
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { self.direct.cuEventElapsedTime_v2(&mut ms, event_of(from), event_of(to))? };
         Ok(f64::from(ms) * 1e6)
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool.handle));
-        // SAFETY: as above. The driver refuses a length of zero.
+        // SAFETY: the promise of every call (see the impl). The driver refuses a length of zero.
         unsafe { self.direct.cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream_of(stream))? };
         Ok(DevicePtr(address))
     }
 
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuMemFreeAsync(address.0, stream_of(stream))) };
     }
 
     fn allocate_mapped(&self, bytes: u64) -> Result<Mapped> {
         let (mut host, mut device) = (ptr::null_mut(), 0);
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe {
             call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))?;
             if let Err(error) = call!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) {
@@ -286,33 +286,33 @@ unsafe impl Driver for System {
     }
 
     unsafe fn free_mapped(&self, memory: Mapped) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuMemFreeHost(memory.host.as_ptr().cast())) };
     }
 
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         let stream = stream_of(stream);
-        // SAFETY: as above; the slice outlives the copy, because the call waits for the stream.
+        // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
             call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), stream))?;
             self.direct.cuStreamSynchronize(stream)
@@ -321,7 +321,7 @@ unsafe impl Driver for System {
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
         let stream = stream_of(stream);
-        // SAFETY: as in `upload`.
+        // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
             call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), stream))?;
             self.direct.cuStreamSynchronize(stream)
@@ -339,7 +339,7 @@ unsafe impl Driver for System {
         let Shape { blocks, threads } = shape;
         let mut params = [args.cast_mut()];
         let (params, none) = (params.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: as above; the driver copies the struct before it returns.
+        // SAFETY: the promise of every call (see the impl); the driver copies the struct before it returns.
         unsafe { self.direct.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none) }
     }
 
@@ -349,20 +349,20 @@ unsafe impl Driver for System {
         argument: *mut c_void,
         stream: StreamHandle,
     ) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuLaunchHostFunc(stream_of(stream), Some(function), argument)) }
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         // Other threads may allocate and wait during the capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { call!(cuStreamBeginCapture_v2(stream_of(stream), mode)) }
     }
 
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: as above; the graph is not used once it is instantiated.
+        // SAFETY: the promise of every call (see the impl); the graph is not used once it is instantiated.
         unsafe {
             call!(cuStreamEndCapture(stream_of(stream), &mut graph))?;
             let instantiated = call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
@@ -373,12 +373,12 @@ unsafe impl Driver for System {
     }
 
     unsafe fn launch_graph(&self, graph: Graph, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         unsafe { self.direct.cuGraphLaunch(pointer(graph.0), stream_of(stream)) }
     }
 
     unsafe fn destroy_graph(&self, graph: Graph) {
-        // SAFETY: as above.
+        // SAFETY: the promise of every call (see the impl).
         let _ = unsafe { call!(cuGraphExecDestroy(pointer(graph.0))) };
     }
 }

@@ -43,7 +43,7 @@ impl Library {
 
     fn find(named: Option<OsString>) -> Result<Library> {
         if let Some(path) = named {
-            // SAFETY: as below; the user has named it.
+            // SAFETY: the user has named it as NVIDIA's library, whose initializers any program may run.
             return Library::open(|| unsafe { Loaded::new(&path) }).map_err(|why| Error::NcclUnavailable {
                 why: format!("INSTEP_NCCL={}: {why}", path.display()),
             });
@@ -108,7 +108,7 @@ impl Library {
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
         if self.functions.ncclGetLastError.is_ok() {
             let none: ncclComm_t = std::ptr::null_mut();
-            // SAFETY: as above; the communicator is documented as unused.
+            // SAFETY: it answers with a string of its own; the communicator is documented as unused.
             let last = unsafe { text(self.functions.ncclGetLastError(none)) };
             if !last.is_empty() {
                 message = format!("{message}: {last}");
@@ -172,7 +172,7 @@ unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: by the contract.
+    // SAFETY: not null, so a string that nothing changes, by the contract.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
 }
 

@@ -113,7 +113,7 @@ impl Raw {
         let comm: ncclComm_t = comm.cast();
         let functions = &library.functions;
         let (mut rank, mut ranks, mut device) = (0, 0, 0);
-        // SAFETY: by the contract; each call writes one number.
+        // SAFETY: a live communicator by the contract; each call writes one number.
         let told = unsafe {
             [
                 ("ncclCommUserRank", functions.ncclCommUserRank(comm, &mut rank)),
@@ -242,7 +242,7 @@ impl Raw {
             return Err(error);
         }
         with_device(self.seat.device, || {
-            // SAFETY: as above; nothing uses the handle after this, so NCCL may finish freeing it in the background.
+            // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
             match unsafe { functions.ncclCommDestroy(self.comm) } {
                 ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
                 code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
@@ -333,7 +333,7 @@ pub(super) struct Registration(*mut c_void);
 
 // SAFETY: a name, used only with the communicator.
 unsafe impl Send for Registration {}
-// SAFETY: as above.
+// SAFETY: no method changes it.
 unsafe impl Sync for Registration {}
 
 /// Runs a call that may block on a thread of its own. If no thread can be started, the communicator is leaked.
