@@ -146,7 +146,7 @@ fn unsafe_code_stays_in_the_named_files_and_each_block_says_why() {
         let points = |line: &&str| {
             ["above", "below", "in", "for"].iter().any(|to| line.contains(&format!("SAFETY: as {to}")))
         };
-        let elsewhere = lines.iter().find(points);
+        let elsewhere = lines.iter().find(|line| points(line));
         assert_eq!(elsewhere, None, "{name}: say the reason here");
         assert!(found || !allowed, "{name} no longer needs to be named");
     }
