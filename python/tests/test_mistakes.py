@@ -1,4 +1,4 @@
-"""Loops that torch would obey and that do something else here: each is refused or warned of, on real processes. 40 s."""
+"""Loops that torch would obey and that do something else here: each is refused or warned of, on real processes. 11 s."""
 
 import pytest
 from mistakes_cases import CHANGES, SHARDED, WRAPPERS
