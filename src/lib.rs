@@ -42,7 +42,7 @@
 //!
 //! All [modes](Mode) give the same bits if nothing is clipped or skipped.
 //!
-//! | [`Mode`] | steps a bucket | can clip by the global norm |
+//! | [`Mode`] | steps a bucket | can clip by the global norm of this pass |
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
 //! | `Normed` | once the last bucket is reduced and the norm is known; the next forward runs beside it | yes |
@@ -89,7 +89,7 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
-//! | step buckets after your own all-reduce, in the order in which its sums end | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
+//! | step buckets after your own all-reduce, in the order in which you hand them over | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
 //! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |

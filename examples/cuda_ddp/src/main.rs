@@ -52,7 +52,7 @@ fn main() -> ranks::Outcome {
             reduce.wait(&backward.record_event(None)?)?;
             nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
             let summed = reduce.record_event(None)?;
-            // SAFETY: recorded after the sum, which comes after backward's last use of the bucket.
+            // SAFETY: recorded after the sum, and so after backward's last use of the bucket's gradients and parameters.
             unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // wait, launch, record
         }
         pass.finish()?; // in Eager mode, as here, `backward` waits for all steps

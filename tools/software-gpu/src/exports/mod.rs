@@ -23,6 +23,9 @@ pub use kernels::*;
 pub use memory::*;
 pub use streams::*;
 
+// A test names it.
+pub use crate::header::CUmemPool_attribute_enum;
+
 use crate::gpu::Answer;
 use crate::header::cudaError_enum as Code;
 use crate::trace::{self, Shown};

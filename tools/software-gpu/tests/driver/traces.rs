@@ -12,7 +12,6 @@ use crate::calls::{allocate, event, made, ok, open, stream};
 use crate::{alone, with_settings};
 
 const TRACE: &str = "INSTEP_GPU_TRACE";
-const RELEASE_THRESHOLD: u32 = 4;
 
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{name}"))
@@ -112,7 +111,8 @@ fn mapped_in_two_rounds(
         free(first);
         // In the order of the stream the first one is free.
         let third = take(800);
-        [second, third].map(&free);
+        free(second);
+        free(third);
         wait();
     }
     let lines = lines(&std::env::var(TRACE).unwrap());
@@ -138,8 +138,8 @@ fn a_pool_keeps_what_its_threshold_says_once_the_host_waits() {
         assert_eq!(mapped_in_two_rounds(of_pool, free, wait), [round, round].concat());
         for (threshold, second) in [(1200u64, [None, Some(300), None]), (u64::MAX, [None; 3])] {
             let value = (&raw const threshold).cast_mut().cast();
-            // SAFETY: the attribute is a number of 32 bits.
-            ok!(cuMemPoolSetAttribute(pool, std::mem::transmute::<u32, _>(RELEASE_THRESHOLD), value));
+            let attribute = CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            ok!(cuMemPoolSetAttribute(pool, attribute, value));
             let found = mapped_in_two_rounds(of_pool, free, wait);
             assert_eq!(found[3..], second, "{threshold}");
         }
