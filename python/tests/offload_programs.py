@@ -123,7 +123,7 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
             **options,
         )
     else:
-        optimizer = FusedOptimizer(program.groups_of(model), program.optimizer, max_norm=max_norm, **options)
+        optimizer = FusedOptimizer(program.groups_of(model), program.optimizer, max_norm=max_norm, fused=scales, **options)
         optimizer._adopt(optimizer._listed())  # States that are never stepped are shown, too.
     seen: list[Tensor] = []
     for step in range(program.steps):
@@ -150,8 +150,9 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
             param.grad = total
         if program.decision == "skip" and not is_offloaded:
             grads = [param.grad for param in model.parameters() if param.grad is not None]
-            if all(bool(grad.isfinite().all()) for grad in grads):
-                optimizer.step()
+            # As a scaler tells it: a step that is skipped takes over what the loop has written, too.
+            optimizer.found_inf = torch.tensor(float(not all(bool(grad.isfinite().all()) for grad in grads)))
+            optimizer.step()
         elif scaler is not None:
             scaler.step(optimizer)
             scaler.update()
