@@ -14,7 +14,7 @@ from models import make
 from torch import Tensor, nn
 
 from instep.torch import FusedOptimizer, offload
-from instep.torch._offload_engine import Bucket
+from instep.torch._offload_bucket import Bucket
 from instep.torch._offload_simulated import Simulated
 from instep.torch.offload import Memory
 

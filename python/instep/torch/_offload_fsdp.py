@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from ._norm import GlobalNorm
+from ._offload_bucket import Bucket, Decider
 from ._offload_device import Cuda, Device, place_of_scale
-from ._offload_engine import Bucket, Decider, Offload
+from ._offload_engine import Offload
 from ._offload_simulated import Simulated
 from ._wrapped import OfOneModel
 

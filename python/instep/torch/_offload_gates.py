@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._offload_engine import Bucket, Offload, in_backward
+from ._offload_bucket import Bucket
+from ._offload_engine import Offload, in_backward
 from ._wrapped import OfOneModel
 
 

@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ._engine import Engine
 from ._kinds import is_dense
+from ._offload_bucket import Bucket, Decider, laid_out
 from ._offload_device import ALIGNMENT, Cuda, Device, aligned, place_of_scale
-from ._offload_engine import Bucket, Decider, Offload, laid_out
+from ._offload_engine import Offload
 from ._offload_fsdp import is_offloaded
 from ._offload_gates import Gates
 from ._offload_ring import Ring
