@@ -124,7 +124,6 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
         )
     else:
         optimizer = FusedOptimizer(program.groups_of(model), program.optimizer, max_norm=max_norm, fused=scales, **options)
-        optimizer._adopt(optimizer._listed())  # States that are never stepped are shown, too.
     seen: list[Tensor] = []
     for step in range(program.steps):
         sums: dict[Tensor, Tensor] = {}
@@ -168,7 +167,7 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
     if is_offloaded:
         optimizer.wait()
     seen += [param.detach().clone() for param in model.parameters()]
-    for values in optimizer.state_dict()["state"].values():
+    for _, values in sorted(optimizer.state_dict()["state"].items()):
         seen += [value.clone() for name, value in sorted(values.items()) if isinstance(value, Tensor)]
     if is_offloaded:
         device.planned = optimizer.page_locked_bytes()
@@ -189,7 +188,7 @@ def act(what: str, model: nn.Module, optimizer: Any, seen: list[Tensor], is_offl
     elif what == "lr":
         optimizer.param_groups[0]["lr"] *= 0.5
     elif what == "state":
-        for values in optimizer.state.values():
+        for values in (optimizer.state.get(param, {}) for param in model.parameters()):
             seen += [value.clone() for name, value in sorted(values.items()) if isinstance(value, Tensor)]
     elif what == "save":
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

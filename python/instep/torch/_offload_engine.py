@@ -77,6 +77,11 @@ class Worker:
                 self.pending -= 1
                 self.changed.notify_all()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the one that steps."""
+        return self._lane.is_current
+
     def refuse_child(self) -> None:
         """Refuses a child by fork, which has no such thread."""
         if os.getpid() != self._home:
@@ -255,6 +260,8 @@ class Offload:
 
     def wait(self) -> None:
         """Waits for all that is under way, and lets the device's work come after the last upload."""
+        if self.worker.is_current:
+            return  # A first step shows its states.
         if self.is_open and not in_backward():
             self.abandon()
         if self.worker.pending:

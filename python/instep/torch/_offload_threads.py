@@ -40,6 +40,11 @@ class Lane:
         """Runs a task after all others. It must not raise."""
         self._tasks.put(task)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this one."""
+        return threading.current_thread() is self._thread
+
     def close(self, timeout: Optional[float] = None) -> None:
         """Ends the thread after the last task."""
         self._finalizer()

@@ -6,6 +6,7 @@ Whoever reads states through the optimizer waits for steps that run, so it sees 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
@@ -39,6 +40,12 @@ class Waiting(FusedOptimizer):
         """Waits for all steps, and lets the device's work come after them. For reads of parameters outside the model."""
         if self._offload is not None:
             self._offload.wait()
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Does nothing but to call ``closure``, and to tell a scaler what it asks for: backward has handed over."""
+        result = super().step(closure)
+        self._tell_scaler()
+        return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. Zeros are written after the steps that read them."""

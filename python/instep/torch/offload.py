@@ -7,7 +7,7 @@ gradients of a plain module. All three have the engine of `_offload_engine.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ._backward import BackwardOptimizer
 from ._engine import Engine
 from ._kinds import is_dense
 from ._offload_bucket import Bucket, Decider, laid_out
@@ -29,7 +30,7 @@ from ._offload_simulated import Simulated
 from ._offload_waiting import Waiting, budget
 from ._running import claim, refuse_attached, refuse_claimed
 from ._sharded import is_distributed, shard_of
-from ._stepped import refuse_scaler
+from ._stepped import SteppedGradients
 from ._wrapped import Wrapped, before_forward
 from .ddp import DDPOptimizer, frozen_in
 from .fsdp import FSDPOptimizer, register_fsdp
@@ -218,14 +219,10 @@ class Mirrored(Waiting):
             self._offload.wait()
             self._offload.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(f"{type(self).__name__}: belongs to the hooks of its model, so it has no copy; save its state_dict()")
 
-
-class OffloadedOptimizer(Mirrored):
+class OffloadedOptimizer(Mirrored, BackwardOptimizer):
     """The optimizer that `offload` makes for a plain module."""
 
-    _runs_in_backward = True
     _made_by = "offload"
 
     def __init__(
@@ -248,10 +245,11 @@ class OffloadedOptimizer(Mirrored):
         refuse_claimed(self._own)
         refuse_attached(self._own)
         refuse_sparse(module)
-        self._scaler, self._syncs = grad_scaler, True
-        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
+        self._syncs = True
+        self._decide_by(max_norm, grad_scaler, skip_nonfinite)
+        self._stepped = SteppedGradients(())  # They are gone by the time that somebody could change them.
         own = [param for param in module.parameters() if param in self._own]
-        self._start(module, memory, own, max_norm is not None or self._skip_nonfinite)
+        self._start(module, memory, own, self._decides)
         self._with_gradient: list[Tensor] = []
         for param in own:
             param.register_post_accumulate_grad_hook(self._arrive)
@@ -335,16 +333,6 @@ class OffloadedOptimizer(Mirrored):
         self._offload.end(is_last=self._syncs)
         self._gates.note_pass(seen)
 
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to tell a scaler what it asks for: backward has handed over."""
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        refuse_scaler(self, self._scaler)
-        self._tell_scaler()
-        return result
-
 
 class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
     """The optimizer that `offload` makes for a ``DistributedDataParallel`` model."""
@@ -426,12 +414,6 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
             param.grad = None
         seen, self._with_gradient = self._with_gradient, []
         self._gates.note_pass(seen)
-
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to tell a scaler what it asks for: backward has handed over."""
-        result = DDPOptimizer.step(self, closure)
-        self._tell_scaler()
-        return result
 
 
 def refuse_sparse(module: nn.Module) -> None:
