@@ -21,6 +21,7 @@ FSDP = [
     {"dtype": torch.bfloat16, "master": "float32", "states": "float32", "max_norm": 0.1},
     {"dtype": torch.bfloat16, "master": "remainder16", "states": "bfloat16"},
     {"policy": "bf16"},
+    {"states": "8bit", "max_norm": 0.1},
     {"model": "resnet", "max_norm": 0.1},
 ]
 DDP = [
