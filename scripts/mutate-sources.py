@@ -34,7 +34,8 @@ TESTS = {
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
 PYTHON = {"python": [f"python/tests/test_{name}.py" for name in
                      ("listed", "manners", "memory", "optimizer", "optimizer_changes", "states")],
-          "python, wrappers": [f"python/tests/test_{name}.py" for name in ("first_steps", "groups", "mistakes")]}
+          "python, wrappers": [f"python/tests/test_{name}.py" for name in ("first_steps", "groups", "mistakes")],
+          "python, offload": ["python/tests/test_offload.py"]}
 DIFFERS = "differs from the CPU's"
 FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
@@ -338,6 +339,36 @@ FAULTS = [
           ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
            "test_counts_go_on_where_a_parameter_leaves"),
       )],
+    *[(fault, "python, offload", f"python/instep/torch/{file}.py", old, new, test)
+      for fault, file, old, new, test in (
+          ("a mirror that does not follow a write", "_offload_engine", "                    mirror.copy_(param.detach())\n", "",
+           "test_random_programs"),
+          ("a loss scale that is not waited for", "_offload_engine", "for event in current.scaled:", "for event in ():",
+           "test_random_programs"),
+          ("sums that keep the last gradient alone", "_offload_engine", "add_(grad) if k in bucket.summed",
+           "copy_(grad) if k in bucket.summed", "test_random_programs"),
+          ("steps in the order of backward", "_offload_engine", "for bucket in measured:", "for bucket in current.measured:",
+           "test_random_programs"),
+          ("a gradient that is read before its copy has ended", "_offload_engine",
+           "        for event in arrival.copied:\n            event.wait()", "        pass", "test_random_programs"),
+          ("gradients of an earlier backward that stay", "offload",
+           "                if param.grad is not None:\n                    self._arrive(param)", "                pass",
+           "test_random_programs"),
+          ("a weight that another module reads", "_offload_gates", "            self.everywhere.append(bucket)", "            pass",
+           "test_random_programs"),
+          ("a run of the ring that is still taken", "_offload_ring", "return last if last + size <= first else None", "return last",
+           "test_random_programs"),
+          ("a model that is loaded before its states", "_offload_waiting", "            self._offload.follow()", "            pass",
+           "test_random_programs"),
+          ("mirrors that share a version", "offload", "view.data for view in views", "view for view in views",
+           "test_random_programs"),
+          ("a failed pass that nobody names", "_offload_engine", "        if current.stepped:\n            raise",
+           "        if False:\n            raise", "test_a_backward_that_raises_names_what_was_stepped"),
+          ("a step that fails without a word", "_offload_engine",
+           "        except BaseException as error:\n            self._failure = error\n        if bucket",
+           "        except BaseException:\n            pass\n        if bucket",
+           "test_what_the_worker_raises_is_raised_until_states_are_loaded"),
+      )],
     *[(fault, "python, wrappers", f"python/instep/torch/{file}.py", old, new, test)
       for fault, file, old, new, test in (
           ("a cut placement that the norm leaves out", "_sharded", "if not placement.is_replicate():", "if placement.is_shard():",
@@ -448,7 +479,8 @@ def interpreted(python, name, lane, file, old, new, phrase):
         shutil.copytree(ROOT / "python/instep", package, dirs_exist_ok=True)
         if file:
             plant(Path(folder) / place(file), name, old, new)
-        environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1",
+                           INSTEP_CI_TURN="0")
         command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane], *(["-k", phrase] if phrase else [])]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 

@@ -17,7 +17,7 @@ export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/li
 export ABSENT=3 # exit status of a stage that lacks what it is to run
 
 # Seconds of each part, and each stage with its part and its limit in seconds, in the order in which they run.
-declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480 [part5]=120)
+declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480 [part5]=240)
 all_parts="part1 part2 part3 part4 part5"
 stages="
 part1 info 10
@@ -48,6 +48,7 @@ part4 python_buckets 90
 part4 python_training 120
 part4 python_cases 260
 part5 nccl_groups 100
+part5 python_offload 120
 "
 
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
@@ -118,6 +119,7 @@ run_python_buckets() { python_package benches/buckets.py --device cuda --rounds 
 run_python_training() {
     python_package benches/training.py --device cuda --rounds 51 --width 1024 --layers 12
 }
+run_python_offload() { python_package benches/offload.py --device cuda --rounds 21 --elements 16777216 --threads 8; }
 run_python_cases() { python_package tests/on_device.py --device cuda; }
 
 # --- What stages have in common. ---

@@ -158,6 +158,7 @@ def compare(
                 assert torch.equal(shard_of(p.grad), shard_of(q.grad)), name
         wanted.step()
         stepped.step()
+        stepped.wait()
         for one in schedules:
             one.step()
         for o in (stepped, wanted):

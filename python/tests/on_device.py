@@ -2,7 +2,8 @@
 
     python python/tests/on_device.py --device cuda        # or torchrun, with one rank per GPU
 
-Each case is a function of `ddp_cases`, over NCCL or gloo, or one of those below. The exit status is 1 if one fails.
+Each case is a function of `ddp_cases` or `offload_cases`, over NCCL or gloo, or one of those below. The exit status is 1 if
+one fails.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ddp_cases
+import offload_cases
 import torch
 import torch.distributed as dist
 from models import make
@@ -110,6 +112,15 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     *[ddp("overflow", in_backward=inside) for inside in (False, True)],
     ddp("changes"),
     ddp("frozen_and_saved"),
+    *[
+        (offload_cases.on_device, options)
+        for options in ({}, {"max_norm": 0.1}, {"ring_bytes": 70000}, {"accumulate": "host"})
+    ],
+    (offload_cases.on_device, {"dtype": torch.bfloat16, "states": "8bit", "master": "remainder16", "max_norm": 0.1}),
+    *[
+        (offload_cases.in_ddp, {**options, "unused": True, "device": None})
+        for options in ({}, {"max_norm": 0.1}, {"scales": True})
+    ],
 ]
 
 

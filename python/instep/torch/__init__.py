@@ -1,5 +1,6 @@
 """instep for PyTorch: an optimizer, and its fusion into DistributedDataParallel's buckets, FSDP's units and backward."""
 
+from ._offload_simulated import Simulated
 from .ddp import DDPOptimizer, register_ddp
 from .eight_bit import AdamW8bit
 from .fsdp import FSDPOptimizer, register_fsdp
@@ -19,6 +20,7 @@ from .named import (
     RMSprop,
     Rprop,
 )
+from .offload import OffloadedDDPOptimizer, OffloadedOptimizer, offload
 from .optimizer import FusedOptimizer
 from .overlapped import OverlappedOptimizer, as_overlapped_optim, register_overlapped
 
@@ -37,14 +39,18 @@ __all__ = [
     "LAMB",
     "Lion",
     "NAdam",
+    "OffloadedDDPOptimizer",
+    "OffloadedOptimizer",
     "OverlappedOptimizer",
     "RAdam",
     "RMSprop",
     "Rprop",
     "SGD",
+    "Simulated",
     "apply_optimizer_in_backward",
     "as_overlapped_optim",
     "get_in_backward_optimizers",
+    "offload",
     "register_ddp",
     "register_fsdp",
     "register_overlapped",

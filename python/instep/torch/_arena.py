@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Optional, Protocol
 
 import torch
@@ -55,8 +55,12 @@ class Arena:
         members: Sequence[Member],
         after: str,
         threads: int,
+        held: Callable[[Tensor], Tensor] = shard_of,
+        team: Callable[[], int] = openmp,
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
+        # Where a parameter is stepped, and the threads that do it.
+        self.held, self.team = held, team
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
         self.params = [param for param, *_ in members]
         self.groups = [group for _, group, *_ in members]
@@ -64,11 +68,12 @@ class Arena:
         # An optimizer that nobody has any more is freed at once, with its arenas.
         self.owners = [weakref.ref(owner) for *_, owner, _ in members]
         self.firsts = [first for *_, first in members]
-        shards = [shard_of(param) for param in self.params]
+        shards = [held(param) for param in self.params]
         self.lengths = [shard.numel() or 1 for shard in shards]
         self.rows = [rows_of(param) or Rows(length, 0) for param, length in zip(self.params, self.lengths)]
         *self.offsets, self.len = itertools.accumulate(map(self._room, range(len(members))), initial=0)
         self.is_cut = any(is_distributed(param) for param in self.params)
+        self.is_apart = any(shard is not param for shard, param in zip(shards, self.params))
         self.has_gaps = not all(map(is_dense, shards))
         self.shapes, self.strides = [shard.shape for shard in shards], [dense_strides(shard) for shard in shards]
         self.master_word = self.formats.master_of(self.dtype)
@@ -160,7 +165,7 @@ class Arena:
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
         param, hyper = self.params[index], self.hyper_of(index)
-        if shard_of(param).shape != self.shapes[index]:
+        if self.held(param).shape != self.shapes[index]:
             old, new = tuple(self.shapes[index]), tuple(param.shape)
             raise ValueError(f"parameter of {new}: its states are of {old}; put a new parameter into its group")
         self.progress[index] = progress
@@ -186,7 +191,7 @@ class Arena:
                     value = value.reshape(self.shown[index][name].shape)
                 view.copy_(cut_as(value, param))
             elif name == "master" and view.is_floating_point():
-                view.copy_(shard_of(param).detach())
+                view.copy_(self.held(param).detach())
             else:
                 view.zero_()
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
@@ -242,7 +247,7 @@ class Arena:
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
-        shards = params if not self.is_cut else [shard_of(param) for param in params]
+        shards = params if not self.is_apart else [self.held(param) for param in params]
         seen = [(p.shape, p.stride(), p.dtype, p.device) for p in shards]
         if seen != forms:
             for index in indices:
@@ -255,7 +260,7 @@ class Arena:
 
     def _follow_one(self, index: int) -> None:
         """Checks that a parameter still is what the states were made for; they move along if its strides have changed."""
-        param = shard_of(self.params[index])
+        param = self.held(self.params[index])
         if param.shape != self.shapes[index]:
             raise RuntimeError(
                 f"parameter of {tuple(self.shapes[index])}: it is {tuple(param.shape)} now; make a new optimizer"
@@ -325,7 +330,7 @@ class Arena:
             self.formats.seed_of(self.dtype, self.kind.word),
             self.after,
             self.threads,
-            openmp(),
+            self.team(),
             self.device.index if self.device.type == "cuda" else None,
         )
         for of, number in numbers.items():
@@ -345,12 +350,12 @@ class Arena:
         """Notes the parameters' values as those of the masters, after a step or a load."""
         if self.master is not None:
             for index in indices:
-                param = shard_of(self.params[index])
+                param = self.held(self.params[index])
                 self.seen[index] = (param.data_ptr(), param._version)
 
     def _follow_master(self, index: int) -> None:
         """Takes a parameter's value into its master, where somebody else than a step has written it."""
-        param, master = shard_of(self.params[index]), self.local[index]["master"]
+        param, master = self.held(self.params[index]), self.local[index]["master"]
         if self.seen[index] == (param.data_ptr(), param._version):
             return
         if self.master_word == "float32":

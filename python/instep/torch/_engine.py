@@ -7,7 +7,7 @@ parameters may come from different threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Optional, Union
@@ -20,6 +20,7 @@ from ._arena import Arena, Member
 from ._formats import WORDS, Formats
 from ._kinds import Kind, is_dense
 from ._sharded import Holders, cut_as, is_distributed, shard_of
+from ._threads import openmp
 
 NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
@@ -88,8 +89,18 @@ class Prepared:
 class Engine:
     """See the module."""
 
-    def __init__(self, key: str, formats: Formats, after: str = "keep", threads: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        formats: Formats,
+        after: str = "keep",
+        threads: Optional[int] = None,
+        held: Callable[[Tensor], Tensor] = shard_of,
+        team: Callable[[], int] = openmp,
+    ) -> None:
         self.key, self.formats, self.after, self.threads = key, formats, after, threads
+        # Where this rank steps a parameter, and the address of the OpenMP runtime whose threads do it, or 0.
+        self.held, self.team = held, team
         self.arenas: list[Arena] = []
         self.places: dict[Tensor, tuple[Arena, int]] = {}
         self.routes: dict[tuple[int, ...], Route] = {}
@@ -104,7 +115,7 @@ class Engine:
         for kind, member in members:
             kinds.setdefault(kind, []).append(member)
         threads = self.threads_now()
-        return [Arena(self.key, kind, some, self.after, threads) for kind, some in kinds.items()]
+        return [Arena(self.key, kind, some, self.after, threads, self.held, self.team) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
         """Gives parameters these places instead of their old ones, and forgets those that are gone."""

@@ -41,10 +41,10 @@ class Kind(NamedTuple):
     """Their element type."""
 
 
-def kind_of(key: str, formats: Formats, param: Tensor, holders: Holders, hyper: Hyper) -> Kind:
-    """The kind of a parameter whose group has these hyperparameters. One that no kernel steps is refused."""
+def kind_of(key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper) -> Kind:
+    """The kind of a parameter, of which a shard is stepped with these hyperparameters. What no kernel steps is refused."""
     refuse_unsteppable(key, formats, param, holders)
-    shard, formats = shard_of(param), formats_of(formats, param)
+    formats = formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")

@@ -7,7 +7,7 @@ alike, to the bit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import torch
@@ -22,8 +22,9 @@ from ._sharded import Holders
 class GlobalNorm:
     """See the module."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
+        """``instead`` names groups on the CPU that sum in the place of others."""
+        self.device, self.instead = device, instead or {}
         self._parts: dict[Holders, _native.Norm] = {}
         self._factors: _native.Factors = (1, 1.0, 0, 0)
         self._begun: set[Holders] = set()
@@ -61,7 +62,8 @@ class GlobalNorm:
             if holders:
                 limbs, largest = self._sum_of(self._part(holders))
                 for group, device_type in holders:
-                    _sum_over(limbs, largest, group, device_type)
+                    own = self.instead.get(group)
+                    _sum_over(limbs, largest, own or group, "cpu" if own else device_type)
                 all_limbs, all_largest = self._sum_of(total)
                 all_limbs += limbs
                 torch.maximum(all_largest, largest, out=all_largest)

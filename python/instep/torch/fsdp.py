@@ -19,12 +19,15 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from ._backward import BackwardOptimizer
-from ._engine import Batch, Prepared
+from ._engine import Batch, Engine, Prepared
 from ._later import Agreement, Member
 from ._norm import GlobalNorm
+from ._offload_fsdp import Shards, is_offloaded, norm_beside, offload_shards
+from ._offload_waiting import Waiting, budget
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
 from ._stepped import SteppedGradients
+from ._threads import openmp
 from ._wrapped import Wrapped, before_backward, before_forward
 from .ddp import frozen_in
 from .optimizer import address
@@ -46,7 +49,9 @@ def register_fsdp(
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
     Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass; ``backward()`` then
-    leaves updated shards. The result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
+    leaves updated shards. With ``CPUOffloadPolicy``, steps go on beside the next forward pass, which waits for them unit by
+    unit; call ``wait()`` before you read shards elsewhere. The result is an optimizer for schedulers, scalers and
+    checkpoints, whose ``step`` does nothing.
 
     Arguments:
         module: the root that `fully_shard` (FSDP2) was called on, or a ``FullyShardedDataParallel`` module (FSDP1) with
@@ -87,10 +92,11 @@ class Unit:
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
-class FSDPOptimizer(BackwardOptimizer):
+class FSDPOptimizer(Waiting, BackwardOptimizer):
     """The optimizer that `register_fsdp` makes."""
 
     _made_by = "register_fsdp"
+    _offload: Optional[Shards] = None
 
     def __init__(
         self,
@@ -110,6 +116,9 @@ class FSDPOptimizer(BackwardOptimizer):
         self._unit_of = {param: unit for unit in self._units for param in unit.params}
         chosen = list(self._unit_of) if params is None else list(params)
         self._refuse_whole(module, params is None)
+        self._is_beside = is_offloaded(module)
+        if self._is_beside:
+            options = {"threads": budget(), **options}
         super().__init__(chosen or [{"params": []}], optimizer, max_norm=max_norm, **options)
         self._own = {param for group in self.param_groups for param in group["params"]}
         self._refuse_others()
@@ -126,11 +135,20 @@ class FSDPOptimizer(BackwardOptimizer):
         self._agreement = Agreement(member for unit in self._units for member in unit.members)
         self._stepped = SteppedGradients(own)
         self._hooks = {param: watch(param, self._arrive) for param in own}
+        if self._is_beside:
+            self._offload = offload_shards(self, module, self._units)
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._follow_conversions)
         self._may_hold_nothing = any(unit.holders is not None for unit in self._units)
         before_backward(module, self._open)
         claim(self)
+
+    def _new_engine(self) -> Engine:
+        # Beside the trainer's work, threads of OpenMP would spin on autograd's cores after every step.
+        return Engine(self._key, self._formats, threads=self._threads, team=(lambda: 0) if self._is_beside else openmp)
+
+    def _new_norm(self, device: torch.device) -> GlobalNorm:
+        return norm_beside(self._spread) if self._is_beside else super()._new_norm(device)
 
     def _refuse_others(self) -> None:
         others = self._own - self._unit_of.keys()
@@ -204,20 +222,27 @@ class FSDPOptimizer(BackwardOptimizer):
             unit.arrived.clear()
         self._measured.clear()
         self._failure = None
+        scale = None
         if self._decides:
             scale = None if self._scaler is None else self._scaler._get_scale_async()
-            self._pass_norm().begin((1, 1.0, address(scale), 0))
+            if self._offload is None:
+                self._pass_norm().begin((1, 1.0, address(scale), 0))
         self._opt_called = True  # What schedulers of torch look for.
         self._pass = current
         Variable._execution_engine.queue_callback(self._end)
+        if self._offload is not None:
+            self._try(self._offload.prepare)
         self._try(self._follow)
+        if self._offload is not None:
+            self._try(self._adopt, [param for unit in self._units for param in unit.params])
+            self._offload.begin((1, 1.0), scale)
 
     def _follow(self) -> None:
         self._agreement.read()
         self._stepped.read()
         self._follow_states()
 
-    def _try(self, call: Callable[..., None], *given: Any) -> None:
+    def _try(self, call: Callable[..., object], *given: Any) -> None:
         """Calls it, unless the pass has failed. What it raises, backward raises after the sums that other ranks wait for."""
         if self._failure is not None:
             return
@@ -234,6 +259,12 @@ class FSDPOptimizer(BackwardOptimizer):
 
     def _complete(self, unit: Unit) -> None:
         params = [param for param in unit.params if any(param is other for other in unit.arrived)]
+        if self._offload is not None:
+            self._offload.send_shards(unit.params, params)
+            if self._clears:
+                for param in params:
+                    param.grad = None
+            return
         self._adopt(params)
         for batch in self._engine.route(params).batches([param.grad for param in params]):
             with self._stream_on(batch.arena.device):
@@ -268,7 +299,11 @@ class FSDPOptimizer(BackwardOptimizer):
                 if unit.arrived and not unit.is_complete:
                     self._try(self._complete, unit)
                 unit.arrived.clear()
-            if self._decides:
+            if self._offload is not None:
+                self._offload.end(drops=self._failure is not None)
+                if self._scaler is not None:
+                    self._try(self._offload.wait)  # The scaler writes gradients, which steps read.
+            elif self._decides:
                 self._decide()
             for device, stream in self._streams.items():
                 torch.cuda.current_stream(device).wait_stream(stream)

@@ -174,8 +174,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise NotImplementedError("max_norm: gradients lie on several devices; clip them yourself, or use one device")
         [device] = devices
         if device not in self._norms:
-            self._norms[device] = GlobalNorm(device)
+            self._norms[device] = self._new_norm(device)
         return self._norms[device]
+
+    def _new_norm(self, device: torch.device) -> GlobalNorm:
+        return GlobalNorm(device)
 
     def _holders_of(self, param: Tensor) -> Holders:
         """The ranks that hold the rest of a parameter."""
@@ -202,7 +205,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             # One that has left its group goes on as it was.
             owner, group = owners.get(param) or (self, engine.group_of(param))
             hyper = owner._settings.of(group)
-            kind = kind_of(self._key, self._formats, param, owner._holders_of(param), hyper)
+            kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper)
             members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
         arenas = engine.build(members)

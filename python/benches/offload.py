@@ -1,0 +1,260 @@
+"""Times what an offloaded step leaves exposed beside a simulated GPU, with a clip and without.
+
+    python python/benches/offload.py [--rounds 11] [--layers 8] [--elements 2097152] [--device cuda] [--svg FILE] [--csv FILE]
+
+The simulated GPU's work is sleep, so it takes no core. Its copies are copies between two memories of the host, which a GPU's
+engine would make for it. With `--device cuda` both are the GPU's own. Forward and backward together take 1, 2 and 4 times as
+long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients go down beside backward, and the step
+and the uploads come after it. The exposed time of a side is what a training step takes longer than without an optimizer in
+the same round.
+
+With a clip, a step may begin after the last gradient alone, so a forward pass is all that can hide it.
+
+`--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
+what the order of work leaves exposed, and nothing of the kernels' speed.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from instep.bench.machine import load, processor  # noqa: E402
+from instep.bench.rounds import Spread, milliseconds  # noqa: E402
+from instep.torch import FusedOptimizer, offload  # noqa: E402
+from instep.torch._offload_device import Cuda, Device  # noqa: E402
+from instep.torch._offload_simulated import Simulated  # noqa: E402
+
+TIMES = (1, 2, 4)
+
+
+cycles_per_second = 0.0
+"""Of the GPU, if there is one."""
+
+
+def work(seconds: float) -> None:
+    """Keeps the device busy, and no core of the host."""
+    if cycles_per_second:
+        torch.cuda._sleep(int(seconds * cycles_per_second))
+    else:
+        time.sleep(seconds)
+
+
+def settle() -> None:
+    """Waits for a GPU."""
+    if cycles_per_second:
+        torch.cuda.synchronize()
+
+
+def calibrate() -> float:
+    """The cycles of a GPU's second."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        begin.record()
+        torch.cuda._sleep(100_000_000)
+        end.record()
+        torch.cuda.synchronize()
+    return 100_000_000 / (begin.elapsed_time(end) / 1e3)
+
+
+class Work(torch.autograd.Function):
+    """A layer on the simulated GPU: a third of the time in forward, two in backward, and a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:
+        ctx.shape, ctx.seconds = weight.shape, seconds
+        work(seconds / 3)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        work(2 * ctx.seconds / 3)
+        return grad, torch.full(ctx.shape, 1e-3, device=grad.device), None
+
+
+class Layer(nn.Module):
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(elements))
+        self.seconds = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Work.apply(x, self.weight, self.seconds)
+
+
+def lengthen(engine: Any, milliseconds_of_step: float, layers: int) -> None:
+    """Lets the norms and steps of an engine sleep as well. A norm reads 4 bytes of a step's 28."""
+    share = milliseconds_of_step / 1e3 / layers
+    for name, seconds in (("_run", share), ("step_decided", share), ("add_norm", share / 7)):
+        real = getattr(engine, name)
+
+        def call(batch: Any, *given: Any, real: Any = real, seconds: float = seconds) -> Any:
+            time.sleep(seconds * len(batch.indices))
+            return real(batch, *given)
+
+        setattr(engine, name, call)
+
+
+class AfterBackward:
+    """Copies gradients down beside backward; then steps, and copies parameters up."""
+
+    def __init__(self, model: nn.Module, device: Device, max_norm: Any, threads: int) -> None:
+        self.params, self.device = list(model.parameters()), device
+        self.mirrors = [nn.Parameter(self.page_locked(param)) for param in self.params]
+        for param, mirror in zip(self.params, self.mirrors):
+            mirror.grad = self.page_locked(param)
+        self.optimizer = FusedOptimizer(self.mirrors, "adamw", max_norm=max_norm, threads=threads)
+        self.events: list[Any] = []
+        for param, mirror in zip(self.params, self.mirrors):
+            param.register_post_accumulate_grad_hook(lambda param, mirror=mirror: self.go_down(param, mirror))
+
+    def page_locked(self, param: Tensor) -> Tensor:
+        return self.device.page_locked(4 * param.numel()).view(torch.float32).copy_(param.detach())
+
+    def go_down(self, param: Tensor, mirror: Tensor) -> None:
+        grad, param.grad = param.grad, None
+        self.events.append(self.device.down([(mirror.grad, grad)], [self.device.mark([grad])], None))
+
+    def step(self) -> None:
+        for event in self.events:
+            event.wait()
+        self.events.clear()
+        self.optimizer.step()
+        self.device.up([(param.data, mirror.data) for param, mirror in zip(self.params, self.mirrors)], (), None).wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--elements", type=int, default=1 << 21, help="of a layer, which is a bucket")
+    parser.add_argument("--threads", type=int, default=1, help="of a step")
+    parser.add_argument("--step-ms", type=float, help="what a step sleeps, and a bucket's copy a fifth of its share")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.device == "cuda":
+        global cycles_per_second
+        cycles_per_second = calibrate()
+
+    def device() -> Device:
+        if arguments.device == "cuda":
+            return Cuda(torch.device("cuda", torch.cuda.current_device()))
+        slept = arguments.step_ms
+        return Simulated(bytes_per_second=slept and 4 * arguments.elements / (slept / 1e3 / arguments.layers / 5))
+
+    sides: dict[str, tuple[nn.Module, Any]] = {}
+    for name in ("no optimizer", "after backward", "offload", "after backward, clip", "offload, clip"):
+        model = nn.Sequential(*(Layer(arguments.elements) for _ in range(arguments.layers))).to(arguments.device)
+        max_norm = 1.0 if "clip" in name else None
+        if name == "no optimizer":
+            for param in model.parameters():
+                param.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
+            sides[name] = model, None
+        elif name.startswith("after"):
+            sides[name] = model, AfterBackward(model, device(), max_norm, arguments.threads)
+        else:
+            optimizer = offload(model, "adamw", max_norm=max_norm, bucket_bytes=1, threads=arguments.threads, device=device())
+            sides[name] = model, optimizer
+    x = torch.zeros(1, requires_grad=True, device=arguments.device)
+
+    def train(name: str, seconds: float) -> float:
+        model, optimizer = sides[name]
+        for layer in model:
+            layer.seconds = seconds / len(model)
+        model(x).sum().backward()  # Steps of the next forward pass count in the pass that they delay.
+        settle()
+
+        def step() -> None:
+            if optimizer is not None:
+                optimizer.step()
+            model(x).sum().backward()
+            settle()
+
+        return milliseconds(step)
+
+    for name in sides:
+        train(name, 0.0)
+    after = sides["after backward"][1]
+    stepping = statistics.median(milliseconds(after.optimizer.step) for _ in range(5))
+    if arguments.step_ms:
+        for _, optimizer in list(sides.values())[1:]:
+            inner = getattr(optimizer, "optimizer", optimizer)
+            lengthen(inner._engine, arguments.step_ms, arguments.layers)
+        stepping = arguments.step_ms
+    source, target = after.params[0].data, after.mirrors[0].data
+    copying = statistics.median(milliseconds(lambda: target.copy_(source)) for _ in range(9))
+    if arguments.step_ms:
+        copying = arguments.step_ms / arguments.layers / 5
+    most = stepping / arguments.layers + copying
+    print(
+        f"{processor()}, {load()}; {arguments.layers} buckets of {arguments.elements} elements; {arguments.threads} thread(s)"
+    )
+    floors = {times: max(0.0, stepping * (1 - times / 3)) + most for times in TIMES}
+    print(f"a step takes {stepping:.1f} ms; a bucket's step and copy {most:.1f} ms")
+    rows = []
+    for times in TIMES:
+        samples: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(arguments.rounds):
+            for name in sides:
+                samples[name].append(train(name, times * stepping / 1e3))
+        for name in list(sides)[1:]:
+            exposed = Spread.of([one - other for one, other in zip(samples[name], samples["no optimizer"])])
+            rows.append((times, name, exposed))
+            print(f"GPU work {times} x step, {name}: exposed {exposed.show(1)} ms, {exposed.median / stepping:.2f} steps")
+        print(f"GPU work {times} x step: with a clip, no forward pass hides more than all but {floors[times]:.1f} ms")
+    if arguments.csv:
+        lines = ["gpu_work_in_steps,side,exposed_ms_median,low,high,step_ms,bucket_step_and_copy_ms"]
+        lines += [f"{times},{name.replace(',', ' with')},{e.row(2)},{stepping:.2f},{most:.2f}" for times, name, e in rows]
+        arguments.csv.write_text("\n".join(lines) + "\n")
+    if arguments.svg:
+        arguments.svg.write_text(picture(rows, stepping, most))
+    for _, optimizer in sides.values():
+        if hasattr(optimizer, "close"):
+            optimizer.close()
+
+
+def picture(rows: list[tuple[int, str, Spread]], stepping: float, most: float) -> str:
+    """Bars of exposed time in steps, and a line at one bucket's step and copy."""
+    width, left, bar, scale = 720, 250, 18, 400.0
+    largest = max(1.0, *(e.median / stepping for _, _, e in rows))
+    lines, y = [], 52
+    for times in TIMES:
+        lines.append(f'<text x="10" y="{y}" font-weight="bold">GPU work of {times} times the step</text>')
+        y += 10
+        for _, name, exposed in (row for row in rows if row[0] == times):
+            share = max(0.0, exposed.median / stepping)
+            color = "#c0392b" if name.startswith("after") else "#2e86c1"
+            lines.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{name}</text>')
+            lines.append(
+                f'<rect x="{left}" y="{y}" width="{share / largest * scale:.1f}" height="{bar - 4}" fill="{color}"/>'
+            )
+            lines.append(f'<text x="{left + share / largest * scale + 6:.1f}" y="{y + 12}">{share:.2f}</text>')
+            y += bar
+        y += 26
+    at = left + most / stepping / largest * scale
+    lines.append(f'<line x1="{at:.1f}" y1="40" x2="{at:.1f}" y2="{y - 26}" stroke="#555" stroke-dasharray="4 3"/>')
+    lines.append(f'<text x="{at:.1f}" y="{y - 12}" text-anchor="middle" fill="#555">one bucket: step and copy</text>')
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" '
+            'font-family="sans-serif" font-size="13">',
+            f'<rect width="{width}" height="{y}" fill="white"/>',
+            '<text x="10" y="22" font-size="15">Exposed time of an AdamW step on the host, in steps (medians)</text>',
+            *lines,
+            "</svg>\n",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What goes down, is stepped and comes up together, and what a backward pass knows of it.
+
+A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. Nothing here waits or copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ._engine import Batch, Prepared
+from ._norm import GlobalNorm
+from ._offload_device import Event, aligned
+from ._offload_ring import Slot
+from ._sharded import Holders
+
+MOST_PLACES = 16
+"""Places in the ring whose tensors a bucket remembers."""
+
+
+class Bucket:
+    """Parameters that go down, are stepped and come up together."""
+
+    def __init__(self, index: int, params: Sequence[Tensor], mirrors: Optional[list[Tensor]] = None) -> None:
+        self.index, self.params, self.mirrors = index, list(params), mirrors
+        self.grad_dtypes = [getattr(param, "grad_dtype", None) or param.dtype for param in params]
+        # In host memory, where accumulation adds.
+        self.sums: list[Tensor] = []
+        self.summed: set[int] = set()
+        self.arrived: dict[int, Optional[Tensor]] = {}
+        self.measured: list[tuple[Batch, Prepared]] = []
+        self.slot: Optional[Slot] = None
+        self.uploaded: Optional[Event] = None
+        self._views: dict[tuple[int, int], list[Tensor]] = {}
+        self.is_ready = True
+        """Whether no step is under way."""
+        self.is_settled = True
+        """Whether the trainer's work comes after the last upload."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the ring that its gradients take up."""
+        return sum(aligned(param.numel() * dtype.itemsize) for param, dtype in zip(self.params, self.grad_dtypes))
+
+    def views(self, memory: Tensor, start: int) -> list[Tensor]:
+        """Its gradients in a run of the ring, each laid out as its mirror."""
+        assert self.mirrors is not None, "parameters of the host's have no place in the ring"
+        key = (memory.data_ptr(), start)
+        if key not in self._views:
+            if len(self._views) >= MOST_PLACES:
+                self._views.clear()
+            self._views[key] = list(laid_out(memory, start, self.mirrors, self.grad_dtypes))
+        return self._views[key]
+
+
+def laid_out(memory: Tensor, start: int, like: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Iterator[Tensor]:
+    """Tensors over one run of bytes, with the shapes and strides of others."""
+    for one, dtype in zip(like, dtypes):
+        size = one.numel() * dtype.itemsize
+        run = memory[start : start + size].view(dtype)
+        yield run.as_strided(one.shape, one.stride(), run.storage_offset())
+        start += aligned(size)
+
+
+@dataclass
+class Arrival:
+    """Gradients of a bucket on their way."""
+
+    bucket: Bucket
+    grads: list[Optional[Tensor]]
+    """In host memory, complete after `copied`."""
+    copied: Sequence[Event]
+    keeps: list[Tensor]
+    """The device's tensors, which are free once they are down."""
+    slot: Optional[Slot] = None
+    is_last: bool = True
+
+
+@dataclass
+class Decider:
+    """What decides over all gradients of a pass."""
+
+    max_norm: Optional[float]
+    skip_nonfinite: bool
+    norm: Callable[[], GlobalNorm]
+    spread: Sequence[Holders] = ()
+
+
+@dataclass
+class Pass:
+    """A backward pass, or the micro-batches of one step."""
+
+    number: int = 0
+    factors: tuple[int, float] = (1, 1.0)
+    scale: Optional[Tensor] = None
+    scaled: Sequence[Event] = ()
+    stepped: list[Bucket] = field(default_factory=list)
+    measured: list[Bucket] = field(default_factory=list)
+    is_decided: bool = False
+    outcome: Optional[tuple[float, float, bool]] = None
+    """Norm, clip coefficient, whether steps were skipped."""
+
+
+def as_laid(grad: Tensor, place: Tensor) -> Tensor:
+    """A gradient in the order of elements that it has on the host."""
+    if grad.layout is not torch.strided:
+        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
+    if grad.dtype != place.dtype:
+        raise TypeError(f"gradient of {grad.dtype}: {place.dtype} was planned; set grad_dtype before offload()")
+    grad = grad.detach()
+    if grad.stride() == place.stride() and not grad.is_neg():
+        return grad
+    return torch.empty_strided(place.shape, place.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)

@@ -1,0 +1,171 @@
+"""The device beside which the host steps: copies on two queues, events, and page-locked memory.
+
+`_offload_engine.py` knows nothing else of a device. A copy reads its source after the events that it is given, and its own
+event comes after its last byte. `Cuda` has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ._memory import PAGE
+
+ALIGNMENT = 64
+"""Bytes at which tensors start in page-locked memory."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor to copy to, and the one to copy from."""
+
+
+class Event(Protocol):
+    """A point in the work of a queue or a stream."""
+
+    def wait(self) -> None:
+        """Blocks the calling thread until that work has ended. Other Python threads run."""
+
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+
+
+class Device(Protocol):
+    """What the engine asks of a device. Every call may come from any thread."""
+
+    def page_locked(self, size: int) -> Tensor:
+        """Bytes of host memory that the device copies to and from, for as long as the tensor lives."""
+
+    def mark(self, written: Sequence[Tensor]) -> Event:
+        """The work that the calling thread has given to the device so far, which writes these tensors."""
+
+    def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
+        """Copies to the host, on the queue of downloads."""
+
+    def up(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
+        """Copies to the device, on the queue of uploads."""
+
+    def wait(self, event: Event) -> None:
+        """Lets the work that the calling thread gives to the device from now on come after an event."""
+
+    def note(self, what: str, label: object) -> None:
+        """Takes note of what the engine does. Only tests listen."""
+
+    def bind(self) -> None:
+        """Prepares the calling thread, which steps."""
+
+    def close(self) -> None:
+        """Ends the device's threads."""
+
+
+def aligned(size: int) -> int:
+    """The bytes that a tensor takes up in page-locked memory."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def place_of_scale(device: Device) -> Tensor:
+    """Page-locked memory for one number."""
+    return device.page_locked(ALIGNMENT)[:4].view(torch.float32)[0]
+
+
+class CudaEvent:
+    """An event that a thread waits for without spinning."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(blocking=True)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        return bool(self.event.query())
+
+
+class Cuda:
+    """A CUDA device by PyTorch's streams and events. It has not run on a GPU yet."""
+
+    def __init__(self, device: torch.device, numa: bool = True) -> None:
+        self.device, self.numa = device, numa
+        self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._registered: list[Tensor] = []
+        weakref.finalize(self, _unlock, self._registered).atexit = False
+
+    def page_locked(self, size: int) -> Tensor:
+        # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps what is freed. Whole pages,
+        # since two runs in one page cannot both be registered.
+        pages = -(-max(size, 1) // PAGE) * PAGE
+        memory = torch.empty(pages + PAGE, dtype=torch.uint8, device="cpu")
+        start = -memory.data_ptr() % PAGE
+        run = memory[start : start + pages]
+        with torch.cuda.device(self.device):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(run.data_ptr(), pages, 0))
+        self._registered.append(run)
+        return run[:size].data
+
+    def mark(self, written: Sequence[Tensor]) -> Event:
+        event = CudaEvent()
+        event.event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
+        return self._copy(self._down, pairs, after)
+
+    def up(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
+        return self._copy(self._up, pairs, after)
+
+    def _copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair], after: Iterable[Event]) -> Event:
+        done = CudaEvent()
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            for event in after:
+                stream.wait_event(event.event)  # type: ignore[attr-defined]  # of this class
+            for to, source in pairs:
+                to.copy_(source, non_blocking=True)
+            done.event.record(stream)
+        return done
+
+    def wait(self, event: Event) -> None:
+        torch.cuda.current_stream(self.device).wait_event(event.event)  # type: ignore[attr-defined]  # of this class
+
+    def note(self, what: str, label: object) -> None:
+        pass
+
+    def bind(self) -> None:
+        torch.cuda.set_device(self.device)
+        if self.numa:
+            stay_near(self.device)
+
+    def close(self) -> None:
+        pass
+
+
+def _unlock(registered: list[Tensor]) -> None:
+    for run in registered:
+        torch.cuda.cudart().cudaHostUnregister(run.data_ptr())
+
+
+def stay_near(device: torch.device) -> None:
+    """Keeps the calling thread, and those that it starts, on the cores near a GPU, if the system tells which these are."""
+    import os
+    from pathlib import Path
+
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        cores = listed(Path(f"/sys/bus/pci/devices/{address}/local_cpulist").read_text())
+        near = cores & os.sched_getaffinity(0)
+        if near:
+            os.sched_setaffinity(0, near)
+    except (OSError, ValueError, AttributeError):
+        return  # No such file, or another system: threads stay where they may.
+
+
+def listed(text: str) -> set[int]:
+    """The numbers of a list such as ``0-3,8``."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores

@@ -1,0 +1,483 @@
+"""Steps on the host beside a device's work: gradients down, steps on a thread of their own, parameters up.
+
+    autograd's thread      mark, copy down ------------------------> next parameters ...
+    queue of downloads         [bucket 0][bucket 1][bucket 2]
+    the worker's thread            [norm or step 0][1][2]  decision  [step 2][1][0]
+    queue of uploads                                                  [bucket 2][1][0]
+    trainer's thread                                            forward: waits, module by module
+
+Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and goes on. It waits for room in
+the ring alone. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the
+native norm and step, which run on threads of the library's without the interpreter's lock. The trainer's thread waits in
+`gate`, before the forward pass of a module, for the steps of the buckets that have its parameters; for their uploads the
+device waits.
+
+Memory. A parameter on a device has a mirror in page-locked memory, which is what is stepped and what goes up. Gradients come
+down into a ring of page-locked memory. Where something decides over all gradients (a clip, a scaler, `skip_nonfinite`), the
+ring has room for all of them; elsewhere it has a stated size, and a slow copy stops backward. Parameters that lie on the
+host already (FSDP's with `CPUOffloadPolicy`) have neither: their gradients are stepped where FSDP has put them.
+
+Order. Of one bucket: the work that writes its gradients, the copy down, the norm or the step, the copy up, the forward pass
+that reads it, by events and by the order of the worker's queue. Of the buckets that may be stepped, the one comes first that
+the last forward pass asked for first: what backward hands over last is what the next forward pass needs first. With a
+decision, norms are added as buckets arrive, and all steps come after it. A pass is `begin`, any number of buckets, `end`.
+`prepare` waits for all steps of the pass before, so hyperparameters and states are read while nothing runs.
+
+Failures. What the worker raises, the trainer's next call here raises, with the number of buckets that were stepped. A pass
+whose backward has raised is open when the next forward pass begins: it is dropped, and if buckets were stepped, that is
+raised.
+
+The library's own `StepperBuilder::offload` is another engine: it writes ops of its own buckets onto streams of the driver,
+ahead of time. Here gradients come when autograd has them, in tensors of PyTorch's. Both call the same native step and norm.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ._engine import Batch, Engine
+from ._offload_bucket import Arrival, Bucket, Decider, Pass, as_laid
+from ._offload_device import Device, Event
+from ._offload_ring import Ring
+from ._offload_threads import Lane, Task
+
+
+def in_backward() -> bool:
+    """Whether the calling thread runs a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Worker:
+    """The thread that steps, and how much it has to do."""
+
+    def __init__(self, bind: Task) -> None:
+        self._lane, self._home = Lane("instep steps", bind), os.getpid()
+        self.changed = threading.Condition()
+        self.pending = 0
+
+    def put(self, task: Task) -> None:
+        """Runs a task after all others. It must not raise."""
+        self.refuse_child()
+        with self.changed:
+            self.pending += 1
+        self._lane.put(partial(self._run, task))
+
+    def _run(self, task: Task) -> None:
+        try:
+            task()
+        finally:
+            with self.changed:
+                self.pending -= 1
+                self.changed.notify_all()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the one that steps."""
+        return self._lane.is_current
+
+    def refuse_child(self) -> None:
+        """Refuses a child by fork, which has no such thread."""
+        if os.getpid() != self._home:
+            raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
+
+    def close(self) -> None:
+        """Ends the thread after the last task."""
+        self._lane.close()
+
+
+class Offload:
+    """See the module."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        device: Device,
+        buckets: Sequence[Bucket],
+        names: dict[int, str],
+        decider: Optional[Decider],
+        ring: Optional[Ring],
+        scale: Optional[Tensor] = None,
+    ) -> None:
+        """``scale`` is page-locked memory for a loss scale."""
+        self.engine, self.device, self.decider, self.ring, self.scale = engine, device, decider, ring, scale
+        self.names = names
+        self.buckets = list(buckets)
+        self.place_of = {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
+        # By parameter with a mirror, the address and version at which both had the same value.
+        self.same: dict[int, tuple[int, int]] = {}
+        self.worker = Worker(device.bind)
+        self.is_open = False
+        """Whether a backward pass is under way."""
+        self.goes_on = False
+        """Whether the next backward pass adds to the gradients of the last one."""
+        self.current = Pass()
+        self.late: list[Bucket] = []
+        """What no forward pass has waited for since its last step."""
+        self._outcome: Optional[tuple[float, float, bool]] = None
+        self._ready: list[tuple[int, Bucket, Pass, list[Batch]]] = []
+        """What the worker may step, by when the next forward pass is likely to ask for it."""
+        self._order: list[Bucket] = []
+        self._asked: list[Bucket] = []
+        self._guard = threading.Lock()
+        self._failure: Optional[BaseException] = None
+
+    # What the trainer's and autograd's threads call.
+
+    def prepare(self) -> bool:
+        """Before a backward pass: waits for all that is under way. Returns whether a new step begins, or one goes on."""
+        if self.is_open:
+            self.abandon()
+        if self.goes_on:
+            self.goes_on, self.is_open = False, True
+            return False
+        self.late = [bucket for bucket in self.buckets if not bucket.is_settled]
+        self.wait()
+        if self._asked:
+            self._order, self._asked = self._asked, []
+        for bucket in self.buckets:
+            if bucket.uploaded is not None:
+                bucket.uploaded.wait()  # Then nothing reads the mirrors.
+                bucket.uploaded = None
+        self.follow()
+        return True
+
+    def begin(self, factors: tuple[int, float], scale: Optional[Tensor] = None) -> None:
+        """Opens a pass. ``scale`` is a loss scale to divide out, on any device."""
+        self.current = current = Pass(self.current.number + 1, factors)
+        if scale is not None:
+            assert self.scale is not None, "a scaler comes with a place for its scale"
+            current.scale = self.scale
+            source = scale.detach().clone()
+            marked = [self.device.mark([source])]
+            current.scaled = [self.device.down([(current.scale, source)], marked, (current.number, None))]
+        self.is_open = True
+        self.worker.put(partial(self._guarded, partial(self._begin, current)))
+
+    def follow(self) -> None:
+        """Takes into the mirrors what others than a step have written into parameters."""
+        for bucket in self.buckets:
+            for param, mirror in zip(bucket.params, bucket.mirrors or ()):
+                now = (param.data_ptr(), param._version)
+                if self.same.get(id(param)) != now:
+                    mirror.copy_(param.detach())
+                    self.same[id(param)] = now
+
+    def take(self, param: Tensor, grad: Optional[Tensor], is_last: bool = True) -> None:
+        """Takes the gradient of a parameter; None passes over it. The last one of a bucket sends it."""
+        bucket, k = self.place_of[id(param)]
+        with self._guard:
+            if k in bucket.arrived:
+                raise RuntimeError(
+                    f"{self.names.get(id(param), 'parameter')}: has a gradient twice in one backward, and its first one is "
+                    "stepped with; use checkpoint(use_reentrant=False), or no_sync() for all but the last backward"
+                )
+            bucket.arrived[k] = grad
+            if len(bucket.arrived) < len(bucket.params):
+                return
+            arrived, bucket.arrived = bucket.arrived, {}
+        self.send(bucket, [arrived[k] for k in range(len(bucket.params))], is_last=is_last)
+
+    def send(
+        self, bucket: Bucket, grads: Sequence[Optional[Tensor]], events: Sequence[Event] = (), is_last: bool = True
+    ) -> None:
+        """Sends the gradients of a bucket on their way. Those of the host's memory are complete after ``events``."""
+        self._raise_failure()
+        if is_last:
+            bucket.is_settled = bucket.is_ready = False
+        if bucket.mirrors is None:
+            arrival = Arrival(bucket, list(grads), events, [])
+        elif all(grad is None for grad in grads):
+            arrival = Arrival(bucket, list(grads), (), [], None, is_last)
+        else:
+            assert self.ring is not None, "mirrors come with a ring"
+            slot = self.ring.take(bucket.gradient_bytes)
+            places = bucket.views(self.ring.memory, slot.start)
+            pairs = [(place, as_laid(grad, place)) for place, grad in zip(places, grads) if grad is not None]
+            sources = [source for _, source in pairs]
+            label = (self.current.number, bucket.index)
+            self.device.note("taken", (label, slot.start, slot.end))
+            copied = self.device.down(pairs, [self.device.mark(sources)], label)
+            found = [place if grad is not None else None for place, grad in zip(places, grads)]
+            arrival = Arrival(bucket, found, [copied], sources, slot, is_last)
+        self.worker.put(partial(self._take_in, self.current, arrival))
+
+    def end(self, is_last: bool = True, drops: bool = False) -> None:
+        """Closes the pass: buckets that lack a gradient go without it, and steps that waited may run.
+
+        With ``drops``, this rank takes part in the decision, and steps nothing more.
+        """
+        for bucket in self.buckets:
+            with self._guard:
+                arrived, bucket.arrived = bucket.arrived, {}
+            if arrived or (is_last and bucket.summed and bucket.is_ready):
+                self.send(bucket, [arrived.get(k) for k in range(len(bucket.params))], is_last=is_last)
+        self.is_open, self.goes_on = False, not is_last
+        if is_last:
+            self.worker.put(partial(self._end, self.current, drops))
+
+    def gate(self, buckets: Iterable[Bucket]) -> None:
+        """Before parameters of these are read: waits for their steps, and lets the device wait for their uploads."""
+        for bucket in buckets:
+            if bucket.is_settled:
+                continue
+            if in_backward():
+                return  # A recomputation: parameters have no gradient yet, or autograd finds that they were stepped.
+            if self.is_open:
+                self.abandon()
+            self.worker.refuse_child()
+            with self.worker.changed:
+                while not bucket.is_ready:
+                    self.worker.changed.wait()
+            self._raise_failure()
+            self._settle(bucket)
+            self._asked.append(bucket)
+            self.device.note("read", (self.current.number, bucket.index))
+
+    def _settle(self, bucket: Bucket) -> None:
+        if bucket.uploaded is not None:
+            self.device.wait(bucket.uploaded)
+        if not in_backward():
+            self._count_write(bucket)
+        bucket.is_settled = True
+
+    def _count_write(self, bucket: Bucket) -> None:
+        """Lets autograd refuse a backward pass through what was read too early."""
+        params = bucket.params if bucket.mirrors is not None else []
+        torch.autograd.graph.increment_version(params)
+        for param in params:
+            self._own_write(param)
+
+    def _own_write(self, param: Tensor) -> None:
+        address, version = self.same[id(param)]
+        self.same[id(param)] = address, version + 1
+
+    def wait(self) -> None:
+        """Waits for all that is under way, and lets the device's work come after the last upload."""
+        if self.worker.is_current:
+            return  # A first step shows its states.
+        if self.is_open and not in_backward():
+            self.abandon()
+        if self.worker.pending:
+            self.worker.refuse_child()
+            with self.worker.changed:
+                while self.worker.pending:
+                    self.worker.changed.wait()
+        self._raise_failure()
+        for bucket in self.buckets:
+            if not bucket.is_settled and bucket.is_ready:
+                self._settle(bucket)
+
+    def decision(self) -> Optional[tuple[float, float, bool]]:
+        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. Waits for it alone."""
+        current = self.current
+        if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
+            return self._outcome
+        with self.worker.changed:
+            while not current.is_decided and self._failure is None:
+                self.worker.changed.wait()
+        self._raise_failure()
+        return current.outcome
+
+    def abandon(self) -> None:
+        """Drops a pass whose backward has ended with an error."""
+        self.is_open = self.goes_on = False
+        current = self.current
+        for bucket in self.buckets:
+            bucket.arrived.clear()
+        self.worker.put(partial(self._drop, current))
+        with self.worker.changed:
+            while self.worker.pending:
+                self.worker.changed.wait()
+        self._raise_failure()
+        if current.stepped:
+            raise RuntimeError(
+                f"backward: ended with an error after {self._told(current.stepped)} were stepped, so parameters are of two "
+                "steps; load a checkpoint. With max_norm= or skip_nonfinite=True nothing is stepped before backward has ended"
+            )
+
+    def settle(self) -> None:
+        """Waits for all that is under way, and goes on after a failure: states are about to be loaded."""
+        self._failure = None
+        try:
+            self.wait()
+        except RuntimeError:
+            self._failure = None
+
+    def grow(self, buckets: Sequence[Bucket], holds_all: bool) -> None:
+        """Takes further buckets, with a ring that has room for them."""
+        assert self.ring is not None, "mirrors come with a ring"
+        self.buckets += buckets
+        self.place_of |= {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
+        sizes = [bucket.gradient_bytes for bucket in self.buckets]
+        needed = sum(sizes) if holds_all else max(sizes)
+        if needed > self.ring.size:
+            self.ring = Ring(self.device.page_locked(needed))
+
+    def close(self) -> None:
+        """Ends the threads, after what is under way."""
+        self.worker.close()
+        self.device.close()
+
+    def _told(self, buckets: Sequence[Bucket]) -> str:
+        names = [self.names.get(id(bucket.params[0]), "parameter") for bucket in buckets]
+        listed = f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
+        return f"{len(buckets)} of {len(self.buckets)} buckets{listed}"
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            told = self._told(self.current.stepped)
+            raise RuntimeError(
+                f"offload: {type(self._failure).__name__} after {told} were stepped: {self._failure}; "
+                "load a checkpoint and the optimizer's state"
+            ) from self._failure
+
+    # What the worker's thread calls.
+
+    def _guarded(self, task: Task, bucket: Optional[Bucket] = None) -> None:
+        """Keeps what a task raises for the trainer's thread, and lets nobody wait for it."""
+        try:
+            if self._failure is None:
+                task()
+                return
+        except BaseException as error:
+            self._failure = error
+        if bucket is not None:
+            self._let_go(bucket)
+
+    def _begin(self, current: Pass) -> None:
+        for event in current.scaled:
+            event.wait()
+        if self.decider is not None:
+            scale = 0 if current.scale is None else current.scale.data_ptr()
+            self.decider.norm().begin((*current.factors, scale, 0))
+
+    def _take_in(self, current: Pass, arrival: Arrival) -> None:
+        arrival.bucket.slot = arrival.slot or arrival.bucket.slot
+        while self._ready and not all(event.is_done() for event in arrival.copied):
+            self._step_next()
+        for event in arrival.copied:
+            event.wait()
+        arrival.keeps.clear()
+        self._guarded(partial(self._arrived, current, arrival), arrival.bucket)
+
+    def _arrived(self, current: Pass, arrival: Arrival) -> None:
+        bucket, label, grads = arrival.bucket, (current.number, arrival.bucket.index), arrival.grads
+        if bucket.sums:
+            self._add(bucket, grads)
+            if not arrival.is_last:
+                return
+            grads = [one if k in bucket.summed else None for k, one in enumerate(bucket.sums)]
+            bucket.summed.clear()
+        batches = [batch for batch in self.engine().route(bucket.params).batches(grads) if batch.has_any]
+        if self.decider is None:
+            # After the gradients that have come down meanwhile: what backward has last, forward needs first.
+            self._ready.append((self._rank(bucket), bucket, current, batches))
+            self.worker.put(self._step_next)
+            return
+        self.device.note("norm", label)
+        bucket.measured = [(batch, self.decider.norm().add(self.engine(), batch)) for batch in batches]
+        current.measured.append(bucket)
+
+    def _rank(self, bucket: Bucket) -> int:
+        """When the next forward pass is likely to ask for a bucket: as the last one did, or in the reverse of backward."""
+        ranks = {id(one): k for k, one in enumerate(self._order)}
+        return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
+
+    def _step_next(self) -> None:
+        if self._ready:
+            first = min(self._ready, key=lambda ready: ready[0])
+            self._ready.remove(first)
+            _, bucket, current, batches = first
+            self._guarded(partial(self._step, current, bucket, batches), bucket)
+
+    def _step(self, current: Pass, bucket: Bucket, batches: Sequence[Batch]) -> None:
+        self.device.note("step begins", (current.number, bucket.index))
+        for batch in batches:
+            self.engine().step(batch, (*current.factors, 0, 0))
+        self._stepped(current, bucket, batches)
+
+    def _add(self, bucket: Bucket, grads: Sequence[Optional[Tensor]]) -> None:
+        for k, grad in enumerate(grads):
+            if grad is not None:
+                bucket.sums[k].add_(grad) if k in bucket.summed else bucket.sums[k].copy_(grad)
+                bucket.summed.add(k)
+        self._give_back(bucket)
+
+    def _end(self, current: Pass, drops: bool) -> None:
+        if self.decider is None:
+            return
+        decided = None
+        try:
+            # After a failure too: other ranks wait for this one's sums.
+            norm = self.decider.norm()
+            decided = norm.decide(self.decider.max_norm, self.decider.skip_nonfinite, self.decider.spread)
+            self._outcome = current.outcome = decided.decision()
+        except BaseException as error:
+            self._failure = self._failure or error
+        self.device.note("decision", (current.number, None))
+        with self.worker.changed:
+            current.is_decided = True
+            self.worker.changed.notify_all()
+        measured = sorted(current.measured, key=self._rank)
+        for bucket in measured:
+            if drops or decided is None:
+                self._let_go(bucket)
+                continue
+            self._guarded(partial(self._step_decided, current, bucket, decided), bucket)
+
+    def _step_decided(self, current: Pass, bucket: Bucket, decided: Any) -> None:
+        self.device.note("step begins", (current.number, bucket.index))
+        for batch, prepared in bucket.measured:
+            self.engine().step_decided(batch, prepared, decided)
+        assert current.outcome is not None, "steps come after their decision"
+        self._stepped(current, bucket, [batch for batch, _ in bucket.measured], not current.outcome[2])
+
+    def _stepped(self, current: Pass, bucket: Bucket, batches: Iterable[Batch], has_changed: bool = True) -> None:
+        """The bucket's parameters go up, and its gradients are not read any more."""
+        label = (current.number, bucket.index)
+        self.device.note("step ends", label)
+        if has_changed:
+            current.stepped.append(bucket)
+        if bucket.mirrors is not None:
+            stepped = {
+                id(batch.arena.params[index])
+                for batch in batches
+                for index, grad in zip(batch.indices, batch.grads)
+                if grad is not None
+            }
+            pairs = []
+            for param, mirror in zip(bucket.params, bucket.mirrors):
+                if id(param) in stepped:
+                    self._own_write(param)  # The engine has counted its step.
+                    pairs.append((param.data, mirror))
+            if has_changed and pairs:
+                bucket.uploaded = self.device.up(pairs, (), label)
+        self._let_go(bucket)
+
+    def _let_go(self, bucket: Bucket) -> None:
+        """Nothing of the bucket is under way."""
+        bucket.measured = []
+        self._give_back(bucket)
+        with self.worker.changed:
+            bucket.is_ready = True
+            self.worker.changed.notify_all()
+
+    def _give_back(self, bucket: Bucket) -> None:
+        if bucket.slot is not None:
+            slot, bucket.slot = bucket.slot, None
+            self.device.note("given back", (bucket.index, slot.start, slot.end))
+            slot.give_back()
+
+    def _drop(self, current: Pass) -> None:
+        self._ready.clear()
+        current.is_decided = True
+        for bucket in self.buckets:
+            bucket.summed.clear()
+            self._let_go(bucket)

@@ -1,0 +1,126 @@
+"""FSDP2's shards on the host: their units as buckets, the copies that FSDP makes of them, and where it reads them.
+
+FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Where a version does not,
+the step waits for FSDP's own event. FSDP reads parameters in `FSDPParamGroup.unshard` alone, so it waits for steps there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from ._norm import GlobalNorm
+from ._offload_bucket import Bucket, Decider
+from ._offload_device import Cuda, Device, place_of_scale
+from ._offload_engine import Offload
+from ._offload_simulated import Simulated
+from ._wrapped import OfOneModel
+
+if TYPE_CHECKING:
+    from .fsdp import FSDPOptimizer, Unit
+
+
+class Shards(Offload):
+    """The engine over shards that lie on the host."""
+
+    params_of_fsdp: dict[int, Any]
+    """FSDP's own records, by parameter."""
+
+    def send_shards(self, params: Sequence[Tensor], present: Sequence[Tensor]) -> None:
+        """Sends a unit, whose other parameters have no gradient."""
+        bucket, _ = self.place_of[id(params[0])]
+        known = set(map(id, present))
+        grads = [param.grad if id(param) in known else None for param in bucket.params]
+        records = [self.params_of_fsdp.get(id(param)) for param in present]
+        events = [event for record in records if (event := getattr(record, "grad_offload_event", None)) is not None]
+        self.send(bucket, grads, [Copied(event) for event in events])
+
+
+class Copied:
+    """FSDP's event after the copy of a gradient."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        return bool(self.event.query())
+
+
+def groups_of(model: nn.Module) -> Iterator[Any]:
+    """What FSDP unshards together."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            one = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            yield from (group for group in one if group is not None)
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether all shards lie on the host by a ``CPUOffloadPolicy``."""
+    if not isinstance(model, FSDPModule):
+        return False
+    params = [param for group in groups_of(model) for param in group.fsdp_params]
+    return bool(params) and all(param.offload_to_cpu for param in params)
+
+
+def offload_shards(optimizer: FSDPOptimizer, model: nn.Module, units: Sequence[Unit]) -> Shards:
+    """The engine of an optimizer, which FSDP waits for before it reads shards."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    buckets = [Bucket(index, unit.params) for index, unit in enumerate(reversed([unit for unit in units if unit.params]))]
+    decider = None
+    if optimizer._decides:
+        norm = optimizer._pass_norm()
+        decider = Decider(optimizer._max_norm, optimizer._skip_nonfinite, lambda: norm, optimizer._spread)
+    [one, *_] = [group.device for group in groups_of(model)]
+    device: Device = Cuda(one) if one.type == "cuda" else Simulated()
+    scale = None if optimizer._scaler is None else place_of_scale(device)
+    offload = Shards(lambda: optimizer._engine, device, buckets, names, decider, None, scale)
+    offload.params_of_fsdp = {}
+    for group in groups_of(model):
+        own = list(group.fsdp_params)
+        offload.params_of_fsdp |= {id(param.sharded_param): param for param in own}
+        group.unshard = gated(group.unshard, functools.partial(_wait_for, offload, own))
+
+    def settle(*_: Any) -> None:
+        if not offload.is_open:
+            offload.wait()
+
+    for module in model.modules():
+        module.register_state_dict_pre_hook(OfOneModel(settle))
+        module.register_load_state_dict_pre_hook(OfOneModel(settle))
+    return offload
+
+
+def gated(call: Callable[..., Any], wait: Callable[[], None]) -> Callable[..., Any]:
+    """A function that waits first."""
+
+    @functools.wraps(call)
+    def waits(*given: Any, **named: Any) -> Any:
+        wait()
+        return call(*given, **named)
+
+    return waits
+
+
+def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
+    places = [offload.place_of.get(id(param.sharded_param)) for param in params]
+    offload.gate({id(place[0]): place[0] for place in places if place is not None}.values())
+
+
+def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
+    """A norm on the host that ranks add up on groups of its own: its sums run beside the trainer's collectives."""
+    groups = dict.fromkeys(group for holders in spread for group, _ in holders)
+    own: dict[Any, Any] = {
+        group: dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+        for group in groups
+    }
+    return GlobalNorm(torch.device("cpu"), own)

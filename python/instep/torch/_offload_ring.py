@@ -1,0 +1,59 @@
+"""A ring of page-locked memory, through which gradients come down.
+
+It never grows: who asks for more than is free waits until a step has given some back. Memory is given back in any order,
+and is free once all that was taken before it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from torch import Tensor
+
+
+class Slot:
+    """A run of the ring's bytes, until it is given back."""
+
+    def __init__(self, ring: Ring, start: int, end: int) -> None:
+        self.ring, self.start, self.end, self.is_free = ring, start, end, False
+
+    def give_back(self) -> None:
+        """Its bytes have been read for the last time."""
+        self.ring._give_back(self)
+
+
+class Ring:
+    """See the module."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory, self.size = memory, memory.numel()
+        self._taken: deque[Slot] = deque()
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> Slot:
+        """Waits for so many bytes in one piece."""
+        if size > self.size:
+            raise ValueError(f"ring of {self.size} bytes: a bucket has {size}; give a larger ring=")
+        with self._changed:
+            while (start := self._place(size)) is None:
+                self._changed.wait()
+            slot = Slot(self, start, start + size)
+            self._taken.append(slot)
+            return slot
+
+    def _place(self, size: int) -> int | None:
+        """Where the next run starts, or None if it would reach one that is still taken."""
+        if not self._taken:
+            return 0
+        first, last = self._taken[0].start, self._taken[-1].end
+        if self._taken[-1].start >= first:  # Free are the bytes after the last and those before the first.
+            return last if last + size <= self.size else 0 if size <= first else None
+        return last if last + size <= first else None
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._changed:
+            slot.is_free = True
+            while self._taken and self._taken[0].is_free:
+                self._taken.popleft()
+            self._changed.notify_all()

@@ -1,0 +1,90 @@
+"""What optimizers have in common whose steps run beside the trainer's work.
+
+Whoever reads states through the optimizer waits for steps that run, so it sees whole ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+
+from ._offload_engine import Offload
+from .optimizer import FusedOptimizer
+
+LEFT_CORES = 2
+"""Cores that a step leaves to the trainer's thread and to autograd's."""
+
+
+class Waiting(FusedOptimizer):
+    """An optimizer that has an `Offload`, or none."""
+
+    _offload: Optional[Offload] = None
+    _scaler: Optional[torch.amp.GradScaler]
+    _skip_nonfinite: bool
+
+    @property
+    def state(self) -> Any:
+        """The states, after all steps."""
+        if self._offload is not None and not self._offload.is_open:
+            self._offload.wait()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.__dict__["state"] = state
+
+    def wait(self) -> None:
+        """Waits for all steps, and lets the device's work come after them. For reads of parameters outside the model."""
+        if self._offload is not None:
+            self._offload.wait()
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Does nothing but to call ``closure``, and to tell a scaler what it asks for: backward has handed over."""
+        result = super().step(closure)
+        self._tell_scaler()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients. Zeros are written after the steps that read them."""
+        if not set_to_none:
+            self.wait()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in ``torch.optim``'s format, after all steps. Its tensors are live."""
+        self.wait()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state dict of this class, or of ``torch.optim``'s optimizer of this name, in any device and type."""
+        if self._offload is not None:
+            self._offload.settle()
+            self._offload.follow()  # A model that was loaded before its states is not written after them.
+        super().load_state_dict(state_dict)
+
+    def last_norm(self) -> Optional[float]:
+        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. Waits for it alone."""
+        if self._offload is None:
+            return super().last_norm()
+        decision = self._offload.decision()
+        return None if decision is None else decision[0]
+
+    def _tell_scaler(self) -> None:
+        """Tells a scaler that has called ``step`` whether a gradient was infinite or NaN: they are gone by then."""
+        if self._offload is None or self._scaler is None or not hasattr(self, "found_inf"):
+            return
+        decision = self._offload.decision()
+        scale = self._scaler._get_scale_async()
+        assert scale is not None, "a scaler that steps has a scale"
+        found = torch.full((), float(decision is not None and decision[2]), device=scale.device)
+        self._scaler._per_optimizer_states[id(self)]["found_inf_per_device"] = {scale.device: found}
+
+
+def budget() -> int:
+    """Threads of a step: this process's share of the cores that it may use, but for those left to others."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, cores // max(1, ranks) - LEFT_CORES)

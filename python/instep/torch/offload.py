@@ -1,0 +1,423 @@
+"""Training with states and steps on the host, beside the device's forward and backward.
+
+`offload` finds out what a model is: FSDP's shards that lie on the host already, DDP's buckets after their sum, or the
+gradients of a plain module. All three have the engine of `_offload_engine.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ._backward import BackwardOptimizer
+from ._engine import Engine
+from ._kinds import is_dense
+from ._offload_bucket import Bucket, Decider, laid_out
+from ._offload_device import ALIGNMENT, Cuda, Device, aligned, place_of_scale
+from ._offload_engine import Offload
+from ._offload_fsdp import is_offloaded
+from ._offload_gates import Gates
+from ._offload_ring import Ring
+from ._offload_simulated import Simulated
+from ._offload_waiting import Waiting, budget
+from ._running import claim, refuse_attached, refuse_claimed
+from ._sharded import is_distributed, shard_of
+from ._stepped import SteppedGradients
+from ._wrapped import Wrapped, before_forward
+from .ddp import DDPOptimizer, frozen_in
+from .fsdp import FSDPOptimizer, register_fsdp
+
+ACCUMULATE = ("device", "host")
+BUCKET_BYTES = 25 << 20
+
+
+def offload(
+    module: nn.Module,
+    optimizer: Union[str, type] = "adamw",
+    *,
+    params: Optional[Iterable[Any]] = None,
+    max_norm: Optional[float] = None,
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
+    skip_nonfinite: bool = False,
+    accumulate: str = "device",
+    bucket_bytes: int = BUCKET_BYTES,
+    ring_bytes: Optional[int] = None,
+    numa: bool = True,
+    device: Optional[Device] = None,
+    **options: Any,
+) -> Union[OffloadedOptimizer, OffloadedDDPOptimizer, FSDPOptimizer]:
+    """Keeps states on the host, and steps there beside backward and the next forward pass.
+
+    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` hands the
+    gradients over, and ``.grad`` is None after it. The next forward pass waits, module by module, for the parameters that it
+    reads. Elsewhere, call ``wait()`` before you read parameters; saving and loading do so by themselves.
+
+    Arguments:
+        module: a plain module, a ``DistributedDataParallel``, or one that `fully_shard` was called on with a
+            ``CPUOffloadPolicy``, for which this is `register_fsdp` with ``gradients="clear"``.
+        params: the parameters to step, or param groups of them; None for all that take a gradient.
+        max_norm: clips by the exact global norm. Steps then run beside the next forward pass, in its order.
+        grad_scaler: divides its scale out, and skips the step if one gradient is infinite or NaN. Go on to call
+            ``scaler.step(optimizer)`` and ``scaler.update()``.
+        skip_nonfinite: skips the step if one gradient is infinite or NaN.
+        accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
+        bucket_bytes: gradients of about so many bytes are copied and stepped together.
+        ring_bytes: page-locked memory for gradients on their way, of at least one bucket. With less than all gradients,
+            backward waits for steps where they are slower. Unset, and where something decides over all gradients: all.
+        numa: whether the steps' threads stay on the cores near the GPU.
+        device: in the place of the module's own; `Simulated` rehearses the flow between two memories of the host.
+        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the budget of a step; unset, it leaves two
+            of the process's cores.
+
+    """
+    if accumulate not in ACCUMULATE:
+        raise ValueError(f"accumulate = {accumulate!r}: not known; use one of {', '.join(ACCUMULATE)}")
+    if isinstance(module, FSDPModule):
+        if not is_offloaded(module):
+            raise ValueError(f"{type(module).__name__}: its shards lie on the device; use fully_shard with CPUOffloadPolicy")
+        if accumulate != "device" or ring_bytes is not None or device is not None:
+            raise ValueError("accumulate, ring_bytes, device: FSDP copies and adds gradients itself; leave them out")
+        if grad_scaler is not None:
+            options["gradients"] = "average"
+        return register_fsdp(
+            module,
+            optimizer,
+            params=params,
+            max_norm=max_norm,
+            grad_scaler=grad_scaler,
+            skip_nonfinite=skip_nonfinite,
+            **{"gradients": "clear", **options},
+        )
+    if isinstance(module, FullyShardedDataParallel):
+        raise NotImplementedError("FullyShardedDataParallel: offload takes fully_shard with CPUOffloadPolicy; use that")
+    memory = Memory(bucket_bytes, ring_bytes, accumulate, numa, device)
+    if isinstance(module, DistributedDataParallel):
+        return OffloadedDDPOptimizer(module, optimizer, params, max_norm, grad_scaler, skip_nonfinite, memory, options)
+    return OffloadedOptimizer(module, optimizer, params, max_norm, grad_scaler, skip_nonfinite, memory, options)
+
+
+class Memory:
+    """The sizes and the place of what lies on the host."""
+
+    def __init__(
+        self,
+        bucket_bytes: int,
+        ring_bytes: Optional[int] = None,
+        accumulate: str = "device",
+        numa: bool = True,
+        device: Optional[Device] = None,
+    ) -> None:
+        self.bucket_bytes, self.ring_bytes, self.accumulate, self.numa = bucket_bytes, ring_bytes, accumulate, numa
+        self.device = device
+
+    def device_of(self, params: Sequence[Tensor]) -> Device:
+        """Where these parameters lie."""
+        if self.device is not None:
+            return self.device
+        devices = {param.device for param in params}
+        if len(devices) > 1:
+            raise NotImplementedError(
+                f"params on {len(devices)} devices: offload takes those of one; call it for each model part"
+            )
+        [one] = devices or {torch.device("cpu")}
+        if one.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"parameter on {one}: no copies are known there; use cuda")
+        return Simulated() if one.type == "cpu" else Cuda(one, self.numa)
+
+    def cut(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Parameters by bucket, in the order in which backward is likely to have their gradients."""
+        cut: list[list[Tensor]] = []
+        size = self.bucket_bytes
+        for param in reversed(params):
+            if size >= self.bucket_bytes:
+                cut.append([])
+                size = 0
+            cut[-1].append(param)
+            size += param.numel() * param.element_size()
+        return cut
+
+
+class Mirrored(Waiting):
+    """An optimizer whose parameters lie on a device, and are stepped in page-locked memory."""
+
+    _offload: Optional[Offload] = None
+
+    def _new_engine(self) -> Engine:
+        mirrors = self._mirrors = getattr(self, "_mirrors", {})
+
+        def held(param: Tensor) -> Tensor:
+            mirror = mirrors.get(id(param))
+            return shard_of(param) if mirror is None else mirror
+
+        # Threads of OpenMP would spin on the cores of autograd after every step.
+        return Engine(self._key, self._formats, "keep", self._threads, held, lambda: 0)
+
+    def _refuse_cut_ones(self, params: Iterable[Tensor]) -> None:
+        if any(is_distributed(param) for param in params):
+            raise NotImplementedError("parameter of DTensor: offload takes shards of fully_shard with CPUOffloadPolicy alone")
+
+    def _start(self, model: nn.Module, memory: Memory, params: Sequence[Tensor], decides: bool) -> None:
+        """Makes the mirrors, the ring and the threads."""
+        device = memory.device_of(params)
+        names = {id(param): name for name, param in model.named_parameters()}
+        self._memory = memory
+        buckets = self._buckets(device, memory, params, 0)
+        sizes = [bucket.gradient_bytes for bucket in buckets]
+        waits = decides and memory.accumulate == "device"
+        ring_bytes = sum(sizes) if waits or memory.ring_bytes is None else memory.ring_bytes
+        if ring_bytes < max(sizes, default=0):
+            raise ValueError(f"ring_bytes = {ring_bytes}: the largest bucket has {max(sizes)}; give at least that")
+        decider = None
+        if decides:
+            host = torch.device("cpu")
+            skips = self._skip_nonfinite
+            decider = Decider(self._max_norm, skips, lambda: self._norm({host}))
+        ring = Ring(device.page_locked(ring_bytes))
+        scale = None if self._scaler is None else place_of_scale(device)
+        self._offload = Offload(lambda: self._engine, device, buckets, names, decider, ring, scale)
+        self._gates = Gates(model, self._offload)
+        # All memory is there from now on.
+        self._offload.follow()
+        self._follow_states()
+        self._adopt(self._listed())
+
+    def _buckets(self, device: Device, memory: Memory, params: Sequence[Tensor], first: int) -> list[Bucket]:
+        buckets = []
+        for index, cut in enumerate(memory.cut(params), first):
+            size = sum(aligned(param.numel() * param.element_size()) for param in cut)
+            plain = [param.detach() for param in cut]
+            forms = [one if is_dense(one) else torch.empty_like(one, device="meta") for one in plain]
+            views = laid_out(device.page_locked(size), 0, forms, (param.dtype for param in cut))
+            mirrors = [view.data for view in views]  # Each with a version of its own.
+            for param, mirror in zip(cut, mirrors):
+                mirror.copy_(param.detach())
+                self._mirrors[id(param)] = mirror
+            bucket = Bucket(index, cut, mirrors)
+            if memory.accumulate == "host":
+                bucket.sums = [torch.empty_like(one, dtype=torch.float32) for one in mirrors]
+            buckets.append(bucket)
+        return buckets
+
+    def page_locked_bytes(self) -> int:
+        """Bytes of page-locked memory: mirrors of the parameters, the ring, and a loss scale."""
+        assert self._offload is not None and self._offload.ring is not None, "it has both once it is made"
+        mirrors = (one for bucket in self._offload.buckets for one in bucket.mirrors or ())
+        scale = 0 if self._offload.scale is None else ALIGNMENT
+        return scale + self._offload.ring.size + sum(aligned(one.numel() * one.element_size()) for one in mirrors)
+
+    def close(self) -> None:
+        """Ends the threads, after all steps. Backward steps nothing any more."""
+        if self._offload is not None:
+            self._offload.wait()
+            self._offload.close()
+
+
+class OffloadedOptimizer(Mirrored, BackwardOptimizer):
+    """The optimizer that `offload` makes for a plain module."""
+
+    _made_by = "offload"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Union[str, type],
+        params: Optional[Iterable[Any]],
+        max_norm: Optional[float],
+        grad_scaler: Optional[torch.amp.GradScaler],
+        skip_nonfinite: bool,
+        memory: Memory,
+        options: dict[str, Any],
+    ) -> None:
+        trained = [param for param in module.parameters() if param.requires_grad]
+        chosen = trained if params is None else list(params)
+        super().__init__(chosen or [{"params": []}], optimizer, max_norm=max_norm, **{"threads": budget(), **options})
+        self._own = {param for group in self.param_groups for param in group["params"]}
+        self._module = module
+        self._refuse_others(self._own)
+        refuse_claimed(self._own)
+        refuse_attached(self._own)
+        refuse_sparse(module)
+        self._syncs = True
+        self._decide_by(max_norm, grad_scaler, skip_nonfinite)
+        self._stepped = SteppedGradients(())  # They are gone by the time that somebody could change them.
+        own = [param for param in module.parameters() if param in self._own]
+        self._start(module, memory, own, self._decides)
+        self._with_gradient: list[Tensor] = []
+        for param in own:
+            param.register_post_accumulate_grad_hook(self._arrive)
+        self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
+        before_forward(module, self._refuse_unhooked)
+        claim(self)
+
+    def _refuse_others(self, params: Iterable[Tensor]) -> None:
+        known = set(self._module.parameters())
+        for param in params:
+            if param not in known:
+                raise ValueError("params: one of them is not a parameter of this module; step it by another optimizer")
+            if not param.requires_grad:
+                raise ValueError("params: one of them takes no gradient; leave it out, or unfreeze it first")
+        self._refuse_cut_ones(params)
+
+    def _refuse_unhooked(self) -> None:
+        self._wrapped.refuse_converted()
+        self._wrapped.refuse_unfrozen("add it by add_param_group")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Steps further parameters of the module from the next backward on, and allocates what they need."""
+        self.wait()
+        super().add_param_group(param_group)
+        if self._offload is None:
+            return  # The base class calls it while it builds the optimizer, too.
+        added = self.param_groups[-1]["params"]
+        try:
+            self._refuse_others(added)
+            refuse_claimed(set(added) - self._own)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._own.update(added)
+        core = self._offload
+        self._offload = None
+        buckets = self._buckets(core.device, self._memory, added, len(core.buckets))
+        core.grow(buckets, core.decider is not None and self._memory.accumulate == "device")
+        self._offload = core
+        self._gates.follow()
+        for param in added:
+            param.register_post_accumulate_grad_hook(self._arrive)
+        self._wrapped = Wrapped(self._module, self._own, [pair for pair in self._wrapped.frozen if pair[1] not in self._own])
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside it add gradients up; the next one outside steps with the sum."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    @torch.no_grad()
+    def _arrive(self, param: Tensor) -> None:
+        core = self._offload
+        assert core is not None, "hooks come after it"
+        adds_on_host = self._memory.accumulate == "host"
+        if not self._syncs and not adds_on_host:
+            return
+        if not core.is_open:
+            if core.prepare():
+                self._follow_states()
+                self._adopt(self._listed())
+                core.begin((1, 1.0), None if self._scaler is None else self._scaler._get_scale_async())
+                self._opt_called = True  # What schedulers of torch look for.
+            Variable._execution_engine.queue_callback(self._end)
+        grad, param.grad = param.grad, None
+        self._with_gradient.append(param)
+        core.take(param, grad, is_last=self._syncs)
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        assert self._offload is not None, "hooks come after it"
+        if self._syncs and self._memory.accumulate == "device":
+            # What an earlier backward has used, and not this one.
+            for param in self._own:
+                if param.grad is not None:
+                    self._arrive(param)
+        seen, self._with_gradient = self._with_gradient, []
+        self._offload.end(is_last=self._syncs)
+        self._gates.note_pass(seen)
+
+
+class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
+    """The optimizer that `offload` makes for a ``DistributedDataParallel`` model."""
+
+    _made_by = "offload"
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        optimizer: Union[str, type],
+        params: Optional[Iterable[Any]],
+        max_norm: Optional[float],
+        grad_scaler: Optional[torch.amp.GradScaler],
+        skip_nonfinite: bool,
+        memory: Memory,
+        options: dict[str, Any],
+    ) -> None:
+        if memory.accumulate != "device":
+            raise ValueError("accumulate = 'host': DDP's no_sync adds on the device; use 'device'")
+        refuse_sparse(ddp.module)
+        hook = options.pop("hook", None)
+        options = {"threads": budget(), **options}
+        DDPOptimizer.__init__(self, ddp, optimizer, params, max_norm, "sum", grad_scaler, skip_nonfinite, hook, options)
+        self._refuse_cut_ones(self._own)
+        own = [param for param in ddp.module.parameters() if param in self._own]
+        self._arrivals = 0
+        self._with_gradient: list[Tensor] = []
+        self._start(ddp.module, memory, own, self._decides)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: mirrors are made for the parameters that the model has when `offload` is called."""
+        if self._offload is not None:
+            raise NotImplementedError("param group: offload makes its memory at once; name all groups in params=")
+        DDPOptimizer.add_param_group(self, param_group)
+
+    def _gradients_of(self, bucket: Any, buffer: Tensor) -> list[Any]:
+        return list(bucket.gradients())
+
+    def _begin(self) -> None:
+        core = self._offload
+        assert core is not None, "hooks come after it"
+        with self._guard:
+            self._arrivals = 0
+            core.prepare()
+            super()._begin()
+            scale = None if self._scaler is None else self._scaler._get_scale_async()
+            core.begin((self._divisor, 1.0), scale)
+
+    @torch.no_grad()
+    def _arrive(
+        self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
+    ) -> None:
+        core = self._offload
+        assert core is not None, "hooks come after it"
+        self._opt_called = True  # What schedulers of torch look for.
+        others = [grad for param, grad in zip(params, grads) if param not in self._own]
+        used = [True] * len(params) if flags is None else [number != 0 for number in flags.tolist()]
+        if others and not self._divides_first:
+            torch._foreach_div_(others, self._world_size)
+        own = [(param, grad if use else None) for param, grad, use in zip(params, grads, used) if param in self._own]
+        for param, grad in own:
+            core.take(param, grad)
+        with self._guard:
+            self._with_gradient += [param for param, grad in own if grad is not None]
+            self._arrivals += 1
+            is_over = self._arrivals == self._expected
+        if is_over:
+            core.end()
+        result.set_result(buffer)
+
+    def _note_at_the_end(self) -> None:
+        """Drops the gradients after DDP has put them where they stay, which is what it does after its last hook."""
+        if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
+            queue = Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._let_go))
+
+    def _let_go(self) -> None:
+        for param in self._own:
+            param.grad = None
+        seen, self._with_gradient = self._with_gradient, []
+        self._gates.note_pass(seen)
+
+
+def refuse_sparse(module: nn.Module) -> None:
+    """Refuses modules whose gradients no kernel takes."""
+    for name, one in module.named_modules():
+        if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
+            raise NotImplementedError(f"{name or 'model'}: gives sparse gradients, which no kernel takes; use sparse=False")

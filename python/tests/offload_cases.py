@@ -1,0 +1,223 @@
+"""What every rank runs: offloaded training beside the same with a step after backward, which must have the same bits."""
+
+import contextlib
+import copy
+import random
+import time
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ddp_cases import Branches
+from fsdp_cases import loss_of, shard, shard_of
+from models import make
+from offload_programs import judge
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from instep.torch import FusedOptimizer, offload
+from instep.torch._offload_engine import Offload
+from instep.torch._offload_simulated import Simulated
+
+
+def slow(offload: Offload, seed: int) -> None:
+    """Lets a worker be late with everything."""
+    draw, take_in, end = random.Random(seed), offload._take_in, offload._end
+    offload._take_in = lambda *given: (time.sleep(draw.random() * 0.01), take_in(*given))
+    offload._end = lambda *given: (time.sleep(draw.random() * 0.01), end(*given))
+
+
+def assert_equal(ours: nn.Module, theirs: nn.Module, where: object) -> None:
+    """The same bits in every shard."""
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
+        assert torch.equal(shard_of(p), shard_of(q)), f"{where}: {name}"
+
+
+def in_fsdp(
+    rank: int,
+    world: int,
+    model: str = "gpt",
+    dtype: torch.dtype = torch.float32,
+    max_norm: Optional[float] = None,
+    scales: bool = False,
+    micro_batches: int = 1,
+    hsdp: bool = False,
+    steps: int = 5,
+    policy: Optional[str] = None,
+    **options: Any,
+) -> None:
+    """``fully_shard`` with a policy that offloads, stepped beside the next forward pass."""
+    base = make(model, dtype)
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")) if hsdp else None
+    ours = shard(copy.deepcopy(base), offload=True, mesh=mesh, policy=policy)
+    theirs = shard(copy.deepcopy(base), mesh=mesh, policy=policy)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) if scales else None for _ in range(2)]
+    stepped = offload(ours, "adamw", lr=0.01, max_norm=max_norm, grad_scaler=scalers[0], **options)
+    wanted = FusedOptimizer(theirs.parameters(), "adamw", lr=0.01, max_norm=max_norm, **options)
+    slow(stepped._offload, rank)
+    for step in range(steps):
+        batches = [base.batch() for _ in range(micro_batches)]
+        losses: list[list[Tensor]] = [[], []]
+        for side, seen, scaler in zip((ours, theirs), losses, scalers):
+            for micro, batch in enumerate(batches):
+                side.set_requires_gradient_sync(micro == micro_batches - 1)
+                loss = loss_of(side, batch)
+                seen.append(loss.detach())
+                loss = loss * float("inf") if scales and step == 2 and rank == world - 1 else loss
+                (loss if scaler is None else scaler.scale(loss)).backward()
+        assert all(map(torch.equal, *losses)), f"step {step}: {losses}"
+        for optimizer, scaler in zip((stepped, wanted), scalers):
+            if scaler is None:
+                optimizer.step()
+            elif optimizer is wanted:
+                found = torch.stack([~shard_of(p.grad).isfinite().all() for p in theirs.parameters()]).any().float()
+                dist.all_reduce(found, dist.ReduceOp.MAX)
+                for p in theirs.parameters():
+                    shard_of(p.grad).mul_(1.0 / scaler._scale)
+                if not found:
+                    optimizer.step()
+                scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found.device: found}
+                scaler.update()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        assert not scales or scalers[0].get_scale() == scalers[1].get_scale(), step
+        assert max_norm is None or scales or stepped.last_norm() == wanted.last_norm()
+    stepped.wait()
+    assert_equal(ours, theirs, "at the end")
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        for name, value in wanted.state[q].items():
+            assert torch.equal(shard_of(stepped.state[p][name]), shard_of(value)), name
+
+
+def in_ddp(
+    rank: int,
+    world: int,
+    model: str = "gpt",
+    dtype: torch.dtype = torch.float32,
+    max_norm: Optional[float] = None,
+    scales: bool = False,
+    micro_batches: int = 1,
+    unused: bool = False,
+    wrapping: Optional[dict[str, Any]] = None,
+    late: float = 0.005,
+    **options: Any,
+) -> None:
+    """DDP, whose buckets go down after their sum."""
+    torch.manual_seed(2)
+    base = Branches() if unused else make(model, dtype)
+    wrapping = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused, **(wrapping or {})}
+    ours, theirs = (DistributedDataParallel(copy.deepcopy(base), **wrapping) for _ in range(2))
+    kind = next(base.parameters()).device.type
+    scalers = [torch.amp.GradScaler(kind, init_scale=64.0, growth_interval=2) if scales else None for _ in range(2)]
+    record: list[Any] = []
+    options = {"device": Simulated(rank, late, record=record), **options}
+    stepped = offload(ours, "adamw", lr=0.01, max_norm=max_norm, grad_scaler=scalers[0], bucket_bytes=20000, **options)
+    options.pop("device")
+    wanted = FusedOptimizer(theirs.parameters(), "adamw", lr=0.01, max_norm=max_norm, **options)
+    for step in range(5):
+        batches = [torch.randn(4, 8) if unused else base.batch() for _ in range(micro_batches)]
+        losses: list[list[Tensor]] = [[], []]
+        for side, seen, scaler in zip((ours, theirs), losses, scalers):
+            for micro, batch in enumerate(batches):
+                with side.no_sync() if micro < micro_batches - 1 else contextlib.nullcontext():
+                    loss = side(batch, step % 2).pow(2).mean() if unused else loss_of(side, batch)
+                    seen.append(loss.detach())
+                    loss = loss * float("inf") if scales and step == 2 and rank == world - 1 else loss
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+        assert all(map(torch.equal, *losses)), f"step {step}: {losses}"
+        for optimizer, scaler in zip((stepped, wanted), scalers):
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        assert not scales or scalers[0].get_scale() == scalers[1].get_scale(), step
+        assert all(p.grad is None for p in ours.parameters())
+    stepped.wait()
+    assert_equal(ours, theirs, "at the end")
+    judge(record, decides=max_norm is not None or scales)
+    stepped.close()
+
+
+def save(rank: int, world: int, folder: str) -> None:
+    """Trains, and saves while steps may be under way."""
+    model = shard(make("gpt"), offload=True)
+    stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
+    slow(stepped._offload, rank)
+    torch.manual_seed(5)
+    for _ in range(3):
+        loss_of(model, torch.randint(256, (2, 25))).backward()
+    states = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
+    dcp.save(states, checkpoint_id=folder)
+
+
+def load(rank: int, world: int, folder: str) -> list[Tensor]:
+    """Loads that at any number of ranks, goes on, and returns the whole parameters and states."""
+    model = shard(make("gpt"), offload=True)
+    stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
+    saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
+    dcp.load(saved, checkpoint_id=folder)
+    set_model_state_dict(model, saved["model"])
+    set_optimizer_state_dict(model, stepped, saved["optimizer"])
+    torch.manual_seed(6)
+    found = [stepped.state[p][name].full_tensor().clone() for p in model.parameters() for name in ("exp_avg", "exp_avg_sq")]
+    found += [p.full_tensor().detach().clone() for p in model.parameters()]
+    loss_of(model, torch.randint(256, (2, 25))).backward()
+    assert int(stepped.state_dict()["state"][0]["step"]) == 4
+    return found
+
+
+def failing(rank: int, world: int) -> None:
+    """A rank whose step fails says so, and no other rank waits for it without end."""
+    model = shard(make("gpt"), offload=True)
+    stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
+    loss_of(model, torch.randint(256, (2, 25))).backward()
+    stepped.wait()
+    if rank == 1:
+
+        def fails(*given: Any) -> None:
+            raise ValueError("no memory")
+
+        stepped._offload._arrived = fails
+    try:
+        loss_of(model, torch.randint(256, (2, 25))).backward()
+        stepped.wait()
+    except RuntimeError as error:
+        assert rank == 1 and "no memory" in str(error), error
+    else:
+        assert rank != 1
+
+
+def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """The parameters of a plain module have the bits of steps on the host with the same gradients."""
+    model = make("gpt", dtype)
+    formats = {name: options.pop(name) for name in ("states", "master") if name in options}
+    given: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_parameters()}
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(lambda param, name=name: given[name].append(param.grad.cpu()))
+    stepped = offload(model, "adamw", lr=0.01, bucket_bytes=20000, **formats, **options)
+    twins = {name: nn.Parameter(param.detach().cpu().clone()) for name, param in model.named_parameters()}
+    wanted = FusedOptimizer(twins.values(), "adamw", lr=0.01, max_norm=options.get("max_norm"), **formats)
+    for step in range(6):
+        model.loss(model.batch()).backward()
+        stepped.step()
+        for name, twin in twins.items():
+            twin.grad = given[name].pop()
+        wanted.step()
+        if step % 2:  # Otherwise the next forward pass is all that waits.
+            stepped.wait()
+            for name, param in model.named_parameters():
+                assert torch.equal(param.detach().cpu(), twins[name]), f"step {step}: {name}"
+    assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
+    stepped.close()

@@ -1,0 +1,76 @@
+"""Offloaded training on real processes: FSDP2's shards and DDP's buckets, with the bits of a step after backward."""
+
+import pytest
+import torch
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A process of its own."""
+    ranks = Ranks(1)
+    yield ranks
+    ranks.close()
+
+
+FSDP = [
+    {},
+    {"max_norm": 0.1},
+    {"scales": True, "max_norm": 0.1},
+    {"micro_batches": 3},
+    {"dtype": torch.bfloat16, "master": "float32", "states": "float32", "max_norm": 0.1},
+    {"dtype": torch.bfloat16, "master": "remainder16", "states": "bfloat16"},
+    {"policy": "bf16"},
+    {"states": "8bit", "max_norm": 0.1},
+    {"model": "resnet", "max_norm": 0.1},
+]
+DDP = [
+    {},
+    {"max_norm": 0.1},
+    {"scales": True, "max_norm": 0.1},
+    {"micro_batches": 3},
+    {"unused": True},
+    {"unused": True, "max_norm": 0.1},
+    {"wrapping": {"gradient_as_bucket_view": True}},
+    {"wrapping": {"static_graph": True}, "max_norm": 0.1},
+    {"model": "resnet"},
+    {"dtype": torch.bfloat16, "master": "float32", "states": "8bit"},
+]
+
+
+@pytest.mark.parametrize("options", FSDP, ids=str)
+def test_shards_on_the_host_have_the_bits_of_a_step_after_backward(two, options):
+    two.run("offload_cases", "in_fsdp", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}, {"scales": True}, {"hsdp": True, "max_norm": 0.1}], ids=str)
+def test_shards_of_four_ranks_do_as_those_of_two(four, options):
+    four.run("offload_cases", "in_fsdp", **options)
+
+
+@pytest.mark.parametrize("name", ["in_fsdp", "in_ddp"])
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}], ids=str)
+def test_one_rank_does_as_several(one, name, options):
+    one.run("offload_cases", name, **options)
+
+
+@pytest.mark.parametrize("options", DDP, ids=str)
+def test_buckets_of_ddp_have_the_bits_of_a_step_after_backward(two, options):
+    two.run("offload_cases", "in_ddp", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}, {"scales": True}], ids=str)
+def test_buckets_of_four_ranks_do_as_those_of_two(four, options):
+    four.run("offload_cases", "in_ddp", **options)
+
+
+def test_a_checkpoint_that_is_saved_beside_a_step_is_loaded_at_other_numbers_of_ranks(one, two, four, tmp_path):
+    two.run("offload_cases", "save", folder=str(tmp_path))
+    found = [ranks.run("offload_cases", "load", folder=str(tmp_path))[0] for ranks in (one, two, four)]
+    assert len(found[0]) > 0
+    for values in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], values))
+
+
+def test_a_rank_whose_step_fails_keeps_no_other_rank_waiting(two):
+    two.run("offload_cases", "failing")
