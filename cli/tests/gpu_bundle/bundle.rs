@@ -109,7 +109,8 @@ impl Bundle {
         for name in ["instep", "benches", "tests"] {
             fs::create_dir_all(bundle.path("python").join(name)).unwrap();
         }
-        for name in ["benches/buckets.py", "benches/training.py", "tests/on_device.py"] {
+        for name in ["benches/buckets.py", "benches/offload.py", "benches/training.py", "tests/on_device.py"]
+        {
             bundle.write(&format!("python/{name}"), PYTHON);
         }
         fs::write(bundle.path("python/instep/_native.abi3.so.xz"), EMPTY_XZ).unwrap();

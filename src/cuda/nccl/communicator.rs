@@ -335,7 +335,10 @@ mod tests {
                 set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
             let found = warnings(version, variable);
-            found.iter().map(|line| line.split([':', '=']).next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+            found
+                .iter()
+                .map(|line| line.split([':', '=']).next().unwrap_or_default().to_owned())
+                .collect::<Vec<_>>()
         };
         let (queues, order) = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_LAUNCH_ORDER_IMPLICIT");
         assert_eq!(of(23203, &[(queues, "1")]), [queues]);
