@@ -86,7 +86,7 @@ def test_a_step_runs_on_torchs_threads_and_follows_their_number(monkeypatch):
     before, results = torch.get_num_threads(), []
     try:
         for team in (openmp, lambda: 0):
-            monkeypatch.setattr("instep.torch._arena.openmp", team)
+            monkeypatch.setattr("instep.torch._engine.openmp", team)
             torch.set_num_threads(1)
             param, optimizer = stepped(1 << 20)
             [arena] = optimizer._engine.arenas

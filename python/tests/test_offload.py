@@ -3,6 +3,7 @@
 import copy
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ def _too_early(monkeypatch, name):
         monkeypatch.setattr(_offload_engine.Offload, "_take_in", take_in)
     elif name == "a forward pass for its steps":
         monkeypatch.setattr(_offload_engine.Offload, "gate", lambda self, buckets: None)
+        on_time = _offload_engine.Offload._step
+
+        def late(self, *given):
+            time.sleep(0.02)
+            on_time(self, *given)
+
+        monkeypatch.setattr(_offload_engine.Offload, "_step", late)
     elif name == "a forward pass for its uploads":
         monkeypatch.setattr(Simulated, "wait", lambda self, event: None)
     elif name == "a download for its place in the ring":

@@ -22,8 +22,7 @@ from ._formats import MASTER_TYPES, QUANTUM, STATE_TYPES, WORDS, padded
 from ._groups import Hyper
 from ._kinds import FIRST, NO_UPDATE, Kind, dense_strides, goes_on_from, is_dense, states_of
 from ._memory import alone, zeros_apart
-from ._sharded import Rows, cut_as, is_distributed, rows_of, shard_of, spread_as
-from ._threads import openmp
+from ._sharded import Rows, cut_as, is_distributed, rows_of, spread_as
 
 ELEMENT = 16
 """Bytes between what is stepped in place of empty parameters."""
@@ -55,8 +54,8 @@ class Arena:
         members: Sequence[Member],
         after: str,
         threads: int,
-        held: Callable[[Tensor], Tensor] = shard_of,
-        team: Callable[[], int] = openmp,
+        held: Callable[[Tensor], Tensor],
+        team: Callable[[], int],
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
         # Where a parameter is stepped, and the threads that do it.

@@ -96,11 +96,11 @@ class Engine:
         after: str = "keep",
         threads: Optional[int] = None,
         held: Callable[[Tensor], Tensor] = shard_of,
-        team: Callable[[], int] = openmp,
+        team: Optional[Callable[[], int]] = None,
     ) -> None:
         self.key, self.formats, self.after, self.threads = key, formats, after, threads
         # Where this rank steps a parameter, and the address of the OpenMP runtime whose threads do it, or 0.
-        self.held, self.team = held, team
+        self.held, self.team = held, team or openmp
         self.arenas: list[Arena] = []
         self.places: dict[Tensor, tuple[Arena, int]] = {}
         self.routes: dict[tuple[int, ...], Route] = {}

@@ -27,7 +27,6 @@ from ._offload_waiting import Waiting, budget
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
 from ._stepped import SteppedGradients
-from ._threads import openmp
 from ._wrapped import Wrapped, before_backward, before_forward
 from .ddp import frozen_in
 from .optimizer import address
@@ -145,7 +144,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     def _new_engine(self) -> Engine:
         # Beside the trainer's work, threads of OpenMP would spin on autograd's cores after every step.
-        return Engine(self._key, self._formats, threads=self._threads, team=(lambda: 0) if self._is_beside else openmp)
+        return Engine(self._key, self._formats, threads=self._threads, team=(lambda: 0) if self._is_beside else None)
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
         return norm_beside(self._spread) if self._is_beside else super()._new_norm(device)
