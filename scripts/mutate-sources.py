@@ -172,7 +172,7 @@ FAULTS = [
     ("a mean before a neighbour has read", "host-run, races", "gpu/step.cu",
      "            __syncthreads(); /* all reads of the tile are made", "            /* all reads of the tile are made", RACE),
     ("an average that reads what its neighbours write", "host-run, races", "gpu/tile.cuh", "place.gradients().read(at)",
-     "place.gradients().values_of(load_gradients(place, at))", RACE),
+     "place.gradients().values_of(load_gradients<4>(place, at))", RACE),
     ("every block opens every segment", "host-run, races", "gpu/control.cu", "    if (blockIdx.x != 0) return;\n    if (args.ring)",
      "    if (args.ring)", RACE),
     ("a block's largest by one of its warps", "host-run, precisions", "gpu/maximum.cuh", "b = slots->sets[turn][k][pair + 1];",
