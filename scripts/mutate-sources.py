@@ -110,7 +110,7 @@ FAULTS = [
     ("a lane that leaves before the vote", "host-run", "gpu/step.cu", "    if (__any_sync(",
      "    if (threadIdx.x == 77) return;\n    if (__any_sync(", "threads wait for others"),
     ("a read beside the gradient that changes no bit", "host-run, sanitized", "gpu/vector.cuh",
-     "if (shift == 0 || at < shift || at - shift + 2 * N > extent.count) return", "if (shift == 0) return", "AddressSanitizer: use-after-poison"),
+     "if (shift == 0 || at < shift || at - shift + 2 * N > extent.count) return", "if (shift == 0 || at < shift) return", "ERROR: AddressSanitizer: "),
     ("a wide access where it is misaligned", "host-run, sanitized", "gpu/vector.cuh",
      "(is_aligned(first, bytes) && at + N <= count)", "(first && bytes && at + N <= count)",
      "misaligned address"),
