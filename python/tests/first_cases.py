@@ -57,7 +57,7 @@ def entered(entry: str, net: nn.Module, key: str, options: dict[str, Any]) -> tu
 class Side:
     """A model and what steps it, ours or torch's.
 
-    FSDP1 gives zeros to a parameter that was not used, whatever steps it afterwards.
+    FSDP1 gives zeros to a parameter that was not used, with any optimizer.
     """
 
     def __init__(self, entry: str, key: str, options: dict[str, Any], gives_zeros: bool = False) -> None:

@@ -212,7 +212,7 @@ def refuse_differences(program: Program) -> None:
 
 
 def judge(record: Record, decides: bool) -> None:
-    """Raises if something happened too early: a race, whatever its outcome."""
+    """Raises if something happened too early: a race, even one without an effect."""
     at: dict[tuple[str, Any], list[int]] = defaultdict(list)
     taken: list[tuple[int, int]] = []
     asked: dict[int, list[int]] = defaultdict(list)

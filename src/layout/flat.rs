@@ -76,8 +76,8 @@ impl Plan {
     fn take_rows(&mut self, layout: &Layout, id: ParamId, rows: Rows, moments: Moments) -> Result<()> {
         let (param, Rows { row, first }) = (layout.index(id)?, rows);
         let thing = || format!("rows of `{}`", layout.parameters()[param].name);
-        let segment = self.segments.iter_mut().find(|segment| segment.param as usize == param);
-        let Some(segment) = segment else {
+        let segment = self.segments.get_mut(self.segment_of_param[param] as usize);
+        let Some(segment) = segment.filter(|segment| segment.param as usize == param) else {
             return Err(Error::layout(thing(), "of no parameter of the bucket", "list its gradient"));
         };
         if row == 0 || !segment.len.is_multiple_of(row) {
@@ -99,7 +99,7 @@ impl Plan {
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {
-            // A parameter of 2^56 elements was refused, so this does not overflow.
+            // At most 256 times the elements of the bucket, which has fewer than 2^56.
             let end = segment.start + segment.state_len();
             if end > next {
                 let name = &layout.parameters()[segment.param as usize].name;

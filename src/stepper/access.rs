@@ -150,8 +150,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
-    /// behind the trainer, so is the status. It is `None` before the first pass has ended. Abandoned passes are left
-    /// out, and [counted](Status::abandoned).
+    /// late, so is the status. It is `None` before the first pass has ended. Abandoned passes are left out, and
+    /// [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
