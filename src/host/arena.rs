@@ -98,7 +98,8 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Releases the whole pages of a run to the system. They read as zeros when they are touched again.
+/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. Where a page beside
+/// the run is in use, the kernel may make a huge page of both later: at most one at each end.
 ///
 /// # Safety
 /// The run lies in one allocation of this process, and its contents are no longer needed.

@@ -39,6 +39,18 @@ fn bytes(stepper: &Stepper, memory: Memory) -> u64 {
     stepper.memory().into_iter().find(|(known, _)| *known == memory).map_or(0, |(_, bytes)| bytes)
 }
 
+/// Keeps the kernel from filling pages that were freed: its collector (khugepaged) makes a huge page of one page that
+/// is there and 511 that are not. This holds for the process, so that a test that runs beside it changes nothing.
+#[cfg(target_os = "linux")]
+pub(crate) fn without_huge_pages() {
+    unsafe extern "C" {
+        fn prctl(option: i32, value: usize, zero: usize, zeros: usize, nil: usize) -> i32;
+    }
+    const PR_SET_THP_DISABLE: i32 = 41;
+    // SAFETY: it changes how the kernel backs memory, and no byte of it.
+    assert_eq!(unsafe { prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
+}
+
 /// Bytes of a tensor whose pages are in this process's memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn resident(values: &[f32]) -> u64 {
@@ -57,6 +69,8 @@ pub(crate) fn resident(values: &[f32]) -> u64 {
 
 #[test]
 fn a_rank_holds_its_shard_and_what_is_unsharded_and_says_so() {
+    #[cfg(target_os = "linux")]
+    without_huge_pages();
     const RANKS: u64 = 4;
     let layout = layout();
     in_process(RANKS as u32, |comm| {

@@ -194,6 +194,8 @@ fn bytes(memory: &[(Memory, u64)], which: Memory) -> u64 {
 
 #[test]
 fn a_rank_holds_sums_of_its_shard_and_between_micro_batches_no_whole_gradient() {
+    #[cfg(target_os = "linux")]
+    crate::ranks::fsdp::without_huge_pages();
     const ELEMENTS: usize = 1 << 20;
     let layout = Layout::builder().param("a", ELEMENTS).param("b", ELEMENTS).build().unwrap();
     in_process(4, |comm| {

@@ -28,6 +28,8 @@ fn bytes(memory: &[(Memory, u64)], which: Memory) -> u64 {
 /// Four buckets of 4 MiB. What is expected is counted in tensors, without the plan.
 #[test]
 fn the_host_holds_what_is_stepped_and_the_device_what_forward_and_backward_need() {
+    #[cfg(target_os = "linux")]
+    crate::ranks::fsdp::without_huge_pages();
     const RANKS: u64 = 4;
     const BUCKETS: u64 = 4;
     const BUCKET: u64 = 4 << 20;
