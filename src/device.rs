@@ -109,7 +109,7 @@ pub trait Executor {
     fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
     /// Returns whether a failure has left a bucket with this rank's part of a step, and without the other ranks' parts.
-    fn is_torn(&self, _bucket: u32) -> bool {
+    fn is_partly_gathered(&self, _bucket: u32) -> bool {
         false
     }
 

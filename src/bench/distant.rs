@@ -4,8 +4,8 @@
 
 use crate::error::Result;
 use crate::host::Isa;
-use crate::host::arena::Arena;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Arena;
 use crate::host::stagger::Stagger;
 
 const MIB: u64 = 1 << 20;

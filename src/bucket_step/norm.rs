@@ -12,8 +12,8 @@ use crate::cuda::{Cuda, NormBlock};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::host::Isa;
-use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_control};
 
 /// Norm and decision over the gradients of any number of buckets.

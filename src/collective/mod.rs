@@ -3,10 +3,10 @@
 //! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error where ranks differ,
 //! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean.
 
+mod call;
 pub mod conformance;
 mod groups;
 mod key;
-mod memory;
 mod sums;
 
 use std::any::Any;
@@ -18,10 +18,10 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
+pub(crate) use call::Addresses;
+pub use call::{Allocation, Call, Purpose};
 pub(crate) use groups::{Groups, place_in};
 pub use key::CallKey;
-pub(crate) use memory::Addresses;
-pub use memory::{Allocation, Call, Purpose};
 pub(crate) use sums::NoCalls;
 pub use sums::Sums;
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::memory::address;
+use super::gpu_memory::address;
 use crate::abi::{INSTEP_MAX_STATES, InstepRecord, InstepStepArgs, InstepTile};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered};
 use super::engine::Engine;
-use super::host_memory::HostMemory;
+use super::gpu_memory::DeviceMemory;
 use super::host_steps::{HostSide, HostSteps};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
-use super::memory::DeviceMemory;
+use super::offload_memory::HostMemory;
 use super::owned::Event;
 use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};

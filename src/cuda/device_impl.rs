@@ -8,10 +8,10 @@ use std::mem::size_of_val;
 use std::sync::Arc;
 
 use super::CudaDevice;
+use super::full_buckets::is_sharded;
+use super::gpu_memory::{address, bytes_of, bytes_of_all, fetch};
 use super::host_steps::HostSteps;
-use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
-use super::unsharded::is_shared_out;
 use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Claimed, Device, Executor};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ impl CudaDevice {
     }
 
     /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a failure
-    /// a bucket may be missing that was to be brought together; its address is then never followed.
+    /// a bucket may be missing that was to be unsharded; its address is then never followed.
     fn at(&self, span: Span) -> *mut u8 {
         let always = || match self.failed {
             None => self.engine.memory.regions.resolve(span),
@@ -99,9 +99,8 @@ impl Executor for CudaDevice {
     fn sizes(&self) -> Vec<(Memory, u64)> {
         let sizes = self.engine.memory.regions.sizes();
         let of_whole = |memory| self.engine.memory.unsharded.bytes_with(memory, &self.plan);
-        let size = |(memory, bytes)| {
-            (memory, if is_shared_out(memory, &self.plan) { of_whole(memory) } else { bytes })
-        };
+        let size =
+            |(memory, bytes)| (memory, if is_sharded(memory, &self.plan) { of_whole(memory) } else { bytes });
         sizes.map(size).collect()
     }
 

@@ -10,8 +10,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::driver::{Driver, Kernel, Shape};
+use super::gpu_memory::DeviceMemory;
 use super::kernels::Kernels;
-use super::memory::DeviceMemory;
 use super::pinned::{SLOTS, SettingsRing};
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs};
 use crate::error::Result;

@@ -9,7 +9,7 @@ use std::slice;
 use std::sync::Arc;
 
 use super::driver::Driver;
-use super::memory::{address, bytes_of_all};
+use super::gpu_memory::{address, bytes_of_all};
 use super::owned::OwnedMapped;
 use crate::abi::{
     INSTEP_ACTION_STEP, INSTEP_GIVEN_INDICES, INSTEP_GIVEN_RECORDS, INSTEP_PART_WHOLE, InstepBeginArgs,
@@ -18,8 +18,8 @@ use crate::abi::{
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::host::Isa;
-use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::launch::{
     Assignment, Progress, Region, Regions, Settings, StepConstants, begin_args, first_control, first_records,
 };

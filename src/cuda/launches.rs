@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::custom::EnqueuedParams;
 use super::driver::{Driver, Entered, Kernel, Shape};
+use super::gpu_memory::DeviceMemory;
 use super::kernels::Kernels;
-use super::memory::DeviceMemory;
 use crate::abi::{
     INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE, InstepStepArgs,
     InstepStepLaunch, InstepTile,

@@ -4,8 +4,8 @@
 //! launched, LAMB two, and an event is recorded. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
+mod allocation;
 mod any_stream;
-mod arena;
 mod bucket;
 mod built;
 mod cast;
@@ -19,18 +19,19 @@ mod device_impl;
 pub mod driver;
 mod engine;
 mod fatbin;
+mod full_buckets;
 mod given;
+mod gpu_memory;
 mod graph;
-mod host_memory;
 mod host_steps;
 mod judge;
 mod kernels;
 mod launches;
 #[cfg(feature = "cuda")]
 mod library;
-mod memory;
 pub mod nccl;
 mod norm_block;
+mod offload_memory;
 pub(crate) mod owned;
 mod pinned;
 mod rebind;
@@ -40,7 +41,6 @@ mod submit;
 mod system;
 mod tile_tables;
 mod timing;
-mod unsharded;
 mod waits;
 
 pub(crate) use bucket::BucketEngine;

@@ -8,11 +8,11 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
+use super::allocation::Arena;
 use super::any_stream::AnyStream;
-use super::arena::Arena;
 use super::driver::{Driver, Kernel, Shape};
+use super::gpu_memory::{bytes_of, fetch};
 use super::kernels::Kernels;
-use super::memory::{bytes_of, fetch};
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepControl};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use super::CudaDevice;
 use super::driver::{Entered, Shape};
+use super::full_buckets::{is_resharded, is_sharded};
+use super::gpu_memory::address;
 use super::launches::BucketLaunch;
-use super::memory::address;
 use super::pinned::SLOTS;
-use super::unsharded::{is_away, is_shared_out};
 use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::device::unknown_sum;
@@ -57,7 +57,7 @@ impl CudaDevice {
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
         }
-        if let Some(bucket) = self.brought(op) {
+        if let Some(bucket) = self.full_places(op) {
             let gather = self.streams.stream(Stream::Gather);
             self.engine.memory.unsharded.take(&self.driver, bucket, [stream, gather])?;
         }
@@ -72,19 +72,19 @@ impl CudaDevice {
     }
 
     /// Returns the shard that the GPU keeps, if it does, and the whole of a bucket that an op brings together.
-    pub(super) fn brought(&self, op: &Op) -> Option<[Span; 2]> {
-        let away = |bucket: u32| {
+    pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
+        let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
             let whole = Span::shared(Memory::Params, bucket);
-            is_away(bucket, &self.plan).then_some([Span { end: whole.start, ..whole }, whole])
+            is_resharded(bucket, &self.plan).then_some([Span { end: whole.start, ..whole }, whole])
         };
         match op.action {
-            Action::Copy { bucket, .. } if op.stream == Stream::Upload => away(bucket),
+            Action::Copy { bucket, .. } if op.stream == Stream::Upload => resharded(bucket),
             Action::Collective { kind: CollectiveKind::AllGather, src, dst, bucket, .. }
                 if self.plan.shards_params() && op.stream == Stream::Gather =>
             {
                 // The shard of a group of one is the bucket.
-                bucket.and_then(away).or_else(|| (src != dst).then_some([src, dst]))
+                bucket.and_then(resharded).or_else(|| (src != dst).then_some([src, dst]))
             }
             _ => None,
         }
@@ -136,7 +136,7 @@ impl CudaDevice {
                 // touch them meanwhile, which the checker proves for every op.
                 unsafe { self.driver.copy(at, address(ones), span.bytes(), stream) }
             }
-            Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
+            Action::Release(span) if is_sharded(span.memory, &self.plan) => {
                 self.engine.memory.unsharded.release(span);
                 Ok(())
             }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::{Driver, Mapped};
+use super::gpu_memory::{address, bytes_of_all};
 use super::launches::BucketLaunch;
-use super::memory::{address, bytes_of_all};
 use super::owned::Event;
 use crate::abi::InstepTile;
 use crate::error::Result;

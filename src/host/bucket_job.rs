@@ -9,8 +9,8 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStepArgs, InstepTile};
-use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::abi::{INSTEP_ACTION_STEP, INSTEP_MAX_STATES, InstepStepArgs, InstepTile};
 use crate::error::Result;
-use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::launch::{Assignment, Launch};
 use crate::layout::Plan;
 use crate::op::{Memory, Span};

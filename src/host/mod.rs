@@ -4,13 +4,13 @@
 //! may overlap, and `hazard` proves it.
 #![allow(unsafe_code)]
 
-pub(crate) mod arena;
 pub(crate) mod bucket_job;
 mod cast;
 mod custom;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub(crate) mod kernels;
+pub(crate) mod memories;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub(crate) mod prefetch;
@@ -18,7 +18,7 @@ mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
 pub(crate) mod stagger;
-pub(crate) mod stored;
+pub(crate) mod stored_values;
 pub(crate) mod streams;
 
 pub use cast::cast;
@@ -38,7 +38,7 @@ use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
-use arena::Memories;
+use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
@@ -111,8 +111,8 @@ impl Executor for HostDevice {
         Ok(unsafe { self.memories.read_control() })
     }
 
-    fn is_torn(&self, bucket: u32) -> bool {
-        self.streams.executor().is_torn(bucket)
+    fn is_partly_gathered(&self, bucket: u32) -> bool {
+        self.streams.executor().is_partly_gathered(bucket)
     }
 
     fn latest(&self) -> Option<InstepStatus> {

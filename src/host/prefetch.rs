@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::host::arena::Arena;
 use crate::host::kernels::{Isa, Kernels};
+use crate::host::memories::Arena;
 use crate::host::stagger::{PAGE, Stagger};
 
 /// How far ahead of its loads a step prefetches, in each stream.

@@ -13,10 +13,10 @@ use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, CallKey, Collective, Groups};
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
-use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution};
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
     Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
@@ -47,7 +47,7 @@ pub(crate) struct Runner {
     /// Per bucket, where its step stops for norms of whole parameters.
     stops: Vec<Vec<NormStop>>,
     /// Per bucket, whether its parameters are this rank's part after a step, and the others' before it.
-    torn: Vec<AtomicBool>,
+    partly_gathered: Vec<AtomicBool>,
     /// The caller's sums that ops are to wait for, in their order: all of them are on one stream.
     awaited: Mutex<VecDeque<AwaitedSum>>,
 }
@@ -100,7 +100,7 @@ impl Runner {
             stops: (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket)).collect(),
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
-            torn: plan.buckets().iter().map(|_| AtomicBool::new(false)).collect(),
+            partly_gathered: plan.buckets().iter().map(|_| AtomicBool::new(false)).collect(),
             awaited: Mutex::default(),
             plan,
             memories,
@@ -170,8 +170,8 @@ impl Runner {
     }
 
     /// Returns whether a bucket was stepped, and what the other ranks stepped of it has not come. No op may be running.
-    pub(crate) fn is_torn(&self, bucket: u32) -> bool {
-        self.torn[bucket as usize].load(Ordering::Relaxed)
+    pub(crate) fn is_partly_gathered(&self, bucket: u32) -> bool {
+        self.partly_gathered[bucket as usize].load(Ordering::Relaxed)
     }
 
     /// Takes what the next op waits for that waits for a sum of the caller's.
@@ -209,8 +209,9 @@ impl Runner {
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Measure { bucket, stage } => self.step(bucket, stage as usize)?,
             Action::Step { bucket } => {
-                let is_gathered = self.plan.buckets()[bucket as usize].is_cut() && !self.plan.shards_params();
-                self.torn[bucket as usize].store(is_gathered, Ordering::Relaxed);
+                let is_gathered =
+                    self.plan.buckets()[bucket as usize].is_sharded() && !self.plan.shards_params();
+                self.partly_gathered[bucket as usize].store(is_gathered, Ordering::Relaxed);
                 self.step(bucket, self.stops[bucket as usize].len())?;
             }
             // SAFETY: nothing else touches control memory now, as for every op that writes it.
@@ -255,7 +256,7 @@ impl Runner {
                     Memory::sent_of(&self.plan.buckets()[*bucket as usize]).last() == Some(memory)
                 };
                 if let Some(bucket) = gathered.filter(is_last) {
-                    self.torn[bucket as usize].store(false, Ordering::Relaxed);
+                    self.partly_gathered[bucket as usize].store(false, Ordering::Relaxed);
                 }
             }
         }

@@ -8,12 +8,11 @@ mod bases;
 mod codes;
 mod constants;
 mod control;
-mod places;
 mod records;
+mod refusals;
 mod region;
 mod settings;
 mod step;
-mod storage;
 mod tiles;
 
 pub(crate) use assignment::{Assignment, NormStop, part_of_step};
@@ -23,10 +22,9 @@ pub(crate) use constants::StepConstants;
 pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
 };
-pub(crate) use places::refuse_other_places;
 pub use records::StepCount;
 pub(crate) use records::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
+pub(crate) use refusals::{refuse_other_places, refuse_storage};
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};
-pub(crate) use storage::refuse_storage;

@@ -145,13 +145,13 @@ pub(crate) struct FirstBytes {
 
 impl Bucket {
     /// Returns whether the bucket is sharded: other ranks have shards of it, or its counts follow its last shard.
-    pub(crate) fn is_cut(&self) -> bool {
+    pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }
 
     /// Returns the shard number `place` of `params`.
     pub(crate) fn shard_of(&self, place: u32) -> Range<u64> {
-        if !self.is_cut() {
+        if !self.is_sharded() {
             return self.params.clone();
         }
         let len = self.shard.end - self.shard.start;
@@ -161,7 +161,7 @@ impl Bucket {
 
     /// Returns the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(&self) -> Range<u64> {
-        if self.is_cut() {
+        if self.is_sharded() {
             let first = self.start + (self.shard.start - self.params.start);
             return first..first + (self.shard.end - self.shard.start);
         }

@@ -8,9 +8,9 @@ use std::ops::Range;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::bucket::{Cut, FirstBytes};
+use crate::layout::element_types::Resolved;
 use crate::layout::filling::Filling;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::storage::Resolved;
 use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Storages, Tails};
 
 impl Plan {

@@ -3,7 +3,7 @@
 //! The assignment is DDP's: each type keeps an open bucket of its own, and a bucket closes at the parameter that reaches
 //! its cap. Buckets follow each other in the order of their last parameters, so backward completes them in that order.
 
-use crate::layout::storage::Resolved;
+use crate::layout::element_types::Resolved;
 use crate::layout::{BucketCaps, Parameter};
 
 /// See the module.

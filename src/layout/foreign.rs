@@ -7,8 +7,8 @@ use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
+use crate::layout::element_types::Resolved;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::storage::Resolved;
 use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage, Storages};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.

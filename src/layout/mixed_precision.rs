@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::storage::{Master, Precision};
+use crate::layout::element_types::{Master, Precision};
 
 /// The types in which a model computes, sums its gradients, and takes and gives values, for parameters that have a type of
 /// their own. It goes with every [strategy](crate::Strategy).

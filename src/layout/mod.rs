@@ -5,21 +5,21 @@
 
 mod bucket;
 mod cut;
+mod element_types;
 mod filling;
 mod flat;
 mod foreign;
 mod mixed_precision;
 mod names;
 mod plan;
-mod storage;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
+pub use element_types::Storages;
+pub use element_types::{Master, Moments, Precision, Rounding, Storage};
 pub use foreign::ForeignBucket;
 pub use mixed_precision::MixedPrecisionPolicy;
 pub(crate) use names::fold;
 pub use plan::Plan;
-pub use storage::Storages;
-pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
 use names::NameIndex;
 

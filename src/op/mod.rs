@@ -373,9 +373,9 @@ impl Op {
             Action::Norm { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 let summed = Span::summed_in(Memory::Grads.of_step(plan), bucket);
-                let is_part = bucket.is_cut() || plan.is_offloaded();
+                let is_part = bucket.is_sharded() || plan.is_offloaded();
                 touch(if is_part { summed } else { Span::bucket(bucket) }, false);
-                if bucket.is_cut() {
+                if bucket.is_sharded() {
                     // The counts say which gradients are measured.
                     touch(Span::tail(Memory::Grads.of_step(plan), bucket), false);
                 }

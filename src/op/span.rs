@@ -55,7 +55,7 @@ const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
     /// Returns whether a rank that steps a shard has this memory for that shard alone.
-    pub fn is_kept_in_shards(self) -> bool {
+    pub fn is_sharded_state(self) -> bool {
         use Memory::*;
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
@@ -208,7 +208,7 @@ impl Span {
 
     /// Returns the parts of a bucket that take no memory while it is not unsharded: the other ranks' shards. With
     /// offload, all of it.
-    pub(crate) fn absent(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
+    pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
         }
@@ -324,7 +324,7 @@ fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
         // All buckets have the same of the others.
         Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads | Memory::Sums => (0, 0),
     };
-    let element = match memory.is_kept_in_shards() {
+    let element = match memory.is_sharded_state() {
         true => element.clamp(bucket.shard.start, bucket.shard.end),
         false => element,
     };

@@ -137,7 +137,7 @@ impl State {
                 false
             }
             CollectiveKind::ReduceScatter => true,
-            // Of a bucket that is shared out, counts of ranks have an all-reduce too.
+            // Of a sharded bucket, counts of ranks have an all-reduce too.
             CollectiveKind::AllReduce if plan.is_sharded() => {
                 is_group && self.scattered.take() == Some(bucket)
             }

@@ -279,7 +279,7 @@ impl Schedule {
             let described = &plan.buckets()[*bucket as usize];
             let (start, end) = (described.params.start, described.params.end);
             let masters = Span::within(Memory::Master, described, start, end);
-            if masters.bytes() > 0 && !described.is_cut() && !plan.is_offloaded() {
+            if masters.bytes() > 0 && !described.is_sharded() && !plan.is_offloaded() {
                 self.broadcast_span(Some(*bucket), masters);
             }
             received = self.broadcast_params(*bucket).or(received);

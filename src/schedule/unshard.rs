@@ -12,7 +12,7 @@ use crate::op::{Action, CollectiveKind, Memory, Span, Stream};
 
 impl Schedule {
     /// Returns whether this rank has all parameters of the bucket, and not only its shard of them.
-    pub fn is_whole(&self, bucket: u32) -> bool {
+    pub fn is_full(&self, bucket: u32) -> bool {
         !self.can_reshard(bucket) || self.unsharded[bucket as usize]
     }
 
@@ -36,7 +36,7 @@ impl Schedule {
     /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order.
     /// Between passes they compare `agreement`. It does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
-        if self.is_whole(bucket) {
+        if self.is_full(bucket) {
             return;
         }
         if !self.open {
@@ -68,8 +68,9 @@ impl Schedule {
         let read = self.trainer_on(Stream::Gather, bucket, &[]);
         self.emitter.after(Stream::Gather, &[read]);
         for memory in Memory::sent_of(described) {
-            for absent in Span::absent(memory, &plan, described).into_iter().filter(|span| span.bytes() > 0) {
-                self.emitter.emit(Stream::Gather, Action::Release(absent));
+            for freed in Span::resharded(memory, &plan, described).into_iter().filter(|span| span.bytes() > 0)
+            {
+                self.emitter.emit(Stream::Gather, Action::Release(freed));
             }
         }
         if plan.is_offloaded() {

@@ -14,8 +14,8 @@ use crate::device::Device;
 use crate::error::{Error, Result, environment};
 use crate::handle::Place;
 use crate::host::HostDevice;
-use crate::host::arena::Memories;
 use crate::host::kernels::{Isa, Kernels};
+use crate::host::memories::Memories;
 use crate::host::runner::Parts;
 use crate::launch::{Assignment, BorrowedPieces, Settings, StepConstants};
 use crate::pool::Pool;
@@ -184,7 +184,7 @@ impl StepperBuilder<'_> {
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS", 1)?.unwrap_or(60_000)),
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
-        plan = self.shared_out(plan, rank, world_size)?;
+        plan = self.sharded(plan, rank, world_size)?;
         if self.offload.is_some() {
             plan = plan.offloaded();
         }

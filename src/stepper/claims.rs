@@ -36,7 +36,7 @@ impl<D: Device> Stepper<D> {
     /// the tensor: the claim waits for its bucket then, and later buckets are stepped and gathered meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
-            self.refuse_cut(id, memory)?;
+            self.refuse_shard(id, memory)?;
             self.refuse_resharded(id, memory)?;
             return match memory {
                 Memory::Params | Memory::Copy => self.refuse_open_pass(),
@@ -105,7 +105,7 @@ impl<D: Device> Stepper<D> {
             return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
         }
         let is_rescued = run.refuse_rescued().is_err();
-        if is_rescued && memory.is_sent() && !writes && run.device.is_torn(segment.bucket) {
+        if is_rescued && memory.is_sent() && !writes && run.device.is_partly_gathered(segment.bucket) {
             let name = &self.layout.parameters()[index].name;
             let wrong = "the other ranks' parts of its last step were lost with them";
             return Err(Error::order(format_args!("`{name}`"), wrong, "go on from a checkpoint"));
@@ -123,9 +123,9 @@ impl<D: Device> Stepper<D> {
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
             let segment = self.plan.segment_of(param);
             // What was resharded has been noted then.
-            let is_whole = run.schedule.is_whole(segment.bucket);
+            let is_full = run.schedule.is_full(segment.bucket);
             let memories = [(Memory::Params, false), (Memory::Grads, true)].into_iter();
-            for (memory, writes) in memories.filter(|(memory, _)| *memory == Memory::Grads || is_whole) {
+            for (memory, writes) in memories.filter(|(memory, _)| *memory == Memory::Grads || is_full) {
                 run.note(Access { span: Span::segment(memory, &self.plan, segment), writes });
             }
         }

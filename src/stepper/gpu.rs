@@ -246,7 +246,7 @@ impl Stepper<CudaDevice> {
             return Err(Error::unsupported("address of an optimizer state", wrong, "copy it with read"));
         }
         if !is_open {
-            self.refuse_cut(id, memory)?;
+            self.refuse_shard(id, memory)?;
         }
         self.refuse_resharded(id, memory)?;
         let writes = is_open && memory == Memory::Grads;

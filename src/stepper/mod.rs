@@ -5,6 +5,7 @@
 //! mutably, and an access first waits. The schedule alone decides an order; these files forward events to it.
 
 mod access;
+mod as_f32;
 mod borrowing;
 mod build;
 mod builder;
@@ -27,7 +28,6 @@ mod shards;
 mod state;
 #[allow(clippy::module_inception)] // The folder is the part, the file its main type.
 mod stepper;
-mod stored;
 mod tensor;
 mod together;
 mod unshard;

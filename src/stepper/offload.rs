@@ -98,7 +98,7 @@ impl<D: Device> Stepper<D> {
         }
         let mut bytes = Vec::new();
         for (k, bucket) in (0..).zip(self.plan.buckets()) {
-            if self.run.borrow().schedule.is_whole(k) {
+            if self.run.borrow().schedule.is_full(k) {
                 let [from, to] =
                     [Memory::HostParams, Memory::Params].map(|memory| Span::shard(memory, bucket));
                 bytes.resize(from.bytes() as usize, 0);

@@ -121,7 +121,7 @@ impl StepperBuilder<'_> {
     }
 
     /// Shards a plan as the options say.
-    pub(super) fn shared_out(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
+    pub(super) fn sharded(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
         if self.strategy == Strategy::Replicated {
             return match self.shard_size {
@@ -208,18 +208,18 @@ impl<D: Device> Stepper<D> {
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
         // In a group of one this rank has all of it. No call is made then, because a slice of a gradient may be alive, which
         // calls write over.
-        let is_cut = self.is_shared_out(whole.segment) && self.plan.shards().0 > 1;
-        match is_cut && self.is_summed_or_kept_in_shards(whole.memory) {
+        let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
+        match is_sharded && self.may_be_sharded(whole.memory) {
             true => self.gather_bytes(whole.memory, whole.segment, bytes),
             false => self.read_elements(whole, bytes),
         }
     }
 
-    fn is_summed_or_kept_in_shards(&self, memory: Memory) -> bool {
-        memory == Memory::Grads || memory.is_kept_in_shards() || self.plan.shards_params()
+    fn may_be_sharded(&self, memory: Memory) -> bool {
+        memory == Memory::Grads || memory.is_sharded_state() || self.plan.shards_params()
     }
 
-    pub(super) fn is_shared_out(&self, segment: &Segment) -> bool {
+    pub(super) fn is_sharded(&self, segment: &Segment) -> bool {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
@@ -252,7 +252,7 @@ impl<D: Device> Stepper<D> {
 
     /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
-        // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
+        // Between passes no slice of these gradients can exist: `refuse_shard` sees to that. Local ones lie after them.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
         let room = room / self.plan.shards().0 as usize;
         bytes.next_multiple_of(LINE).min(room - room % LINE)
@@ -280,12 +280,12 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Refuses a tensor of which this rank has only a shard.
-    pub(super) fn refuse_cut(&self, id: ParamId, memory: Memory) -> Result<()> {
+    pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
         // The shard of a group of one is everything.
-        let is_cut = self.is_shared_out(segment) && self.plan.shards().0 > 1;
-        if !is_cut || !(memory.is_kept_in_shards() || is_summed) {
+        let is_sharded = self.is_sharded(segment) && self.plan.shards().0 > 1;
+        if !is_sharded || !(memory.is_sharded_state() || is_summed) {
             return Ok(());
         }
         let Range { start: first, end } = self.plan.bucket_of(segment).shard_of_segment(segment);

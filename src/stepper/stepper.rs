@@ -86,7 +86,7 @@ impl<D: Device> Stepper<D> {
     /// the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
-        let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.absent_bytes(memory));
+        let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.resharded_bytes(memory));
         sizes.into_iter().map(present).collect()
     }
 

@@ -92,8 +92,8 @@ impl<'s> Elements<'s> {
         plan: &Plan,
         schedule: &Schedule,
     ) -> Elements<'s> {
-        let is_unsharded = memory.is_sent() && schedule.is_whole(segment.bucket);
-        let is_full = is_unsharded || !(memory.is_sent() || memory.is_kept_in_shards());
+        let is_unsharded = memory.is_sent() && schedule.is_full(segment.bucket);
+        let is_full = is_unsharded || !(memory.is_sent() || memory.is_sharded_state());
         let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).shard_of_segment(segment) };
         Elements { memory, segment, range }
     }
@@ -102,7 +102,7 @@ impl<'s> Elements<'s> {
     /// in the host's memory alone.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
-        let is_of_host = *memory == Memory::Params && !schedule.is_whole(segment.bucket);
+        let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);
         let memory = if is_of_host { memory.of_step(plan) } else { *memory };
         let first = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), first + range.start, first + range.end)

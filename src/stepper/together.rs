@@ -52,8 +52,8 @@ impl<D: Device> Stepper<D> {
         let is_everywhere = memory == Memory::Params
             && !self.plan.shards_params()
             && self.precision_of(id)?.master == Master::None;
-        let is_cut = self.is_shared_out(segment) && !(is_everywhere && rank_0s);
-        let part = match (is_cut, self.rank()) {
+        let is_sharded = self.is_sharded(segment) && !(is_everywhere && rank_0s);
+        let part = match (is_sharded, self.rank()) {
             (true, _) => self.plan.bucket_of(segment).shard_of_segment(segment),
             (false, 0) => 0..segment.len,
             (false, _) => 0..0,

@@ -25,13 +25,13 @@ impl StepperBuilder<'_> {
 
     /// Refuses options that exclude sharded parameters.
     pub(super) fn refuse_unsharding(&self) -> Result<()> {
-        let is_shared_out = self.strategy == Strategy::Fsdp;
-        if is_shared_out && let Some(divisor) = self.uneven_inputs {
+        let is_sharded = self.strategy == Strategy::Fsdp;
+        if is_sharded && let Some(divisor) = self.uneven_inputs {
             let wrong = "a rank without data does not know which buckets the others unshard";
             let remedy = "use Strategy::Zero";
             return Err(Error::config("uneven_inputs", format!("{divisor:?}"), wrong, remedy));
         }
-        if !is_shared_out && let Some(buckets) = self.max_unsharded {
+        if !is_sharded && let Some(buckets) = self.max_unsharded {
             let wrong = "every rank has all parameters all the time";
             return Err(Error::config("max_unsharded", buckets, wrong, "use Strategy::Fsdp"));
         }
@@ -84,7 +84,7 @@ impl<D: Device> Stepper<D> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
         let schedule = &self.run.get_mut().schedule;
-        if schedule.is_whole(bucket) {
+        if schedule.is_full(bucket) {
             return Ok(());
         }
         if schedule.is_launched(bucket) {
@@ -132,7 +132,7 @@ impl<D: Device> Stepper<D> {
     /// Refuses a parameter, or its copy, of which this rank has only its shard now.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
-        if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_whole(segment.bucket) {
+        if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_full(segment.bucket) {
             return Ok(());
         }
         let (name, bucket) = (&self.layout.parameters()[segment.param as usize].name, segment.bucket);
@@ -142,13 +142,13 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Refuses a mutable slice of a sharded or offloaded parameter.
-    pub(super) fn refuse_shared_out(&self, id: ParamId, memory: Memory) -> Result<()> {
+    pub(super) fn refuse_sharded_slice(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if memory == Memory::Params && self.plan.is_offloaded() {
             let wrong = "the host has them too, and steps those";
             return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"));
         }
-        if memory != Memory::Params || !self.plan.shards_params() || !self.is_shared_out(segment) {
+        if memory != Memory::Params || !self.plan.shards_params() || !self.is_sharded(segment) {
             return Ok(());
         }
         let wrong = "they are sharded, and ranks compare what they write";
@@ -156,11 +156,11 @@ impl<D: Device> Stepper<D> {
     }
 
     /// The bytes of parameters or copies that this rank does not have now.
-    pub(super) fn absent_bytes(&self, memory: Memory) -> u64 {
+    pub(super) fn resharded_bytes(&self, memory: Memory) -> u64 {
         let schedule = &self.run.borrow().schedule;
-        let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_whole(*k));
+        let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_full(*k));
         let sent = resharded.filter(|(_, bucket)| Memory::sent_of(bucket).any(|sent| sent == memory));
-        sent.flat_map(|(_, bucket)| Span::absent(memory, &self.plan, bucket))
+        sent.flat_map(|(_, bucket)| Span::resharded(memory, &self.plan, bucket))
             .map(|others| others.bytes())
             .sum()
     }

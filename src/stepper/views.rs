@@ -294,8 +294,8 @@ impl Stepper {
             return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"));
         }
         if memory != Memory::Grads {
-            self.refuse_cut(id, memory)?;
-            self.refuse_shared_out(id, memory)?;
+            self.refuse_shard(id, memory)?;
+            self.refuse_sharded_slice(id, memory)?;
         }
         self.admit_write(id, memory)?;
         let segment = self.claim(id, memory, true)?;

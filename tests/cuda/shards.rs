@@ -229,9 +229,9 @@ fn expected(ranks: u32, case: &Case, strategy: Strategy) -> Vec<Trained> {
 
 fn strategies(case: &Case) -> impl Iterator<Item = Strategy> {
     // A rank without data would not know what to unshard.
-    let is_shared_out = |strategy: &Strategy| *strategy == Strategy::Fsdp;
+    let is_sharded = |strategy: &Strategy| *strategy == Strategy::Fsdp;
     let joins = case.joins;
-    [Strategy::Zero, Strategy::Fsdp].into_iter().filter(move |strategy| !joins || !is_shared_out(strategy))
+    [Strategy::Zero, Strategy::Fsdp].into_iter().filter(move |strategy| !joins || !is_sharded(strategy))
 }
 
 /// Runs every rank of a group with GPUs: as threads with a stand-in each, or of a group of one over NCCL.

@@ -265,8 +265,8 @@ fn check(row: Row) -> usize {
             assert_checkpoint(row, "write", written, &layout);
             assert_export(row, "export in f32", &path("export_f32"), &layout, false);
             // A remainder's parameter is the upper half of the value's bits, a master's is rounded.
-            let is_cut = matches!(row.precision.master, Master::Remainder16 | Master::Remainder8);
-            if !is_cut {
+            let is_remainder = matches!(row.precision.master, Master::Remainder16 | Master::Remainder8);
+            if !is_remainder {
                 assert_export(row, "export", &path("export"), &layout, !is_f32);
             }
         }

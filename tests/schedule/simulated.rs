@@ -246,7 +246,7 @@ pub(super) fn freeze(
 }
 
 fn read_frozen(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan, param: usize) {
-    if schedule.is_frozen(param) && schedule.is_whole(plan.segment_of(param).bucket) {
+    if schedule.is_frozen(param) && schedule.is_full(plan.segment_of(param).bucket) {
         trainer(schedule, list, plan, param, Memory::Params, false);
     }
 }

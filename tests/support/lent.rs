@@ -275,9 +275,9 @@ impl Lent {
             memory = self.lend_buckets(memory);
         }
         // SAFETY: the new tensors hold what the old ones held, which live until this returns.
-        let is_cut = unsafe { stepper.rebind(memory)? };
+        let are_others = unsafe { stepper.rebind(memory)? };
         left.iter().for_each(Tensor::assert_bands_stand);
-        Ok(is_cut)
+        Ok(are_others)
     }
 
     fn copy_gradients(&self, from: &[Bucket]) {

@@ -15,7 +15,7 @@ use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
 use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
-use crate::cuda::nccl::{Options, Source, UniqueId, file, memory};
+use crate::cuda::nccl::{Options, Source, UniqueId, file, registered_memory};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -221,7 +221,7 @@ impl Collective for Nccl {
     /// Of gradients, which the group's first communicator reduces in place.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
         match purpose == Purpose::Gradients && self.reaches(place) {
-            true => memory::allocate(&self.shared, bytes),
+            true => registered_memory::allocate(&self.shared, bytes),
             false => Ok(None),
         }
     }

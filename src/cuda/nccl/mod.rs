@@ -17,13 +17,13 @@ mod file;
 mod host;
 #[cfg(feature = "cuda")]
 mod library;
-#[cfg(feature = "cuda")]
-mod memory;
 mod options;
 #[cfg(any(feature = "cuda", test))]
 mod polling;
 #[cfg(feature = "cuda")]
 mod raw;
+#[cfg(feature = "cuda")]
+mod registered_memory;
 #[cfg(feature = "cuda")]
 mod shared;
 #[cfg(not(feature = "cuda"))]

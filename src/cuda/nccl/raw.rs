@@ -14,7 +14,7 @@ use std::{ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
-use crate::cuda::arena::Arena;
+use crate::cuda::allocation::Arena;
 use crate::cuda::context::with_device;
 use crate::cuda::driver::Entered;
 use crate::cuda::nccl::UniqueId;

@@ -79,6 +79,24 @@ fn the_page_on_sharding_says_shard_full_and_local() {
     }
 }
 
+#[test]
+fn names_of_sharding_say_shard_full_and_local() {
+    let retired = ["shared_out", "torn", "absent_bytes", "is_away", "is_cut", "is_kept", "brought"];
+    let sources = files("src", &["rs"]);
+    assert!(sources.len() > 150, "the scan finds sources");
+    for path in sources {
+        let text = read(&path);
+        for word in retired {
+            let is_word = |(at, _): (usize, &str)| !text[..at].ends_with(|c: char| c.is_alphanumeric());
+            assert!(
+                !text.match_indices(word).any(is_word),
+                "{}: `{word}`; say shard, full or local",
+                name(&path)
+            );
+        }
+    }
+}
+
 /// A reader learns 15 words; the other ones are the field's.
 #[test]
 fn the_glossary_has_at_most_15_words() {

@@ -268,8 +268,8 @@ impl<'a> Call<'a> {
 
     /// Into how many parts the longer buffer is cut.
     fn parts(&self, world_size: u32) -> u64 {
-        let is_cut = matches!(self.key.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
-        if is_cut { world_size.into() } else { 1 }
+        let is_sharded = matches!(self.key.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
+        if is_sharded { world_size.into() } else { 1 }
     }
 
     /// Returns the error of a collective that does not [know](Collective::knows) the kind of this call.

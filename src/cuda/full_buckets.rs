@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::arena::{Arena, pointer};
+use super::allocation::{Arena, pointer};
 use super::driver::Driver;
 use crate::error::Result;
 use crate::handle::{Address, StreamHandle};
@@ -55,7 +55,7 @@ impl Unsharded {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
 
-    /// Takes memory for a bucket that is brought together, in the order of a stream. It is freed on the other one.
+    /// Takes memory for a bucket that is to be unsharded, in the order of a stream. It is freed on the other one.
     pub(super) fn take(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -92,30 +92,30 @@ impl Unsharded {
 }
 
 /// Returns whether ranks keep only their shards of this memory's buckets.
-pub(super) fn is_shared_out(memory: Memory, plan: &Plan) -> bool {
+pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
 /// Returns whether a bucket's shard lies on the host alone, except while the bucket is whole.
-pub(super) fn is_away(bucket: &Bucket, plan: &Plan) -> bool {
+pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }
 
 /// Returns all shards of a memory that the GPU keeps.
-fn kept_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
-    let here = plan.buckets().iter().filter(|bucket| !is_away(bucket, plan));
+fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
+    let here = plan.buckets().iter().filter(|bucket| !is_resharded(bucket, plan));
     here.map(move |bucket| Span::shard(memory, bucket))
 }
 
 /// Returns the bytes of all shards of a memory.
 pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
-    kept_shards(memory, plan).map(|span| span.bytes()).sum()
+    spans_of_shards(memory, plan).map(|span| span.bytes()).sum()
 }
 
 /// Returns the shards of a memory, one after the other in `arena`, each at a multiple of 256 elements.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address;
-    let spans = kept_shards(memory, plan).filter(|span| span.bytes() > 0);
+    let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);
     let pieces = spans.map(|span| {
         let piece = Piece { start: span.start, bytes: span.bytes(), base: Address::of(pointer(next)?) };
         next.0 += span.bytes();

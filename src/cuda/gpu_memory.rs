@@ -7,10 +7,10 @@
 use std::ptr;
 use std::sync::Arc;
 
-use super::arena::{Arena, pointer};
+use super::allocation::{Arena, pointer};
 use super::driver::Driver;
-use super::host_memory::HostMemory;
-use super::unsharded::{Unsharded, is_shared_out, shard_bytes, shards};
+use super::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
+use super::offload_memory::HostMemory;
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective, Purpose};
 use crate::dtype::DType;
@@ -50,11 +50,10 @@ impl DeviceMemory {
         mut host: Option<HostMemory>,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
-        let mut shared_out = Vec::new();
-        for memory in [Memory::Params, Memory::Copy].into_iter().filter(|memory| is_shared_out(*memory, plan))
-        {
+        let mut sharded = Vec::new();
+        for memory in [Memory::Params, Memory::Copy].into_iter().filter(|memory| is_sharded(*memory, plan)) {
             let arena = Arena::zeroed(driver, shard_bytes(memory, plan), stream)?;
-            shared_out.push((memory, shards(memory, plan, &arena)?));
+            sharded.push((memory, shards(memory, plan, &arena)?));
             arenas.push(arena);
         }
         let mut owned = |bytes: u64| {
@@ -79,12 +78,12 @@ impl DeviceMemory {
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
             None => {
                 let grads = lent_or_owned(Purpose::Gradients, grads_bytes)?;
-                let params = shared_out.iter().position(|(memory, _)| *memory == Memory::Params);
-                let params = params.map(|at| shared_out.swap_remove(at).1);
+                let params = sharded.iter().position(|(memory, _)| *memory == Memory::Params);
+                let params = params.map(|at| sharded.swap_remove(at).1);
                 [params.map_or_else(|| lent_or_owned(Purpose::Parameters, params_bytes), Ok)?, grads]
             }
         };
-        let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(shared_out);
+        let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(sharded);
         let counts = constants.counts(plan, assignment);
         let regions = Regions::new(plan, counts, given, |memory, bytes| match &mut host {
             Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),

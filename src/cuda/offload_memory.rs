@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::driver::Driver;
 use super::owned::OwnedMapped;
 use crate::error::{Error, Result};
-use crate::host::arena::Arena;
+use crate::host::memories::Arena;
 use crate::host::stagger::Stagger;
 use crate::launch::Region;
 use crate::op::Memory;

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::Isa;
 use crate::host::kernels::Kernels;
-use crate::host::stored::StoredValues;
+use crate::host::stored_values::StoredValues;
 use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Precision, Segment};
 use crate::op::{Access, Memory};
@@ -39,7 +39,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn read_values(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
         for memory in [Some(values), second].into_iter().flatten() {
-            self.refuse_cut(id, memory)?;
+            self.refuse_shard(id, memory)?;
         }
         let whole = 0..self.layout.parameter(id)?.len;
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
@@ -229,8 +229,8 @@ impl<D: Device> Stepper<D> {
     /// Writes what this rank keeps of a whole tensor, after `claim`. No view of this memory is alive, since those borrow the
     /// stepper or the pass that the caller holds mutably. What the host steps, it writes there too.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
-        let is_whole = self.run.borrow().schedule.is_whole(segment.bucket);
-        let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_whole;
+        let is_full = self.run.borrow().schedule.is_full(segment.bucket);
+        let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;
         for memory in [memory].into_iter().chain(of_host.then_some(Memory::HostParams)) {
             let (range, span) = {
                 let schedule = &self.run.borrow().schedule;

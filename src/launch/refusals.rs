@@ -1,8 +1,10 @@
-//! Checks that an optimizer takes its element types. A combination that would break its states is refused by name.
+//! What a launch cannot take: element types that would break an optimizer's states, and tensors out of the device's reach.
 //!
-//! It depends on `optim` and `layout` alone.
+//! Each is refused by name, from data alone; the driver says who owns an address.
 
 use crate::error::{Error, Result};
+use crate::handle::{DevicePtr, Place};
+use crate::launch::region::Piece;
 use crate::layout::{Moments, Precision, Storage};
 use crate::optim::Optimizer;
 
@@ -37,4 +39,28 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
             Err(Error::config("moments", value, wrong, "keep states in f32"))
         }
     }
+}
+
+/// Refuses tensors that begin or end somewhere else; where an address lies `inspect` knows.
+pub(crate) fn refuse_other_places<'a>(
+    pieces: impl IntoIterator<Item = &'a Piece>,
+    place: Place,
+    inspect: impl Fn(DevicePtr) -> Result<Place>,
+) -> Result<()> {
+    for piece in pieces {
+        let start = piece.base.get();
+        for (verb, address) in [("lies", start), ("ends", start + piece.bytes - 1)] {
+            let found = inspect(DevicePtr(address));
+            if found != Ok(place) {
+                let found = found
+                    .map_or_else(|e| format!("no memory of any device ({e})"), |place| place.to_string());
+                return Err(Error::layout(
+                    format_args!("address {address:#x}"),
+                    format_args!("a tensor {verb} there, in {found}"),
+                    format_args!("lend tensors in {place}"),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
