@@ -100,7 +100,7 @@ impl Nccl {
         Nccl::open(options, &Source::File(path.as_ref()))
     }
 
-    /// Joins the ranks that hold the same id, which [`unique_id`] has made on one of them and the caller has brought to
+    /// Joins the ranks that hold the same id, which [`unique_id`] has made on one of them and the caller has carried to
     /// all. The job is not used.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ const STEPPER: [&[&str]; 17] = [
     &["state/rates"],
     &["stepper"],
     &["claims"],
-    &["control_access", "stored"],
+    &["control_access", "as_f32"],
     &["views"],
     &["access", "counts", "freezing", "learning_rates", "rescue"],
     &["open_pass"],
