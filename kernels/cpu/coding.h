@@ -1,10 +1,6 @@
-/* Values into 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h says what a code is.
+/* Values into 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h says what these are.
  *
- * A root is slow, and there are few codes. So a rough root only says between which two codes a value lies. The power of
- * the threshold between them takes a few products, and comparing it with the value's gives the code. Roots are rounded,
- * so that codes change up to a few last places from these thresholds: a value so close is coded by the roots. Every
- * code therefore has the bits of codes.h, whatever the error of the rough root. The self-test compares all thresholds
- * with those of the roots. */
+ * Every code has the bits of codes.h. The self-test compares all thresholds with those of the roots. */
 #ifndef INSTEP_CPU_CODING_H
 #define INSTEP_CPU_CODING_H
 
@@ -13,10 +9,6 @@
 #include "numeric/random.h"
 
 namespace {
-
-/* The least power that the roots give a code lies from BELOW last places under the power of its threshold to ABOVE over
- * it. The threshold is the code less 1/2, or the code itself where its root's floor is asked for. */
-constexpr uint32_t BELOW = 9, ABOVE = 5;
 
 /* A state's values in a block, and where their codes go. */
 struct Coding {
@@ -67,8 +59,7 @@ INSTEP_INLINE Rough roughly(const Coding& c, uint32_t i) {
     return {x, power, rough_root<SIGNED>(power)};
 }
 
-/* The code just below the threshold next to a rough root, and its distance: with the top bit if the power is at least
- * the threshold's, and at least -(BELOW + ABOVE) if only the roots can tell. */
+/* The code just below the threshold next to a rough root, and distance_to it. */
 struct Candidate {
     Floats x, power, below;
     Words distance;
@@ -86,14 +77,14 @@ INSTEP_INLINE Candidate candidate_of(const Rough& r) {
         below = rounded_down(r.root);
         threshold = below + 0.5f;
     }
-    return {r.x, r.power, below, bits_of(power_of(SIGNED, threshold)) - (bits_of(r.power) + (BELOW + 1))};
+    return {r.x, r.power, below, distance_to(SIGNED, threshold, r.power)};
 }
 
 /* Whether a draw next to a whole code may depend on which side of it the root lies: at most 6 of 65536 do at either end.
  * Any other draw gives the whole code. */
 INSTEP_INLINE Words is_extreme(Words random) { return reinterpret_cast<Words>((random + 8u) << 16 < 16u << 16); }
 
-INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
+INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, ~FIRST_CLOSE + 1); }
 
 /* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. */
 template <bool SIGNED, bool STOCHASTIC>

@@ -47,12 +47,52 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const 
     return largest;
 }
 
-/* `stochastic` is a constant, so that codes to the nearest cost no draw. */
+/* Off by more than its last places, and so in no value that is stored: it says next to which threshold a power lies. */
+INSTEP_DEVICE float rough_square_root(float x) {
+#if defined(__CUDA_ARCH__)
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#else
+    return square_root(x) * 0x1.002p0f;
+#endif
+}
+
+INSTEP_DEVICE float rough_root(bool is_signed, float power) {
+    const float root = rough_square_root(power);
+    return is_signed ? root : rough_square_root(root) * 15.9375f;
+}
+
+/* The code of a size to the nearest, and the larger of `closest` and its distance_to a threshold. */
+INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uint32_t& closest) {
+    const float power = size * factor, root = rough_root(is_signed, power);
+    const uint32_t distance = distance_to(is_signed, nearest_whole(root - 0.5f) + 0.5f, power);
+    closest = distance > closest ? distance : closest;
+    return nearest_integer(root - 0.5f) + (distance >> 31);
+}
+
+/* To the nearest by thresholds, and by the roots if a value is too close to one. A draw costs more than a root, so
+ * stochastic codes are by the roots. `stochastic` is a constant. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane, float scale,
                              bool stochastic) {
     const float factor = coding_factor(is_signed, scale);
     Words<N> codes = {};
+    uint32_t closest = stochastic ? FIRST_CLOSE : 0;
+#pragma unroll
+    for (uint32_t i = 0; i < N && !stochastic; ++i) {
+        const bool is_negative = bits_of(lane.x[i]) >> 31;
+        const float size = is_signed ? magnitude(lane.x[i]) : is_negative ? 0.0f : lane.x[i];
+        uint32_t code = likely_code(is_signed, size, factor, closest);
+        if (is_signed) {
+            code = is_negative ? 0u - code : code;
+        } else {
+            code = code == 0 ? bits_of(size) != 0 : code; /* above zero stays so */
+        }
+        set_element<8>(codes, i, code & 0xffu);
+    }
+    if (closest < FIRST_CLOSE) return is_coded(scale) ? codes : Words<N>{};
+    codes = {};
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) {
         const uint32_t random = stochastic ? place.random(at + i, FIRST_STATE_STREAM + k) : 0;

@@ -68,6 +68,21 @@ INSTEP_INLINE F root_of(bool is_signed, F power) {
     return is_signed ? square_root(power) : square_root(square_root(power)) * 15.9375f;
 }
 
+/* Roots are slow, and codes are few. So both devices take a rough root, which says next to which threshold a power lies:
+ * the code less 1/2, or the code itself where its root's floor is asked for. The threshold's power takes a few products,
+ * and comparing with it gives the code. Roots are rounded: the least power that they give a code lies from BELOW last
+ * places under that of its threshold to ABOVE over it. Powers so close are coded by the roots, so every code has the bits
+ * of code_of, whatever the error of the rough root. */
+constexpr uint32_t BELOW = 9, ABOVE = 5;
+
+/* Has its top bit if the power is at least the threshold's, and is at least FIRST_CLOSE if only the roots can tell. */
+template <class F>
+INSTEP_INLINE auto distance_to(bool is_signed, F threshold, F power) {
+    return bits_of(power_of(is_signed, threshold)) - (bits_of(power) + (BELOW + 1));
+}
+
+constexpr uint32_t FIRST_CLOSE = 0u - (BELOW + ABOVE);
+
 /* The code `below` or the one above it. Compares how far `power` is from one to the other with 16 random bits: this
  * probability keeps the mean. */
 template <class F, class U>

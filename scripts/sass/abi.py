@@ -29,6 +29,11 @@ class Abi:
     def __getitem__(self, name):
         return self.constants[f"INSTEP_{name}"]
 
+    def first_close(self):
+        """From this distance on only the roots can tell a code; numeric/codes.h."""
+        below, above = re.search(r"BELOW = (\d+), ABOVE = (\d+);", (self.kernels / "numeric/codes.h").read_text()).groups()
+        return (1 << 32) - int(below) - int(above)
+
     def argument_bytes(self, kernel):
         """Of a kernel that steps or measures; no other is traced."""
         return self.sizes["InstepStepLaunch" if kernel.startswith("instep_step_") else "InstepStepArgs"]

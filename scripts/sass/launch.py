@@ -48,6 +48,7 @@ class Launch:
 
     def __init__(self, abi, path, optimizer):
         self.abi, self.path, self.memory = abi, path, Memory()
+        self.first_close = abi.first_close()
         self.arguments = bytearray(abi.sizes["InstepStepLaunch" if optimizer else "InstepStepArgs"])
         tile, elements = abi["TILE_ELEMENTS"], TILES * abi["TILE_ELEMENTS"]
         bytes_of = {"F32": 4, "BF16": 2, "F16": 2, "8BIT": 1, "NONE": 0, "REMAINDER16": 2, "REMAINDER8": 1}

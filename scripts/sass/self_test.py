@@ -75,7 +75,16 @@ def result(text, registers=(), predicates=()):
 
 
 class LaunchOfNothing:
-    arguments, memory, path = b"", None, NORM[0]
+    arguments, memory, path, first_close = b"", None, NORM[0], (1 << 32) - 14
+
+
+def test_a_branch_for_codes_that_are_close_is_not_the_usual_way():
+    for asked, usual in (("ISETP.GE.U32.AND P1, PT, R24, -0xe, PT ; stall 13\n@!P1 BRA 0x30 ; stall 5", True),
+                         ("ISETP.GT.U32.AND P1, PT, R24, -0xf, PT ; stall 13\n@P1 BRA 0x30 ; stall 5", False),
+                         ("ISETP.LT.U32.AND P1, PT, R24, -0xe, PT ; stall 13\n@P1 BRA 0x30 ; stall 5", True),
+                         ("ISETP.GE.U32.AND P1, PT, R24, -0x2e, PT ; stall 13\n@!P1 BRA 0x30 ; stall 5", None)):
+        code = assembled(asked + "\nEXIT ; stall 5\nEXIT ; stall 5")
+        assert Warp("test", code, LaunchOfNothing, BANKS).unless_close(code[1]) == usual, asked
 
 
 def test_control_fields():

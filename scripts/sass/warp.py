@@ -54,6 +54,7 @@ class Warp(Results):
     def __init__(self, name, instructions, launch, banks):
         super().__init__(constants_of(launch.arguments, banks), launch.memory)
         self.name, self.is_rare = name, launch.path.is_rare
+        self.first_close = launch.first_close
         self.code = {instruction.address: instruction for instruction in instructions}
         first = WARP_LANES * launch.path.warp
         self.groups = [Group(0, [Lane(first + number, number) for number in range(WARP_LANES)])]
@@ -165,12 +166,29 @@ class Warp(Results):
         The compiler puts the rare ends of IEEE division and root, subnormal numbers and the like, into subroutines: if one
         side calls before its next decision, the other is the usual one, unless the path is that of the rare ends. Without a call the branch skips work forward, and
         the work is counted. A loop that ends on data is refused."""
+        if (usual := self.unless_close(instruction)) is not None:
+            return usual
         falls, jumps = (self.calls(start) for start in (instruction.address + BYTES, instruction.target()))
         if falls != jumps:
             return falls != self.is_rare
         if instruction.target() <= instruction.address:
             self.fail(instruction, "a loop ends on floating-point data")
         return False
+
+    def unless_close(self, instruction):
+        """Whether a branch is taken that asks if a code is too close to a threshold (kernels/numeric/codes.h); else None.
+
+        About one warp in fifty has such a code."""
+        guard, pc = instruction.guard, instruction.address - BYTES
+        while guard is not None and pc in self.code and self.code[pc].opcode not in ("BRA", "BSYNC"):
+            asked = self.code[pc]
+            if asked.opcode == "ISETP" and (asked.operands[0].kind, asked.operands[0].number) == (guard.kind, guard.number):
+                limit = asked.operands[3].number & at.MASK if asked.operands[3].kind == "number" else 0
+                if "U32" not in asked.parts or limit + 1 < self.first_close or limit > self.first_close:
+                    return None
+                return (asked.parts[0] in ("LT", "LE")) != guard.inverse
+            pc -= BYTES
+        return None
 
     def calls(self, pc):
         """Whether straight-line code from here on reaches a call before the next decision."""

@@ -4,12 +4,12 @@
 //! that a stepper accepts.
 
 use instep::abi::INSTEP_ACTION_STEP;
-use instep::{DType, Master, Moments, Precision, Rounding};
+use instep::{Adagrad, DType, Master, Moments, Precision, Rounding, Sgd};
 
 use super::case::{Bucket, Case, ENDS, Segment};
 use super::machine::SHAPES;
 use super::random_bits;
-use crate::support::{few_optimizers, optimizers};
+use crate::support::{Optim, few_optimizers, optimizers};
 
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 pub(crate) const COPIES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::BF16), Some(DType::F16)];
@@ -184,6 +184,47 @@ fn what_is_not_finite_too_small_or_halfway_gives_the_cpus_bits_in_every_precisio
             let case = Case { copy: COPIES[(k + j) % 4], ema: DECAYS[(k / 4 + j) % 3], ..case };
             let case = Case { param: seldom_finite_param, gradient: seldom_nonfinite, ..case };
             Case { skip_nonfinite: k % 2 == 0, ..case }.assert_same_bits(&SHAPES[2 + j % 2..][..1]);
+        }
+    }
+}
+
+/// A block's largest, then powers within 14 last places of every threshold between two codes.
+fn power_next_to_a_threshold(is_signed: bool, element: usize) -> f32 {
+    let (codes, scale) = if is_signed { (127, 16129.0) } else { (255, 65536.0) };
+    if element.is_multiple_of(256) {
+        return scale;
+    }
+    let (code, off) = (element / 29 % codes + 1, element % 29);
+    let half = code as f64 - 0.5;
+    let power = if is_signed { half * half } else { (half * 16.0 / 255.0).powi(4) };
+    f32::from_bits((power as f32).to_bits() + off as u32 - 14)
+}
+
+/// SGD's momentum is its first gradient, of either sign.
+fn signed_power(_: usize, _: usize, element: usize) -> f32 {
+    let power = power_next_to_a_threshold(true, element);
+    if element % 2 == 1 { -power } else { power }
+}
+
+/// Adagrad's sum is its first gradient's square.
+fn root_of_unsigned_power(_: usize, _: usize, element: usize) -> f32 {
+    power_next_to_a_threshold(false, element).sqrt()
+}
+
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn codes_next_to_every_threshold_are_the_cpus() {
+    for rounding in [Rounding::Nearest, Rounding::Stochastic { seed: SEED }] {
+        let precision = Precision { moments: Moments::EightBit, rounding, ..Precision::F32 };
+        let momentum = Optim::of(Sgd { momentum: 0.9, ..Sgd::default() });
+        let sum = Optim::of(Adagrad::default());
+        let gradients: [(_, fn(usize, usize, usize) -> f32); 2] =
+            [(momentum, signed_power), (sum, root_of_unsigned_power)];
+        for (optim, gradient) in gradients {
+            let segments = vec![Segment { len: 255 * 29 + 256, action: INSTEP_ACTION_STEP, used: None }];
+            let case = Case::new(optim, vec![Bucket { segments, ranks: None }]);
+            let case = Case { precision, gradient, normed: false, divisor: 1.0, passes: 1, ..case };
+            case.assert_same_bits(&SHAPES[2..4]);
         }
     }
 }

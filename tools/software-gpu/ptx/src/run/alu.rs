@@ -73,6 +73,7 @@ impl Run<'_> {
             Alu::MulF32 => self.f32_2(|a, b| a * b),
             Alu::DivF32 => self.f32_2(|a, b| a / b),
             Alu::SqrtF32 => self.ww(|a| canonical(f32::from_bits(a).sqrt())),
+            Alu::RoughSqrtF32 => self.ww(|a| canonical(float::rough_square_root(a))),
             Alu::RcpF32 => self.ww(|a| canonical(1.0 / f32::from_bits(a))),
             Alu::AbsF32 => self.ww(|a| canonical(f32::from_bits(a & !SIGN))),
             Alu::NegF32 => self.ww(|a| canonical(f32::from_bits(a ^ SIGN))),

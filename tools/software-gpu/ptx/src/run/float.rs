@@ -1,6 +1,6 @@
 //! Conversions of floating point that Rust's `as` does not say: 16-bit formats, canonical NaNs, extremes.
 //!
-//! All round to nearest even, once. Subnormals are kept, since no instruction here has `.ftz`.
+//! All round to nearest even, once, and keep subnormals, but for the one approximation.
 
 /// The bits of an f32, of the canonical NaN if it is one.
 #[inline(always)]
@@ -12,6 +12,15 @@ pub(super) fn canonical(value: f32) -> u32 {
 #[inline(always)]
 pub(super) fn settled(value: f64) -> u64 {
     if value.is_nan() { u64::MAX >> 1 } else { value.to_bits() }
+}
+
+/// `sqrt.approx.ftz.f32`, off by as much as 2^-11 in a direction that the operand's last bit draws. A GPU is off by less, so
+/// what gives the same results with this root depends on no last place of it.
+#[inline(always)]
+pub(super) fn rough_square_root(bits: u32) -> f32 {
+    let x = f32::from_bits(bits);
+    let flushed = if x.is_subnormal() { 0.0_f32.copysign(x) } else { x };
+    flushed.sqrt() * if bits & 1 == 0 { 1.0 + 0.5_f32.powi(11) } else { 1.0 - 0.5_f32.powi(11) }
 }
 
 pub(super) fn f16_from(value: f32) -> u16 {
