@@ -329,6 +329,12 @@ typedef struct {
   uint32_t reserved;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
+  // For each of params, the elements of a row of the larger parameter that it is a shard of, cut between rows; 0: none. Null:
+  // all are full. Stochastic rounding and blocks of 8-bit states are those of the full parameter then. With 8-bit states each
+  // row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+  const uint64_t *row_elements;
+  // For each of params that has rows, the number of its first element among those of all full parameters. Read with row_elements.
+  const uint64_t *first_elements;
 } instep_bucket_step_options;
 
 // Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is none.

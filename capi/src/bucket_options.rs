@@ -53,6 +53,12 @@ pub struct instep_bucket_step_options {
     pub reserved: u32,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
+    /// For each of params, the elements of a row of the larger parameter that it is a shard of, cut between rows; 0: none. Null:
+    /// all are full. Stochastic rounding and blocks of 8-bit states are those of the full parameter then. With 8-bit states each
+    /// row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+    pub row_elements: *const u64,
+    /// For each of params that has rows, the number of its first element among those of all full parameters. Read with row_elements.
+    pub first_elements: *const u64,
 }
 
 // SAFETY: numbers and pointers, for which zeros are values.
@@ -66,13 +72,16 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
     zero("reserved", options.reserved)?;
     let layout = close(options.layout)?;
     let ids = Ids::of(&layout);
+    let sharded = if options.row_elements.is_null() { 0 } else { options.param_count };
     // SAFETY: the caller's promise.
-    let (groups, gpu, params, offsets) = unsafe {
+    let (groups, gpu, params, offsets, rows, firsts) = unsafe {
         (
             Groups::read(options.optimizer, options.precision, options.groups, options.group_count)?,
             cuda(options.cuda)?,
             list(options.params, options.param_count, "params")?,
             list(options.offsets, options.param_count, "offsets")?,
+            list(options.row_elements, sharded, "row_elements")?,
+            list(options.first_elements, sharded, "first_elements")?,
         )
     };
     if let Some((group, _)) = groups.precisions.first() {
@@ -94,7 +103,8 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
         builder = builder.ema(options.ema_decay);
     }
     if !params.is_empty() {
-        builder = builder.bucket(bucket(&ids, params, offsets, options.elements)?);
+        let listed = bucket(&ids, params, offsets, options.elements)?;
+        builder = builder.bucket(in_rows(listed, &ids, params, rows.iter().zip(firsts))?);
     }
     if options.threads > 1 {
         builder = builder.pool(shared_pool(options.threads)?);
@@ -114,6 +124,22 @@ pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usi
         .iter()
         .zip(offsets)
         .try_fold(bucket, |bucket, (param, offset)| Ok(bucket.gradient(ids.get(*param)?, *offset)))
+}
+
+/// Says which parameters are shards, by the elements of a row and the number of the first element.
+fn in_rows<'a>(
+    bucket: ForeignBucket,
+    ids: &Ids,
+    params: &[u32],
+    rows: impl Iterator<Item = (&'a u64, &'a u64)>,
+) -> Result<ForeignBucket> {
+    params.iter().zip(rows).filter(|(_, (row, _))| **row > 0).try_fold(
+        bucket,
+        |bucket, (param, (row, first))| {
+            let elements = usize::try_from(*row).unwrap_or(usize::MAX);
+            Ok(bucket.rows(ids.get(*param)?, elements, *first))
+        },
+    )
 }
 
 /// The threads of all steps that asked for so many.

@@ -300,6 +300,57 @@ static void progress_of_a_bucket(void) {
     OK(instep_layout_free(layout));
 }
 
+enum { ROW = 300, STRIDE = 512, ROWS = 6, FIRST = 1000 };
+
+/* Trains some rows of a parameter with states in 8 bits. */
+static void train_rows(float* params, size_t first, size_t rows) {
+    static float grads[ROWS * STRIDE], scales[2][ROWS * STRIDE / 256];
+    static uint8_t states[2][ROWS * STRIDE];
+    memset(states, 0, sizeof states);
+    memset(scales, 0, sizeof scales);
+    instep_layout* layout = layout_of("w", rows * ROW);
+    instep_optimizer adamw = {.size = sizeof adamw, .name = "AdamW"};
+    instep_precision precision = {.size = sizeof precision, .states = INSTEP_STATES_8BIT, .is_stochastic = 1};
+    instep_bucket_step_options options = {
+        .size = sizeof options,
+        .layout = layout,
+        .optimizer = &adamw,
+        .params = (uint32_t[]){0},
+        .offsets = (size_t[]){0},
+        .param_count = 1,
+        .elements = rows * STRIDE,
+        .precision = &precision,
+        .row_elements = (uint64_t[]){ROW},
+        .first_elements = (uint64_t[]){FIRST + first * ROW},
+    };
+    instep_bucket_step* step;
+    OK(instep_bucket_step_create(&options, &step));
+    instep_tensors tensors = {
+        .size = sizeof tensors,
+        .params = {.addresses = (void*[]){params + first * ROW}, .count = 1},
+        .grads = {.addresses = (void*[]){grads}, .count = 1},
+        .states = {{.address = states[0], .count = rows * STRIDE}, {.address = states[1], .count = rows * STRIDE}},
+        .scales = {{.address = scales[0], .count = rows * STRIDE / 256}, {.address = scales[1], .count = rows * STRIDE / 256}},
+    };
+    for (int pass = 0; pass < 3; ++pass) {
+        for (size_t k = 0; k < rows * ROW; ++k) grads[k] = (float)((first * ROW + k) * 37 % 101 + pass) - 50;
+        OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL));
+    }
+    OK(instep_bucket_step_free(step));
+    options.first_elements = NULL;
+    ANSWERS(INSTEP_NULL, instep_bucket_step_create(&options, &step));
+    OK(instep_layout_free(layout));
+}
+
+/* Shards that are cut between rows have the bits of the full parameter. */
+static void rows_of_shards(void) {
+    static float full[ROWS * ROW], sharded[ROWS * ROW];
+    train_rows(full, 0, ROWS);
+    train_rows(sharded, 0, 2);
+    train_rows(sharded, 2, 4);
+    CHECK(full[ROW] != 0 && memcmp(full, sharded, sizeof full) == 0);
+}
+
 int main(int count, char** arguments) {
     CHECK(count == 2);
     char path[4096];
@@ -307,6 +358,7 @@ int main(int count, char** arguments) {
     tensors_and_progress();
     hyperparameters();
     progress_of_a_bucket();
+    rows_of_shards();
     between_passes(path);
     status_and_loss_scale();
     abandoned_passes();
