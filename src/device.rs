@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings};
 use crate::layout::Plan;
-use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
+use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
 
 /// An executor of ops.
 pub trait Device: Executor {
@@ -135,8 +135,8 @@ pub trait Executor {
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
     /// Builds a device of the same parts for another plan or other optimizers. Its own tensors and counts are zeros, and
-    /// the control block's results of passes are kept. This device stays as it is in every case. `agreement` is the
-    /// number that ranks have in common from then on.
+    /// the control block's results of passes are kept. This device stays as it is in every case. `words` are those of
+    /// the new agreement.
     ///
     /// # Errors
     /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
@@ -145,7 +145,7 @@ pub trait Executor {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
-        agreement: u64,
+        words: &Arc<Words>,
         claimed: Claimed,
     ) -> Result<Self>
     where

@@ -18,7 +18,9 @@ use crate::launch::{
     Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, first_control,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
+use crate::op::{
+    Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
+};
 
 /// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
 /// buffer's for a collective. Clocks stop at 2^64 - 1.
@@ -183,7 +185,7 @@ impl Executor for Forecast {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         _: Option<BorrowedPieces>,
-        _: u64,
+        _: &Arc<Words>,
         _: Claimed,
     ) -> Result<Self> {
         // Without a cost this device goes on for free; the stepper drops it.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{constants, plan};
-use crate::collective::NoCalls;
+use crate::collective::{Comms, NoCalls};
 use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
 use crate::cuda::owned::Event;
 use crate::cuda::{Cuda, CudaDevice, Parts};
@@ -88,10 +88,11 @@ impl GpuLauncher {
             plan: Arc::clone(&plan),
             constants: StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) },
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
-            comm: Arc::new(NoCalls { rank: 0, world_size }),
-            gathers: None,
-            groups: None,
-            deadline: Duration::from_secs(60),
+            comms: Comms::new(
+                Arc::new(NoCalls { rank: 0, world_size }),
+                Duration::from_secs(60),
+                Arc::default(),
+            ),
             borrowed: None,
             timed: false,
             host: None,

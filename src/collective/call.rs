@@ -8,6 +8,7 @@
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, ptr, slice};
 
@@ -15,6 +16,7 @@ use crate::collective::key::CallKey;
 use crate::collective::{Collective, CollectiveKind, refused_kind};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
+use crate::op::Words;
 
 /// The first bytes of a call's buffers.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,7 @@ pub struct Call<'a> {
     dst_bytes: u64,
     deadline: Duration,
     stream: Option<StreamHandle>,
+    words: Option<&'a Arc<Words>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -83,7 +86,7 @@ impl<'a> Call<'a> {
         let of = |kind| if key.kind == kind { part } else { key.bytes };
         let [src_bytes, dst_bytes] = [CollectiveKind::AllGather, CollectiveKind::ReduceScatter].map(of);
         let addresses = Addresses { src, dst };
-        Call { key, addresses, src_bytes, dst_bytes, deadline, stream, memory: PhantomData }
+        Call { key, addresses, src_bytes, dst_bytes, deadline, stream, words: None, memory: PhantomData }
     }
 
     /// Makes a call of host memory, for the ranks of `comm`: from `source` to `target`, or in `target` alone.
@@ -134,6 +137,15 @@ impl<'a> Call<'a> {
             return Err(Error::layout(format_args!("buffers of [{call}]"), wrong, "align them"));
         }
         Ok(call)
+    }
+
+    /// With what this rank says of its agreement where ranks differ.
+    pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
+        Call { words: Some(words), ..self }
+    }
+
+    pub(crate) fn words(&self) -> Option<&'a Arc<Words>> {
+        self.words
     }
 
     /// Returns what must be equal on all ranks.

@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::op::{CollectiveKind, explain};
+use crate::op::{CollectiveKind, difference};
 
 /// The part of a [`Call`](super::Call) that must be equal on all ranks.
 ///
@@ -97,18 +97,27 @@ impl CallKey {
     /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`. It is a
     /// `LeftPass` if they agree on everything and are in different passes, else a `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
+        let agreement = difference(self.agreement, theirs.agreement);
+        self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
+    }
+
+    /// The same, with what the two ranks' agreements differ in.
+    pub(crate) fn explained(
+        &self,
+        theirs: &CallKey,
+        [rank, other_rank]: [u32; 2],
+        agreement: Option<String>,
+    ) -> Error {
         // A call on whole tensors, outside passes, carries what never changes alone. Beside another call this would be blamed.
         let is_comparable = self.is_of_tensors() == theirs.is_of_tensors();
-        let agreement = explain(self.agreement, theirs.agreement, rank, other_rank).filter(|_| is_comparable);
+        let agreement = agreement.filter(|_| is_comparable);
         if is_comparable && self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
             // Ranks that agree on everything make the same sums in a pass, unless one of them leaves it.
-            return match self.pass > theirs.pass {
-                true => Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() },
-                false => {
-                    let theirs = self.to_string();
-                    Error::LeftPass { rank: other_rank, pass: self.pass, other_rank: rank, theirs }
-                }
-            };
+            if self.pass > theirs.pass {
+                return Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() };
+            }
+            let theirs = self.to_string();
+            return Error::LeftPass { rank: other_rank, pass: self.pass, other_rank: rank, theirs };
         }
         let fields = [
             ("kind", self.kind != theirs.kind),

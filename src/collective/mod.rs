@@ -4,8 +4,8 @@
 //! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean.
 
 mod call;
+mod comms;
 pub mod conformance;
-mod groups;
 mod key;
 mod sums;
 
@@ -20,7 +20,7 @@ use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
 pub(crate) use call::Addresses;
 pub use call::{Allocation, Call, Purpose};
-pub(crate) use groups::{Groups, place_in};
+pub(crate) use comms::{Comms, place_in};
 pub use key::CallKey;
 pub(crate) use sums::NoCalls;
 pub use sums::Sums;

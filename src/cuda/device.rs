@@ -6,7 +6,7 @@
 
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::driver::{Driver, Entered};
 use super::engine::Engine;
@@ -20,12 +20,12 @@ use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};
 use super::tile_tables::MovingTiles;
 use super::timing::Timing;
-use crate::collective::{Collective, Groups};
+use crate::collective::Comms;
 use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
 use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
 use crate::layout::Plan;
-use crate::op::{Action, Group, Op, STREAMS, Stream, Ticket};
+use crate::op::{Action, Op, STREAMS, Stream, Ticket, Words};
 
 /// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
@@ -33,12 +33,7 @@ pub struct CudaDevice {
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
-    pub(super) comm: Arc<dyn Collective>,
-    /// The communicator of the gather stream, if the plan is sharded.
-    pub(super) gathers: Option<Arc<dyn Collective>>,
-    pub(super) groups: Option<Groups>,
-    pub(super) rank: u32,
-    pub(super) deadline: Duration,
+    pub(super) comms: Comms,
     optim_priority: i32,
     pub(super) max_blocks: Option<u32>,
     pub(super) engine: ManuallyDrop<Engine>,
@@ -73,10 +68,7 @@ pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
-    pub(crate) comm: Arc<dyn Collective>,
-    pub(crate) gathers: Option<Arc<dyn Collective>>,
-    pub(crate) groups: Option<Groups>,
-    pub(crate) deadline: Duration,
+    pub(crate) comms: Comms,
     pub(crate) borrowed: Option<BorrowedPieces>,
     pub(crate) timed: bool,
     /// What the host steps with, if the plan is offloaded.
@@ -89,19 +81,7 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts {
-            driver,
-            compute,
-            plan,
-            constants,
-            assignment,
-            comm,
-            gathers,
-            groups,
-            deadline,
-            timed,
-            ..
-        } = parts;
+        let Parts { driver, compute, plan, constants, assignment, comms, timed, .. } = parts;
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
@@ -119,7 +99,7 @@ impl CudaDevice {
             optim,
             &plan,
             (&constants, &assignment),
-            (&*comm, Place::Cuda(driver.ordinal())),
+            (&*comms.world, Place::Cuda(driver.ordinal())),
             parts.borrowed,
             parts.host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
         )?;
@@ -137,7 +117,7 @@ impl CudaDevice {
         let (mut norms, mut steps, mut host) = (Vec::new(), Vec::new(), None);
         if let Some(side) = parts.host {
             let inputs = (&plan, constants, &assignment);
-            host = Some(HostSteps::new(side, &memory.regions, inputs, &*comm, &settings)?);
+            host = Some(HostSteps::new(side, &memory.regions, inputs, &comms, &settings)?);
         } else {
             norms = preparation.launches(Kind::Norm, &mut memory)?;
             steps = preparation.launches(Kind::Step, &mut memory)?;
@@ -145,15 +125,11 @@ impl CudaDevice {
         let stops = (0..).zip(plan.buckets()).map(|(bucket, _)| assignment.stops(&plan, bucket)).collect();
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
-            rank: comm.rank(),
             driver: Arc::clone(&driver),
             plan,
             constants,
             assignment,
-            comm,
-            gathers,
-            groups,
-            deadline,
+            comms,
             optim_priority: parts.optim_priority,
             max_blocks: parts.max_blocks,
             engine: ManuallyDrop::new(Engine { driver: Arc::clone(&driver), kernels, settings, memory }),
@@ -188,6 +164,7 @@ impl CudaDevice {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
+        words: &Arc<Words>,
     ) -> Parts {
         Parts {
             driver: Arc::clone(&self.driver),
@@ -197,10 +174,7 @@ impl CudaDevice {
             plan: Arc::clone(plan),
             constants: self.constants,
             assignment: Arc::clone(assignment),
-            comm: Arc::clone(&self.comm),
-            gathers: self.gathers.clone(),
-            groups: self.groups.clone(),
-            deadline: self.deadline,
+            comms: self.comms.with_words(words),
             borrowed,
             timed: self.timing.is_some(),
             // An offloaded plan stays for good: the stepper refuses to rebuild it.
@@ -222,19 +196,6 @@ impl CudaDevice {
             Action::Step { bucket } => part(bucket, None),
             _ => &[],
         }
-    }
-
-    /// Returns all communicators.
-    pub(super) fn comms(&self) -> impl Iterator<Item = &dyn Collective> {
-        let of_groups = self.groups.iter().flat_map(Groups::iter);
-        std::iter::once(&*self.comm).chain(self.gathers.as_deref()).chain(of_groups)
-    }
-
-    /// Returns the communicator of an op: of its group, and of its stream.
-    pub(super) fn comm_of(&self, stream: Stream, group: Group) -> &dyn Collective {
-        let gathers = self.gathers.as_ref().filter(|_| stream == Stream::Gather);
-        let of_group = || self.groups.as_ref()?.of(group);
-        &**gathers.or_else(of_group).unwrap_or(&self.comm)
     }
 
     /// Returns the driver's handle of a stream.

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
-use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
+use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp, Words};
 
 impl CudaDevice {
     /// Runs a copy for which the host waits. A capture cannot contain one.
@@ -89,7 +89,7 @@ impl Executor for CudaDevice {
     }
 
     fn agree(&self, number: u64) -> Result<()> {
-        self.comm.agree(number, self.deadline)
+        self.comms.agree(number)
     }
 
     fn resolve(&self, span: Span) -> *mut u8 {
@@ -187,14 +187,15 @@ impl Executor for CudaDevice {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
-        agreement: u64,
+        words: &Arc<Words>,
         claimed: Claimed,
     ) -> Result<Self> {
         let control = without_bucket(self.read_control(claimed)?);
         let reached = self.refuse_unreached(borrowed.iter().flat_map(BorrowedPieces::iter));
-        let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed)));
+        let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed, words)));
         // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
-        let agreed = self.agree(if built.is_ok() { agreement } else { !agreement });
+        let comms = self.comms.with_words(words);
+        let agreed = comms.agree(if built.is_ok() { words.fixed() } else { !words.fixed() });
         let mut device = built?;
         agreed?;
         device.engine.settings.begun = self.engine.settings.begun;

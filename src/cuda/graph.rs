@@ -79,7 +79,7 @@ impl CudaDevice {
                 // streams have not joined takes all of them out when it ends.
                 let _ = self.streams.gather(Stream::Compute);
             }
-            let holds = self.comms().filter_map(|comm| comm.hold()).collect();
+            let holds = self.comms.iter().filter_map(|comm| comm.hold()).collect();
             let graph = OwnedGraph::end(&self.driver, compute)?;
             Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _holds: holds })
         });

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::driver::Driver;
 use super::pinned::{SLOTS, SettingsRing};
 use crate::abi::{InstepControl, InstepStatus};
-use crate::collective::{Collective, NoCalls};
+use crate::collective::{Comms, NoCalls};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::host::kernels::Kernels;
@@ -73,10 +73,12 @@ impl HostSteps {
         side: HostSide,
         regions: &Regions,
         (plan, constants, assignment): (&Arc<Plan>, StepConstants, &Arc<Assignment>),
-        comm: &dyn Collective,
+        comms: &Comms,
         settings: &SettingsRing,
     ) -> Result<HostSteps> {
         let memories = Arc::new(Memories::at(regions.clone()));
+        // The device's own communicators would outlive a device that hangs.
+        let no_calls = NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size() };
         let parts = Parts {
             plan: Arc::clone(plan),
             memories: Arc::clone(&memories),
@@ -84,11 +86,7 @@ impl HostSteps {
             assignment: Arc::clone(assignment),
             kernels: side.kernels,
             pool: side.pool,
-            // The device's own would outlive a device that hangs.
-            comm: Arc::new(NoCalls { rank: comm.rank(), world_size: comm.world_size() }),
-            gathers: None,
-            groups: None,
-            deadline: Duration::ZERO,
+            comms: Comms::new(Arc::new(no_calls), Duration::ZERO, Arc::clone(&comms.words)),
         };
         let shared = Shared {
             runner: Runner::new(parts)?,

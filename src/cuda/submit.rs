@@ -15,7 +15,7 @@ use super::gpu_memory::address;
 use super::launches::BucketLaunch;
 use super::pinned::SLOTS;
 use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
-use crate::collective::{Call, CallKey};
+use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
@@ -144,16 +144,12 @@ impl CudaDevice {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
-            Action::Collective { kind, pass, agreement, bucket, src, dst, group } => {
-                let comm = self.comm_of(op.stream, group);
-                let (bytes, dtype) =
-                    (src.bytes().max(dst.bytes()), Span::dtype_of_call(kind, [src, dst], &self.plan));
-                let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+            Action::Collective { src, dst, .. } => {
                 let [src, dst] = [src, dst].map(|span| self.find(span));
                 // SAFETY: in bounds by `find`; the schedule lets nothing else touch them meanwhile, which the checker proves.
-                let mut call =
-                    unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, Some(stream)) };
-                comm.enqueue(&mut call)
+                self.comms.enqueue(op, &self.plan, |key, ranks| unsafe {
+                    Call::new(key, ranks, src, dst, self.comms.deadline, Some(stream))
+                })
             }
         }
     }

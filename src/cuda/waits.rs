@@ -23,7 +23,7 @@ impl CudaDevice {
         let start = Instant::now();
         let mut summing_since = start;
         while !event.is_passed()? {
-            self.comms().try_for_each(|comm| comm.check())?;
+            self.comms.iter().try_for_each(|comm| comm.check())?;
             // Most waits are short. A long one sleeps, so that it does not take a core from the trainer's other
             // threads.
             if start.elapsed() < Duration::from_micros(200) {
@@ -35,9 +35,9 @@ impl CudaDevice {
                 summing_since = Instant::now();
             }
             let waited = summing_since.elapsed();
-            if waited > self.deadline {
+            if waited > self.comms.deadline {
                 return Err(Error::Deadline {
-                    rank: self.rank,
+                    rank: self.comms.world.rank(),
                     call: "a reduction or a captured pass on the GPU".to_owned(),
                     waited_ms: waited.as_millis() as u64,
                     missing: Vec::new(),
@@ -122,7 +122,7 @@ impl CudaDevice {
         if self.failed.is_none() {
             self.failed = Some(Error::Poisoned { op: op.to_owned(), first: Arc::new(error.clone()) });
             if !self.is_capturing {
-                self.comms().for_each(|comm| comm.abort(&error));
+                self.comms.abort(&error);
             }
         }
     }

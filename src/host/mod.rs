@@ -37,7 +37,7 @@ use crate::error::Result;
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
-use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
+use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
 use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
@@ -144,10 +144,10 @@ impl Executor for HostDevice {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
-        _: u64,
+        words: &Arc<Words>,
         _: Claimed,
     ) -> Result<Self> {
-        let parts = self.streams.executor().parts_for(plan, assignment, borrowed)?;
+        let parts = self.streams.executor().parts_for(plan, assignment, borrowed, words)?;
         let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
         // SAFETY: by `Claimed` for ours; nothing has been submitted to the other.
         unsafe {

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use crate::collective::{Addresses, Call, CallKey};
 use crate::error::{Error, Result};
+use crate::op::{Words, explain};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The meeting points of one group, one per split, of all ranks or of some.
@@ -43,6 +44,8 @@ struct Split {
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
+    /// What each rank says in its latest call where ranks differ.
+    words: Vec<Option<Arc<Words>>>,
     arrived: usize,
     departed: usize,
     /// Meetings that all ranks have arrived at.
@@ -187,16 +190,14 @@ impl State {
 
     /// Compares the call with one that has arrived; all others agree with that one.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
-        let Split { calls, ranks, .. } = &self.splits[seat.split];
-        let Some((other_rank, other)) =
-            calls.iter().zip(&**ranks).find_map(|(arrived, rank)| arrived.map(|(key, _)| (*rank, key)))
-        else {
+        let Split { calls, words, ranks, .. } = &self.splits[seat.split];
+        let arrived = (0..).zip(calls).find_map(|(place, arrived)| Some((place, arrived.as_ref()?.0)));
+        let Some((place, other)) = arrived.filter(|(_, other)| *other != call.key()) else {
             return Ok(());
         };
-        if call.key() == other {
-            return Ok(());
-        }
-        let error = call.key().mismatch(&other, seat.member, other_rank);
+        let (ranks, theirs) = ([seat.member, ranks[place]], (other.agreement, words[place].as_ref()));
+        let agreement = explain((call.agreement, call.words()), theirs, ranks);
+        let error = call.key().explained(&other, ranks, agreement);
         self.fail(seat.member, error.clone());
         Err(error)
     }
@@ -234,6 +235,7 @@ impl Split {
             number,
             ranks: Arc::clone(ranks),
             calls: vec![None; ranks.len()],
+            words: vec![None; ranks.len()],
             arrived: 0,
             departed: 0,
             met: 0,
@@ -246,6 +248,7 @@ impl Split {
     /// Returns the number of the meeting.
     fn arrive(&mut self, place: u32, call: &Call<'_>) -> u64 {
         self.calls[place as usize] = Some((call.key(), call.addresses()));
+        self.words[place as usize] = call.words().cloned();
         self.arrived += 1;
         let meeting = self.met + 1;
         if self.arrived == self.calls.len() {

@@ -7,10 +7,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
-use crate::collective::{Call, CallKey, Collective, Groups};
+use crate::collective::{Call, Comms};
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::host::bucket_job::{BucketJob, Execution};
@@ -23,7 +22,7 @@ use crate::launch::{
     first_control, first_records, part_of_step,
 };
 use crate::layout::Plan;
-use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Span, Stream};
+use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Words};
 use crate::pool::{Job, Pool};
 
 /// Returns once the caller's sum of a bucket is there.
@@ -36,12 +35,7 @@ pub(crate) struct Runner {
     constants: StepConstants,
     kernels: Kernels,
     pool: Pool,
-    comm: Arc<dyn Collective>,
-    /// The communicator of the gather stream, if the plan is sharded.
-    gathers: Option<Arc<dyn Collective>>,
-    groups: Option<Groups>,
-    rank: u32,
-    deadline: Duration,
+    comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
     /// Per bucket, where its step stops for norms of whole parameters.
@@ -66,18 +60,14 @@ pub(crate) struct Parts {
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
-    pub(crate) comm: Arc<dyn Collective>,
-    pub(crate) gathers: Option<Arc<dyn Collective>>,
-    pub(crate) groups: Option<Groups>,
-    pub(crate) deadline: Duration,
+    pub(crate) comms: Comms,
 }
 
 impl Runner {
     /// # Errors
     /// `Config` if the environment says about prefetches what is no choice.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
-        let Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, groups, deadline } =
-            parts;
+        let Parts { plan, memories, constants, assignment, kernels, pool, comms } = parts;
         let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
         let execution = Execution { kernels, ahead_bytes, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
@@ -107,11 +97,7 @@ impl Runner {
             constants,
             kernels,
             pool,
-            rank: comm.rank(),
-            comm,
-            gathers,
-            groups,
-            deadline,
+            comms,
         })
     }
 
@@ -139,12 +125,13 @@ impl Runner {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
+        words: &Arc<Words>,
     ) -> Result<Parts> {
         Ok(Parts {
             memories: Arc::new(Memories::new(
                 plan,
                 (&self.constants, assignment),
-                Some(&*self.comm),
+                Some(&*self.comms.world),
                 borrowed,
             )?),
             plan: Arc::clone(plan),
@@ -152,17 +139,14 @@ impl Runner {
             assignment: Arc::clone(assignment),
             kernels: self.kernels,
             pool: self.pool.clone(),
-            comm: Arc::clone(&self.comm),
-            gathers: self.gathers.clone(),
-            groups: self.groups.clone(),
-            deadline: self.deadline,
+            comms: self.comms.with_words(words),
         })
     }
 
     /// Returns the rank, which was read when the executor was built. A later question could run a user's code where
     /// nothing catches a panic.
     pub(crate) fn rank(&self) -> u32 {
-        self.rank
+        self.comms.world.rank()
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -181,16 +165,7 @@ impl Runner {
 
     /// Ends the group, on each of its communicators.
     pub(crate) fn abort(&self, cause: &Error) {
-        self.comm.abort(cause);
-        self.gathers.iter().for_each(|comm| comm.abort(cause));
-        self.groups.iter().for_each(|groups| groups.abort(cause));
-    }
-
-    /// The communicator of an op: of its group, and of its stream.
-    fn comm_of(&self, stream: Stream, group: Group) -> &dyn Collective {
-        let gathers = self.gathers.as_ref().filter(|_| stream == Stream::Gather);
-        let of_group = || self.groups.as_ref()?.of(group);
-        &**gathers.or_else(of_group).unwrap_or(&self.comm)
+        self.comms.abort(cause);
     }
 
     /// Runs one op to its end on the calling thread. The streams handle Wait and Record.
@@ -241,17 +216,14 @@ impl Runner {
             }
             // SAFETY: nothing else touches the span now, as for every op, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
-            Action::Collective { kind, group, pass, agreement, bucket, src, dst } => {
-                let comm = self.comm_of(op.stream, group);
-                let (bytes, dtype) =
-                    (src.bytes().max(dst.bytes()), Span::dtype_of_call(kind, [src, dst], &self.plan));
-                let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+            Action::Collective { kind, bucket, src, dst, .. } => {
                 let gathered = bucket.filter(|_| kind == CollectiveKind::AllGather);
                 let memory = dst.memory;
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
                 // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
-                let mut call = unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, None) };
-                comm.enqueue(&mut call)?;
+                self.comms.enqueue(op, &self.plan, |key, ranks| unsafe {
+                    Call::new(key, ranks, src, dst, self.comms.deadline, None)
+                })?;
                 let is_last = |bucket: &u32| {
                     Memory::sent_of(&self.plan.buckets()[*bucket as usize]).last() == Some(memory)
                 };

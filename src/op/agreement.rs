@@ -25,6 +25,22 @@ pub(crate) enum Agreed {
 impl Agreed {
     const ALL: [Agreed; 4] = [Agreed::Layout, Agreed::Options, Agreed::Hyperparameters, Agreed::Loaded];
 
+    fn name(self) -> &'static str {
+        match self {
+            Agreed::Layout => "layout: parameters, buckets, or the optimizers that step them",
+            Agreed::Options => "options",
+            Agreed::Hyperparameters => "learning rates or other hyperparameters",
+            Agreed::Loaded => {
+                "frozen, unused or written parameters, loaded values, or how many micro-batches"
+            }
+        }
+    }
+
+    /// Returns the parts that a text names at its end, as [`difference`] does.
+    pub(super) fn named_by(text: &str) -> impl Iterator<Item = Agreed> {
+        Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
+    }
+
     /// The part's share of the number.
     pub(crate) fn share(self, hash: u64) -> u64 {
         let at = self as u32 * LANE_BITS;
@@ -48,17 +64,12 @@ pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
         _ if ours == theirs => None,
         // How a rank says that it could not build what the others have built.
         _ if ours == !theirs => Some("whether it was built"),
-        [Agreed::Layout] => Some("layout: parameters, buckets, or the optimizers that step them"),
-        [Agreed::Options] => Some("options"),
-        [Agreed::Hyperparameters] => Some("learning rates or other hyperparameters"),
-        [Agreed::Loaded] => {
-            Some("frozen, unused or written parameters, loaded values, or how many micro-batches")
-        }
-        _ => Some(
-            "several of layout, options, hyperparameters, frozen, unused or written parameters, loaded values, and micro-batches",
-        ),
+        [part] => Some(part.name()),
+        _ => Some(SEVERAL),
     }
 }
+
+const SEVERAL: &str = "several of layout, options, hyperparameters, frozen, unused or written parameters, loaded values, and micro-batches";
 
 /// Returns the part that differs, or all parts if several do.
 pub(super) fn differing(ours: u64, theirs: u64) -> Vec<Agreed> {

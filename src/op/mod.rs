@@ -14,7 +14,8 @@ pub use agreement::difference;
 pub use interval::{Interval, TimedOp};
 pub(crate) use span::{BUCKET_CONTROLS_AT, bytes_of};
 pub use span::{Memory, Span};
-pub(crate) use words::{Line, Words, WrittenValues, explain};
+pub use words::Words;
+pub(crate) use words::{Line, WrittenValues, explain};
 
 use std::fmt;
 

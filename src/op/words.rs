@@ -1,30 +1,28 @@
 //! The words of an agreement: what each of its parts says, a line for a value, for the error of ranks that differ.
 //!
-//! The steppers of this process write them down here, so ranks that are threads find each other's. Of a rank in another
-//! process only the number is known. Writing keeps to buffers that it has once made.
+//! A stepper's calls carry its words, so ranks that are threads tell both sides. A rank of another process adds its own to
+//! the error that it gets. Writing keeps to buffers that it has once made.
 
 use std::fmt::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::agreement::{Agreed, differing};
 use super::difference;
+use crate::error::Error;
 
 /// Most bytes that are kept of one part, and most that an error says of it.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 
 /// The words of one stepper.
-#[derive(Debug)]
-pub(crate) struct Words(Mutex<Told>);
-
 #[derive(Debug, Default)]
-struct Told {
+pub struct Words {
     layout: String,
     options: String,
     /// The number of these two parts alone, by which steppers that are built compare themselves.
     fixed: u64,
     /// The last two numbers: the trainer may be a pass ahead of the sums that are compared.
-    recent: [Recent; 2],
+    recent: Mutex<[Recent; 2]>,
 }
 
 /// The options that may change between passes, and their hash.
@@ -102,26 +100,24 @@ fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option
     }
 }
 
-/// All steppers of this process that are alive.
-static KNOWN: Mutex<Vec<Weak<Words>>> = Mutex::new(Vec::new());
-
 impl Words {
     pub(crate) fn new(fixed: u64, layout: fmt::Arguments<'_>, options: &str) -> Arc<Words> {
-        let mut told = Told { fixed, options: options.to_owned(), ..Told::default() };
+        let mut words = Words { fixed, options: options.to_owned(), ..Words::default() };
         // What does not fit is left out.
-        let _ = Line(&mut told.layout).write_fmt(layout);
-        let words = Arc::new(Words(Mutex::new(told)));
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|words| words.strong_count() > 0);
-        known.push(Arc::downgrade(&words));
-        words
+        let _ = Line(&mut words.layout).write_fmt(layout);
+        Arc::new(words)
+    }
+
+    /// The number of layout and options, which never changes.
+    pub(crate) fn fixed(&self) -> u64 {
+        self.fixed
     }
 
     /// Lets `write` fill the buffers of the parts that may change, and takes the number that it returns.
     pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        told.recent.swap(0, 1);
-        let Recent { number, assigned, hyperparameters, loaded } = &mut told.recent[0];
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.swap(0, 1);
+        let Recent { number, assigned, hyperparameters, loaded } = &mut recent[0];
         let parts = [assigned, hyperparameters, loaded];
         *number = write(parts.map(|part| {
             part.clear();
@@ -132,52 +128,64 @@ impl Words {
 
     /// Returns the part of an agreement with this number.
     fn part(&self, number: u64, part: Agreed) -> Option<String> {
-        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = told.recent.iter().find(|recent| recent.number == number);
-        if recent.is_none() && told.fixed != number {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = recent.iter().find(|recent| recent.number == number);
+        if recent.is_none() && self.fixed != number {
             return None;
         }
         let of_recent = |text: fn(&Recent) -> &String| recent.map(text).cloned().unwrap_or_default();
         Some(match part {
-            Agreed::Layout => format!("{}\n{}", told.layout, of_recent(|recent| &recent.assigned)),
-            Agreed::Options => told.options.clone(),
+            Agreed::Layout => format!("{}\n{}", self.layout, of_recent(|recent| &recent.assigned)),
+            Agreed::Options => self.options.clone(),
             Agreed::Hyperparameters => of_recent(|recent| &recent.hyperparameters),
             Agreed::Loaded => of_recent(|recent| &recent.loaded),
         })
     }
-}
 
-fn known(number: u64, part: Agreed) -> Option<String> {
-    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    known.iter().filter_map(Weak::upgrade).find_map(|words| words.part(number, part))
-}
-
-/// Returns what two ranks' agreements differ in, with the values of each rank that this process knows; `None` if they
-/// are equal.
-pub(crate) fn explain(ours: u64, theirs: u64, rank: u32, other_rank: u32) -> Option<String> {
-    let mut text = difference(ours, theirs)?.to_owned();
-    for part in differing(ours, theirs) {
-        let (ours, theirs) = (known(ours, part), known(theirs, part));
-        // Writing to a string does not fail.
-        let _ = match (ours, theirs) {
-            (Some(ours), Some(theirs))
-                if part == Agreed::Loaded
-                    && let Some(named) = written_apart(&ours, &theirs, rank, other_rank) =>
-            {
-                write!(text, " [{named}]")
-            }
-            (Some(ours), Some(theirs)) => {
-                let lines = first_differing(&ours, &theirs);
-                lines.map_or(Ok(()), |(ours, theirs)| {
-                    write!(text, " [rank {rank} has `{ours}`, rank {other_rank} `{theirs}`]")
-                })
-            }
-            // Unused parameters are in the number, and in nobody's words: those of one rank alone would blame what is equal.
-            (Some(_), None) | (None, Some(_)) if part == Agreed::Loaded => Ok(()),
-            (Some(words), None) => write!(text, " [rank {rank} has `{}`]", said(&words, 0)),
-            (None, Some(words)) => write!(text, " [rank {other_rank} has `{}`]", said(&words, 0)),
-            (None, None) => Ok(()),
+    /// Adds what this rank has to the error of a collective that could say only which part differs. `ours` is the number
+    /// that this rank gave.
+    pub(crate) fn add_to(&self, error: Error, ours: u64) -> Error {
+        let Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs } = error else {
+            return error;
         };
+        let mut told = differs.clone();
+        let number = format!("{ours:016x}");
+        let sides = [(rank, &first), (other_rank, &other)];
+        if let Some((rank, _)) = sides.into_iter().find(|(_, said)| said.ends_with(&number)) {
+            // Unused parameters are in the number, and in nobody's words: those of one rank alone would blame what is equal.
+            for part in Agreed::named_by(&differs).filter(|part| *part != Agreed::Loaded) {
+                let words = self.part(ours, part).map(|words| said(&words, 0)).unwrap_or_default();
+                if !words.is_empty() {
+                    told.push_str(&format!(" [rank {rank} has `{words}`]"));
+                }
+            }
+        }
+        Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs: told }
+    }
+}
+
+/// What one of two ranks has said: its number, and its words if they are here.
+pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
+
+/// Returns what two ranks' agreements differ in, with the values of both where the words of both are here; `None` if they
+/// are equal.
+pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32; 2]) -> Option<String> {
+    let mut text = difference(ours.0, theirs.0)?.to_owned();
+    let (Some(our_words), Some(their_words)) = (ours.1, theirs.1) else { return Some(text) };
+    for part in differing(ours.0, theirs.0) {
+        let (Some(ours), Some(theirs)) = (our_words.part(ours.0, part), their_words.part(theirs.0, part))
+        else {
+            continue;
+        };
+        let named =
+            (part == Agreed::Loaded).then(|| written_apart(&ours, &theirs, rank, other_rank)).flatten();
+        let values = || {
+            let (ours, theirs) = first_differing(&ours, &theirs)?;
+            Some(format!("rank {rank} has `{ours}`, rank {other_rank} `{theirs}`"))
+        };
+        if let Some(told) = named.or_else(values) {
+            text.push_str(&format!(" [{told}]"));
+        }
     }
     Some(text)
 }
@@ -236,18 +244,45 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_with_both_ranks_values_and_with_one_where_the_other_is_unknown() {
-        let (ours, _words) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.25");
-        let (theirs, _kept) = agreement("mode: Eager\nclip: Some(1.0)", "group a: lr 0.5\ngroup b: lr 0.25");
-        let told = explain(ours, theirs, 2, 1).unwrap();
+    fn what_differs_is_told_with_the_values_of_both_ranks() {
+        let (ours, words) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.25");
+        let (theirs, kept) = agreement("mode: Eager\nclip: Some(1.0)", "group a: lr 0.5\ngroup b: lr 0.25");
+        let told = explain((ours, Some(&words)), (theirs, Some(&kept)), [2, 1]).unwrap();
         assert_eq!(told, "options [rank 2 has `clip: None`, rank 1 `clip: Some(1.0)`]");
-        let (theirs, gone) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.125");
-        let told = explain(ours, theirs, 0, 1).unwrap();
+        let (theirs, kept) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.125");
+        let told = explain((ours, Some(&words)), (theirs, Some(&kept)), [0, 1]).unwrap();
         assert!(told.ends_with("[rank 0 has `group b: lr 0.25`, rank 1 `group b: lr 0.125`]"), "{told}");
-        drop(gone);
-        let told = explain(ours, theirs, 0, 1).unwrap();
-        assert!(told.ends_with("[rank 0 has `group a: lr 0.5, group b: lr 0.25`]"), "{told}");
-        assert_eq!(explain(ours, ours, 0, 1), None);
+        assert_eq!(explain((ours, Some(&words)), (ours, None), [0, 1]), None);
+    }
+
+    #[test]
+    fn a_rank_adds_its_own_values_where_it_said_what_differs_and_nowhere_else() {
+        let (ours, words) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.25");
+        let (theirs, _) = agreement("mode: Eager\nclip: None", "group a: lr 0.5");
+        let error = |first: u64, other: u64| {
+            let differs = explain((first, None), (other, None), [3, 1]).unwrap();
+            let [ours, theirs] = [first, other].map(|number| format!("a call, agreement {number:016x}"));
+            Error::Mismatch { rank: 3, ours, other_rank: 1, theirs, differs }
+        };
+        let told = |error| match words.add_to(error, ours) {
+            Error::Mismatch { differs, .. } => differs,
+            other => panic!("{other}"),
+        };
+        let named = "learning rates or other hyperparameters";
+        let values = "has `group a: lr 0.5, group b: lr 0.25`]";
+        assert_eq!(told(error(ours, theirs)), format!("{named} [rank 3 {values}"));
+        assert_eq!(told(error(theirs, ours)), format!("{named} [rank 1 {values}"));
+        // Two other ranks, and a difference that both have been told of.
+        assert_eq!(told(error(theirs, theirs ^ Agreed::Options.share(9))), "options");
+        let Error::Mismatch { differs, .. } = words.add_to(error(ours, theirs), ours) else { panic!() };
+        let known = |differs: &str| Error::Mismatch {
+            rank: 3,
+            ours: format!("{ours:016x}"),
+            other_rank: 1,
+            theirs: String::new(),
+            differs: differs.to_owned(),
+        };
+        assert_eq!(told(known(&differs)), differs);
     }
 
     #[test]

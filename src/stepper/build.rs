@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::{Collective, Groups, Sums};
+use crate::collective::{Collective, Comms, Sums};
 use crate::device::Device;
 use crate::error::{Error, Result, environment};
 use crate::handle::Place;
@@ -43,34 +43,10 @@ pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
-    pub(super) comm: Arc<dyn Collective>,
-    pub(super) deadline: Duration,
+    /// The first one alone; `make` splits it.
+    pub(super) comms: Comms,
     pub(super) borrowed: Option<BorrowedPieces>,
     pub(super) timed: bool,
-    /// The number that ranks have in common for good.
-    pub(super) agreement: u64,
-}
-
-/// The communicators that a stepper makes beside its own.
-#[derive(Clone, Default)]
-pub(super) struct Beside {
-    /// The gather stream's, if the plan is sharded.
-    pub(super) gathers: Option<Arc<dyn Collective>>,
-    /// Those of this rank's groups, if there are several groups.
-    pub(super) groups: Option<Groups>,
-}
-
-impl Blueprint {
-    /// Makes the communicators of the gather stream and of the groups: calls of all ranks, so after all refusals.
-    pub(super) fn beside(&self) -> Result<Beside> {
-        let has_groups = self.plan.replicas() > 1;
-        let groups = has_groups.then(|| Groups::new(&*self.comm, self.plan.shards().0)).transpose()?;
-        let gathers = match &groups {
-            Some(groups) => Some(groups.duplicate_of_shards()?),
-            None => self.plan.is_sharded().then(|| self.comm.duplicate()).transpose()?,
-        };
-        Ok(Beside { gathers, groups })
-    }
 }
 
 impl Stepper {
@@ -113,32 +89,21 @@ impl StepperBuilder<'_> {
         let (pool, is_inline) = (self.pool(&**comm)?, self.is_inline);
         self.assemble(sums, memory, |blueprint| {
             blueprint.assignment.refuse_unreached(Place::Host)?;
-            let beside = blueprint.beside()?;
-            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
-            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), Some(&*comm), borrowed)?);
-            let Beside { gathers, groups } = beside.clone();
-            let parts = Parts {
-                plan,
-                memories,
-                constants,
-                assignment,
-                kernels,
-                pool,
-                comm,
-                gathers,
-                groups,
-                deadline,
-            };
-            Ok((HostDevice::new(parts, timed, is_inline)?, beside))
+            let Blueprint { plan, constants, assignment, mut comms, borrowed, timed } = blueprint;
+            comms.split(&plan)?;
+            let comm = Some(&*comms.world);
+            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), comm, borrowed)?);
+            let parts = Parts { plan, memories, constants, assignment, kernels, pool, comms: comms.clone() };
+            Ok((HostDevice::new(parts, timed, is_inline)?, comms))
         })
     }
 
-    /// Everything but the device, which `make` makes of it, with the communicators beside its own.
+    /// Everything but the device, which `make` makes of it, and returns with all communicators.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,
         memory: Option<Borrowed>,
-        make: impl FnOnce(Blueprint) -> Result<(D, Beside)>,
+        make: impl FnOnce(Blueprint) -> Result<(D, Comms)>,
     ) -> Result<Stepper<D>> {
         if let Some(refused) = self.refused.take() {
             return Err(refused);
@@ -215,15 +180,13 @@ impl StepperBuilder<'_> {
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
         let agreement = self.agreement(&plan);
-        let (device, Beside { gathers, groups }) = make(Blueprint {
+        let (device, comms) = make(Blueprint {
             plan: Arc::clone(&plan),
             constants,
             assignment: Arc::clone(&assignment),
-            comm: Arc::clone(&comm),
-            deadline,
+            comms: Comms::new(comm, deadline, Arc::clone(agreement.words())),
             borrowed,
             timed: self.record,
-            agreement: agreement.fixed(),
         })?;
         let borrows_behind_masters = plan.is_foreign();
         let params_written = ParamsWritten::new(&plan, are_by_caller);
@@ -245,9 +208,7 @@ impl StepperBuilder<'_> {
             plan,
             policy,
             agreement,
-            comm,
-            gathers,
-            groups,
+            comms,
             max_unsharded: self.max_unsharded,
             params_written,
             run: RefCell::new(Run::new(schedule, device, self.record)),

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::launch::{Assignment, BorrowedPieces, Progress, status_of};
 use crate::layout::{Plan, SegmentAction};
-use crate::op::{Access, Memory, Span};
+use crate::op::{Access, Memory, Span, Words};
 use crate::stepper::state::status::Status;
 use crate::stepper::stepper::Stepper;
 
@@ -103,11 +103,11 @@ impl<D: Device> Stepper<D> {
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
-        agreement: u64,
+        words: &Arc<Words>,
     ) -> Result<D> {
         // SAFETY: the caller has made everything the trainer's, and no pass is open; the pieces are of this plan.
         let claimed = unsafe { Claimed::promise() };
-        self.run.get_mut().device.rebuilt(plan, assignment, borrowed, agreement, claimed)
+        self.run.get_mut().device.rebuilt(plan, assignment, borrowed, words, claimed)
     }
 
     /// Copies a span to another device, by way of `bytes`, after everything was claimed.

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::forecast::{Cost, Forecast, Foreseen};
 use crate::op::{Memory, Op};
-use crate::stepper::build::{Beside, Blueprint};
+use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
@@ -51,8 +51,8 @@ impl StepperBuilder<'_> {
     ) -> Result<Foresight> {
         let cost: Cost = Box::new(cost);
         let stepper = self.assemble(Foreseen { rank, world_size }.into(), None, |parts| {
-            let Blueprint { plan, constants, assignment, .. } = parts;
-            Ok((Forecast::new(plan, constants, assignment, cost)?, Beside::default()))
+            let Blueprint { plan, constants, assignment, comms, .. } = parts;
+            Ok((Forecast::new(plan, constants, assignment, cost)?, comms))
         })?;
         Ok(Foresight(stepper))
     }

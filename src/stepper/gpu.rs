@@ -144,9 +144,9 @@ impl StepperBuilder<'_> {
                 })?;
             }
             // First, so that ranks which differ learn in what before they are to make a communicator.
-            blueprint.comm.agree(blueprint.agreement, blueprint.deadline)?;
-            let beside = blueprint.beside()?;
-            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
+            let Blueprint { plan, constants, assignment, mut comms, borrowed, timed } = blueprint;
+            comms.agree(comms.words.fixed())?;
+            comms.split(&plan)?;
             let device = CudaDevice::new(Parts {
                 driver: Arc::clone(&cuda.driver),
                 compute: cuda.compute,
@@ -155,15 +155,12 @@ impl StepperBuilder<'_> {
                 plan,
                 constants,
                 assignment,
-                comm,
-                gathers: beside.gathers.clone(),
-                groups: beside.groups.clone(),
-                deadline,
+                comms: comms.clone(),
                 borrowed,
                 timed,
                 host,
             })?;
-            Ok((device, beside))
+            Ok((device, comms))
         })
     }
 }

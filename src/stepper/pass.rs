@@ -265,7 +265,7 @@ impl<D: Device> Drop for Pass<'_, D> {
             return;
         }
         if std::thread::panicking() {
-            let rank = self.stepper.comm.rank();
+            let rank = self.stepper.rank();
             self.stepper.abort_group(&Error::PeerLost { rank, why: "it panicked inside a pass".into() });
         }
         // The pass is open, so this cannot be refused.

@@ -166,12 +166,11 @@ impl<D: Device> Stepper<D> {
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
         assignment.refuse_unreached(self.run.get_mut().device.place())?;
-        let number = agreement.fixed();
-        let mut device = self.rebuilt_device(&plan, &assignment, borrowed, number)?;
+        let mut device = self.rebuilt_device(&plan, &assignment, borrowed, agreement.words())?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
-        if let Err(error) = self.comm.prepare(&plan) {
+        if let Err(error) = self.comms.world.prepare(&plan) {
             // It went along with the old plan before.
-            self.comm.prepare(&self.plan)?;
+            self.comms.world.prepare(&self.plan)?;
             return Err(error);
         }
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::collective::{Collective, Groups};
+use crate::collective::Comms;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::{self, Hazard};
@@ -58,11 +58,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
-    pub(super) comm: Arc<dyn Collective>,
-    /// The communicator of the gather stream, if parameters are sharded.
-    pub(super) gathers: Option<Arc<dyn Collective>>,
-    /// Those of this rank's groups, if there are several of each kind.
-    pub(super) groups: Option<Groups>,
+    pub(super) comms: Comms,
     /// The most buckets that may be unsharded at a time.
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, so ranks may differ.
@@ -142,7 +138,7 @@ impl<D: Device> Stepper<D> {
     pub fn close(mut self) -> Result<()> {
         let is_open = self.run.get_mut().schedule.is_open();
         if is_open {
-            self.abort_group(&closed_inside(self.comm.rank()));
+            self.abort_group(&closed_inside(self.rank()));
         }
         let run = self.run.get_mut();
         let outcome = if is_open {
@@ -169,9 +165,7 @@ impl<D: Device> Stepper<D> {
 
     /// Ends the group for all ranks.
     pub(super) fn abort_group(&self, cause: &Error) {
-        self.comm.abort(cause);
-        self.gathers.iter().for_each(|comm| comm.abort(cause));
-        self.groups.iter().for_each(|groups| groups.abort(cause));
+        self.comms.abort(cause);
     }
 
     /// Returns the layout it was built for.
@@ -186,22 +180,22 @@ impl<D: Device> Stepper<D> {
 
     /// Returns this rank.
     pub fn rank(&self) -> u32 {
-        self.comm.rank()
+        self.comms.world.rank()
     }
 
     /// Returns the number of ranks that gradients are averaged over.
     pub fn world_size(&self) -> u32 {
-        self.comm.world_size()
+        self.comms.world.world_size()
     }
 }
 
 impl<D: Device> Drop for Stepper<D> {
     fn drop(&mut self) {
         if self.run.get_mut().schedule.is_open() {
-            self.abort_group(&closed_inside(self.comm.rank()));
+            self.abort_group(&closed_inside(self.rank()));
         } else if std::thread::panicking() {
             // Where memory is borrowed the device's end waits for what is queued, and peers may wait for this rank.
-            let rank = self.comm.rank();
+            let rank = self.rank();
             self.abort_group(&Error::PeerLost { rank, why: "it panicked".into() });
         }
     }
@@ -222,8 +216,8 @@ fn closed_inside(rank: u32) -> Error {
 impl<D: Device> std::fmt::Debug for Stepper<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stepper")
-            .field("rank", &self.comm.rank())
-            .field("world_size", &self.comm.world_size())
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
             .field("mode", &self.policy.mode)
             .field("buckets", &self.plan.buckets().len())
             .finish()

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::cuda::nccl::UniqueId;
 use crate::error::{Error, Result};
-use crate::op::explain;
+use crate::op::difference;
 
 /// What a rank is about to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,7 +114,7 @@ impl Entry {
     fn mismatch(&self, theirs: &Entry, rank: u32, other_rank: u32) -> Error {
         let differs = match (self, theirs) {
             (Entry::Stepper(ours), Entry::Stepper(theirs)) => {
-                explain(*ours, *theirs, rank, other_rank).unwrap_or_default()
+                difference(*ours, *theirs).unwrap_or_default().to_owned()
             }
             (Entry::Communicator(_), Entry::Communicator(_)) => "members".to_owned(),
             _ => "kind".to_owned(),
@@ -137,7 +137,6 @@ impl fmt::Display for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::difference;
 
     fn read(entries: &[Entry]) -> Result<Vec<Record>> {
         let record =

@@ -80,7 +80,12 @@ impl Agreement {
 
     /// The part that never changes.
     pub(crate) fn fixed(&self) -> u64 {
-        share(self.built, &self.options)
+        self.words.fixed()
+    }
+
+    /// What this rank says where ranks differ.
+    pub(crate) fn words(&self) -> &Arc<Words> {
+        &self.words
     }
 
     /// The settings have changed.

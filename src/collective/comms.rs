@@ -1,0 +1,122 @@
+//! The communicators of one rank of a stepper: that of all ranks, those that the plan needs beside it, and calls on them.
+//!
+//! A hybrid strategy has two groups: neighbours, whose shards together are a full tensor, and replicas, which have one shard.
+//! Each rank is in one group of either kind, and the two have no other rank in common. Together they reach all ranks, so what
+//! both kinds compare, all ranks agree on.
+//! (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::collective::{Call, CallKey, Collective};
+use crate::error::{Error, Result};
+use crate::layout::Plan;
+use crate::op::{Action, Group, Op, Span, Stream, Words};
+
+/// All communicators of one rank.
+#[derive(Clone)]
+pub(crate) struct Comms {
+    pub(crate) world: Arc<dyn Collective>,
+    /// The gather stream's, if the plan is sharded.
+    gathers: Option<Arc<dyn Collective>>,
+    /// Those of neighbours and of replicas, if there are several groups.
+    groups: Option<[Arc<dyn Collective>; 2]>,
+    /// The longest wait for other ranks.
+    pub(crate) deadline: Duration,
+    /// What this rank says where ranks differ.
+    pub(crate) words: Arc<Words>,
+}
+
+impl Comms {
+    /// Returns the one communicator of a plan that is not sharded.
+    pub(crate) fn new(world: Arc<dyn Collective>, deadline: Duration, words: Arc<Words>) -> Comms {
+        Comms { world, gathers: None, groups: None, deadline, words }
+    }
+
+    /// Returns the same communicators for another agreement.
+    pub(crate) fn with_words(&self, words: &Arc<Words>) -> Comms {
+        Comms { words: Arc::clone(words), ..self.clone() }
+    }
+
+    /// Makes the communicators of the gather stream and of the groups: calls of all ranks, so after all refusals.
+    pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
+        if plan.replicas() > 1 {
+            let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
+            let first = rank - rank % size;
+            let neighbours: Vec<u32> = (first..first + size).collect();
+            let replicas: Vec<u32> = (rank % size..ranks).step_by(size as usize).collect();
+            self.groups = Some([self.world.subgroup(&neighbours)?, self.world.subgroup(&replicas)?]);
+        }
+        if plan.is_sharded() {
+            self.gathers = Some(self.of(Stream::Reduce, Group::Shards).duplicate()?);
+        }
+        Ok(())
+    }
+
+    /// Returns the communicator of an op: of its group, and of its stream.
+    fn of(&self, stream: Stream, group: Group) -> &dyn Collective {
+        let gathers = self.gathers.as_deref().filter(|_| stream == Stream::Gather);
+        let of_group = match (group, &self.groups) {
+            (Group::World, _) | (_, None) => &self.world,
+            (Group::Shards, Some([neighbours, _])) => neighbours,
+            (Group::Replicas, Some([_, replicas])) => replicas,
+        };
+        gathers.unwrap_or(&**of_group)
+    }
+
+    /// Returns all of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Collective> {
+        let of_groups = self.groups.iter().flatten().map(|comm| &**comm);
+        std::iter::once(&*self.world).chain(self.gathers.as_deref()).chain(of_groups)
+    }
+
+    /// Ends the group, on each of its communicators.
+    pub(crate) fn abort(&self, cause: &Error) {
+        self.iter().for_each(|comm| comm.abort(cause));
+    }
+
+    /// Compares a number with the other ranks'.
+    ///
+    /// # Errors
+    /// Errors as for [`Collective::agree`].
+    pub(crate) fn agree(&self, number: u64) -> Result<()> {
+        self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
+    }
+
+    /// Takes part in the collective of an op. `call` is told the key and the number of ranks.
+    ///
+    /// # Errors
+    /// Errors as for [`Collective::enqueue`].
+    pub(crate) fn enqueue<'a>(
+        &'a self,
+        op: &Op,
+        plan: &Plan,
+        call: impl FnOnce(CallKey, u32) -> Call<'a>,
+    ) -> Result<()> {
+        let Action::Collective { kind, group, pass, agreement, bucket, src, dst } = op.action else {
+            return Ok(());
+        };
+        let (comm, bytes) = (self.of(op.stream, group), src.bytes().max(dst.bytes()));
+        let dtype = Span::dtype_of_call(kind, [src, dst], plan);
+        let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+        let mut call = call(key, comm.world_size()).with_words(&self.words);
+        comm.enqueue(&mut call).map_err(|error| self.words.add_to(error, agreement))
+    }
+}
+
+/// Returns the place of a rank in a group of some of so many ranks.
+///
+/// # Errors
+/// `Layout` unless the group names this rank and others, each once.
+pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
+    let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
+    let place = group.iter().position(|other| *other == rank);
+    place.filter(|_| group.iter().enumerate().all(is_new)).map(|place| place as u32).ok_or_else(|| {
+        let wrong = format_args!("made by rank {rank} of {world_size}");
+        Error::layout(
+            format_args!("group of ranks {group:?}"),
+            wrong,
+            "name each of its ranks once, this one too",
+        )
+    })
+}
