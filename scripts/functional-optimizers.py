@@ -41,7 +41,7 @@ from typing import Optional, Union
 
 from torch import Tensor
 
-from ._lists import RULES, Clipped, Gradients, TensorList, clip_, norm_, prepare
+from ._lists import RULES, Clipped, Gradients, TensorList, add_, clip_, copy_, norm_, prepare
 
 '''
 
@@ -102,7 +102,7 @@ def wrapped(text, indent):
 
 def file():
     """Its text."""
-    names = sorted([f"{key}_" for key in OPTIMIZERS] + ["Clipped", "clip_", "norm_", "prepare"])
+    names = sorted([f"{key}_" for key in OPTIMIZERS] + ["Clipped", "add_", "clip_", "copy_", "norm_", "prepare"])
     listed = "__all__ = [\n" + wrapped(", ".join(f'"{name}"' for name in names) + ",", 4) + "\n]\n"
     return HEAD + listed + TAIL + "\n" + "\n\n".join(function_of(*item) for item in OPTIMIZERS.items())
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch import Tensor
 
 from instep import OPTIMIZERS, _native
 from instep.torch import FusedOptimizer, functional
@@ -375,3 +376,79 @@ def test_every_optimizer_has_a_function_with_its_hyperparameters():
         "state_steps",
         "copies",
     ]
+
+
+WORDS = [torch.float32, torch.bfloat16]
+
+
+def odd(dtype, seed):
+    """Values of every kind: halves between two bfloat16, infinite ones, NaN, zeros of both signs, the smallest."""
+    torch.manual_seed(seed)
+    bits = torch.randint(-(2**31), 2**31, (40_000,), dtype=torch.int32)
+    kinds = torch.tensor([0, -(2**31), 0x7F800000, 0x7FC00001, 0x7F800001, 1, 0x7F7FFFFF, 0x3F808000, 0x3F818000])
+    bits[: len(kinds)] = kinds.to(torch.int32)
+    value = bits.view(torch.float32)
+    return value if dtype == torch.float32 else value.to(dtype)
+
+
+def same_bits(one, other):
+    """NaNs are alike, since processors choose one of two operands'."""
+    words = torch.int32 if one.dtype == torch.float32 else torch.int16
+    return bool(((one.view(words) == other.view(words)) | (one.isnan() & other.isnan())).all())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("source", WORDS, ids=str)
+@pytest.mark.parametrize("target", WORDS, ids=str)
+def test_lists_are_added_and_copied_with_torchs_bits(target, source, threads):
+    tensors = [odd(source, seed) for seed in range(5)] + [torch.ones((), dtype=source), torch.ones(0, dtype=source)]
+    for ours, theirs in ((functional.add_, Tensor.add_), (functional.copy_, Tensor.copy_)):
+        into = [odd(target, 10 + seed) for seed in range(5)] + [torch.ones((), dtype=target), torch.ones(0, dtype=target)]
+        expected = [tensor.clone() for tensor in into]
+        for tensor, value in zip(expected, tensors):
+            theirs(tensor, value)
+        versions = [tensor._version for tensor in into]
+        ours(tuple(into), iter(tensors), threads=threads)
+        assert all(map(same_bits, into, expected)), ours
+        assert all(tensor._version == version + 1 for tensor, version in zip(into, versions))
+
+
+def test_a_mix_of_types_is_added_and_any_order_of_elements_kept():
+    into = [torch.ones(3, 5).t(), torch.ones(4, dtype=torch.bfloat16)]
+    functional.add_(into, [torch.arange(15.0).view(3, 5).bfloat16().t(), torch.full((4,), 2.0)])
+    assert torch.equal(into[0], 1 + torch.arange(15.0).view(3, 5).t()) and into[1].tolist() == [3.0] * 4
+    functional.add_([], [])
+
+
+@pytest.mark.parametrize(
+    "into, tensors, kind, text",
+    [
+        ([torch.ones(2)], [], ValueError, "tensors: 0 for 1"),
+        ([torch.ones(2)], [torch.ones(3)], ValueError, r"tensors\[0\]: shape"),
+        ([torch.ones(2, 3)], [torch.ones(3, 2).t()], ValueError, r"tensors\[0\]: shape .* strides"),
+        ([torch.ones(2)], [torch.ones(2).half()], NotImplementedError, r"tensors\[0\]: of torch.float16"),
+        ([torch.ones(2).double()], [torch.ones(2)], NotImplementedError, r"into\[0\]: of torch.float64"),
+        ([torch.ones(4)[::2]], [torch.ones(2)], NotImplementedError, r"into\[0\]: strides"),
+        (torch.ones(2, 2), [torch.ones(2)] * 2, TypeError, "into: not a list"),
+        ([torch.ones(2), None], [torch.ones(2)] * 2, TypeError, r"into\[1\]"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_by_its_place_before_anything_is_written(into, tensors, kind, text):
+    for call in (functional.add_, functional.copy_):
+        with pytest.raises(kind, match=text):
+            call(into, tensors)
+        assert all(bool((tensor == 1).all()) for tensor in into if tensor is not None)
+
+
+def test_memory_that_is_written_twice_or_read_too_is_refused():
+    memory = torch.ones(10)
+    for into, tensors in (
+        ([memory[:6], memory[4:]], [torch.ones(6), torch.ones(6)]),
+        ([memory[:6]], [memory[4:]]),
+        ([memory], [memory]),
+    ):
+        with pytest.raises(ValueError, match="overlap"):
+            functional.add_(into, tensors)
+    both = [torch.zeros(10), torch.zeros(10)]
+    functional.add_(both, [memory, memory])
+    assert all(torch.equal(one, memory) for one in both)

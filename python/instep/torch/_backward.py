@@ -30,7 +30,25 @@ class BackwardOptimizer(FusedOptimizer):
         """Notes what a pass must know of all gradients before it steps with any."""
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
-        self._decides = max_norm is not None or self._skip_nonfinite
+        self._has_limit = max_norm is not None
+
+    @property
+    def _decides(self) -> bool:
+        """Whether something is decided over all gradients of a pass. That it is does not change; see `_refuse_other_clip`."""
+        clips = self._has_limit or self._skip_nonfinite
+        return clips or any(group.get("max_norm") is not None for group in self.param_groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Steps further parameters, where the wrapper has them."""
+        if param_group.get("max_norm") is not None and hasattr(self, "_stepped") and not self._decides:
+            raise ValueError("max_norm of a late group: passes decide nothing; give max_norm to a group at registration")
+        super().add_param_group(param_group)
+
+    def _refuse_other_clip(self) -> None:
+        raise RuntimeError(
+            "max_norm of a param group: begins or ends to clip the group alone, and ranks decide as at registration; "
+            "change a number alone, or register anew"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(f"{type(self).__name__}: belongs to the hooks of its model, so it has no copy; save its state_dict()")
@@ -60,5 +78,7 @@ class BackwardOptimizer(FusedOptimizer):
 
     def _in_common(self) -> object:
         """What every rank must step with."""
-        hypers = [(len(group["params"]), self._settings.of(group)) for group in self.param_groups]
+        hypers = [
+            (len(group["params"]), self._settings.of(group), group.get("max_norm", "together")) for group in self.param_groups
+        ]
         return self._key, self._formats, self._max_norm, self._skip_nonfinite, hypers

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import _native
 from ._arena import Arena, Member
 from ._formats import WORDS, Formats
+from ._groups import TOGETHER
 from ._kinds import Kind, is_dense
 from ._sharded import Holders, cut_as, is_distributed, shard_of
 from ._threads import openmp
@@ -84,6 +85,18 @@ class Prepared:
     copies: list[tuple[Tensor, Tensor]]
     """Parameters with gaps between their elements, and copies without, which are stepped. So with gradients of another
     form that a step writes."""
+
+
+@dataclass
+class Decided:
+    """The decisions of a pass: a norm for all parameters that are clipped together."""
+
+    norms: Mapping[int, _native.Norm]
+    """By what clips them; see `Kind.clip`."""
+
+    def decision(self) -> tuple[float, float, bool]:
+        """Norm and clip coefficient of the groups without a ``max_norm`` of their own, and whether all steps are skipped."""
+        return self.norms[TOGETHER].decision()
 
 
 class Engine:
@@ -244,8 +257,9 @@ class Engine:
         prepared.step.add_norm(prepared.bound, norm, stream_on(batch.arena.device))
         return prepared
 
-    def step_decided(self, batch: Batch, prepared: Prepared, norm: _native.Norm) -> None:
-        """Steps a batch as a norm has decided."""
+    def step_decided(self, batch: Batch, prepared: Prepared, decided: Decided) -> None:
+        """Steps a batch as its norm has decided."""
+        norm = decided.norms[batch.arena.kind.clip]
         prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
         self._written(batch, prepared)
 

@@ -5,10 +5,11 @@ It depends on torch and the native half alone, and changes no group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from operator import is_, itemgetter
-from typing import Any
+from math import inf
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -20,8 +21,14 @@ Hyper = dict[str, Any]
 LARGEST_NOTHING = 2.0**-150
 """What is no larger is rounded to 0 in float32."""
 
-OF_ALL_GROUPS = frozenset({"max_norm", "states", "master", "seed", "threads", "min_8bit_size"})
+OF_ALL_GROUPS = frozenset({"states", "master", "seed", "threads", "min_8bit_size"})
 """Options of a whole optimizer, which a group of its own cannot have."""
+
+TOGETHER = -1
+"""Clips a group by the norm of all groups that have no ``max_norm`` of their own."""
+
+UNCLIPPED = -2
+"""Clips no group of these. Their norm is measured, since a gradient there that is not finite counts too."""
 
 RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
@@ -87,13 +94,31 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
         raise TypeError(f"{name}: an option of the whole optimizer, not of a param group; give it to the constructor")
     known = OPTIMIZERS[key].defaults
     refuse_other_rule(key, group)
-    others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names"}
+    others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names", "max_norm"}
     for name in sorted(others, key=str):
-        edits, meant = min((_edits(str(name).lower(), hyper), hyper) for hyper in known)
+        edits, meant = min((_edits(str(name).lower(), one), one) for one in (*known, "max_norm"))
         # Short names are near to words of their own: "meta" is two letters from "betas".
         if edits <= (1 if len(meant) < 6 else 2):
             raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant}?")
     _native.state_names(key, hyper_of(key, group))
+    limit_of(group)
+
+
+def limit_of(group: Mapping[str, Any]) -> Optional[float]:
+    """The norm that a group is clipped to alone, or None."""
+    value = group.get("max_norm")
+    limit = None if value is None else _number("max_norm", value)
+    if limit is not None and not 0 < limit < inf:
+        raise ValueError(f"max_norm = {value!r}: out of range; use a finite number above 0, or None")
+    return limit
+
+
+def clips_of(groups: Iterable[Mapping[str, Any]]) -> list[int]:
+    """What each group is clipped with: `TOGETHER`, `UNCLIPPED`, or its place for a group that is clipped alone."""
+    return [
+        TOGETHER if "max_norm" not in group else UNCLIPPED if group["max_norm"] is None else place
+        for place, group in enumerate(groups)
+    ]
 
 
 def refuse_other_rule(key: str, group: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from .. import OPTIMIZERS, _native
 from ._formats import QUANTUM, STATE_TYPES, WORDS, Formats
-from ._groups import Hyper, hyper_of, kept_states, refuse_settings
+from ._groups import TOGETHER, Hyper, hyper_of, kept_states, refuse_settings
 from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, shard_of
 
 MOST_ACCEPTED = 1024
@@ -39,9 +39,13 @@ class Kind(NamedTuple):
     """The states that are kept."""
     word: str
     """Their element type."""
+    clip: int
+    """The groups with whose gradients theirs are clipped."""
 
 
-def kind_of(key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper) -> Kind:
+def kind_of(
+    key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper, clip: int = TOGETHER
+) -> Kind:
     """The kind of a parameter, of which a shard is stepped with these hyperparameters. What no kernel steps is refused."""
     refuse_unsteppable(key, formats, param, holders)
     formats = formats_of(formats, param)
@@ -58,7 +62,7 @@ def kind_of(key: str, formats: Formats, param: Tensor, shard: Tensor, holders: H
         raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
     if has_overlap(shard):
         raise NotImplementedError("parameter: its elements share memory; give its clone()")
-    return Kind(dtype, device, holders, formats, *states_of(key, formats, dtype, hyper))
+    return Kind(dtype, device, holders, formats, *states_of(key, formats, dtype, hyper), clip)
 
 
 def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> tuple[tuple[str, ...], str]:

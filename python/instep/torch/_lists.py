@@ -108,6 +108,23 @@ def clip_(
     return clipped
 
 
+def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
+    """Adds each tensor to the one at its place in ``into``, as ``into[k].add_(tensors[k])`` does, to the bit.
+
+    Tensors of both lists are of float32 or bfloat16, in any mix: gradients of bfloat16 accumulate in float32. A sum is of
+    float32, and is rounded once where it is stored.
+    """
+    RULES["sgd"].native.move(into, tensors, True, threads)
+
+
+def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
+    """Copies each tensor into the one at its place in ``into``, as ``into[k].copy_(tensors[k])`` does, to the bit.
+
+    Tensors are as for `add_`.
+    """
+    RULES["sgd"].native.move(into, tensors, False, threads)
+
+
 def _measured(tensors: Gradients, max_norm: Optional[float], threads: Optional[int]) -> tuple[float, float]:
     if isinstance(tensors, Tensor):
         raise TypeError("tensors: one tensor; give a list")

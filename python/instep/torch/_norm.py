@@ -1,4 +1,4 @@
-"""The norm over gradients of several arenas, and the decision that follows from it.
+"""The norms over gradients of several arenas, and the decisions that follow from them: groups clip together or alone.
 
 Each rank measures its own shards. Their sums of squares are exact integers, so ranks add them up in any order and decide
 alike, to the bit.
@@ -7,7 +7,7 @@ alike, to the bit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional
 
 import torch
@@ -15,8 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _native
-from ._engine import Batch, Engine, Prepared, stream_on
+from ._engine import Batch, Decided, Engine, Prepared, stream_on
+from ._groups import TOGETHER
 from ._sharded import Holders
+
+
+INFINITY_BITS = 0x7F800000
+"""Infinity's bits in float32. Those of NaN are above it."""
 
 
 class GlobalNorm:
@@ -25,54 +30,68 @@ class GlobalNorm:
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
         """``instead`` names groups on the CPU that sum in the place of others."""
         self.device, self.instead = device, instead or {}
-        self._parts: dict[Holders, _native.Norm] = {}
+        self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
+        """What clips the groups that are not clipped with the others, as in `GroupSnapshot.limits`."""
+        self._parts: dict[tuple[int, Holders], _native.Norm] = {}
         self._factors: _native.Factors = (1, 1.0, 0, 0)
-        self._begun: set[Holders] = set()
-        self._is_empty = True
+        self._begun: set[tuple[int, Holders]] = set()
+        self._added: set[tuple[int, Holders]] = set()
 
     def begin(self, factors: _native.Factors) -> None:
         """Begins anew, with the factors that all these gradients have."""
         self._factors = factors
         self._begun.clear()
-        self._is_empty = True
-        self._part(())
+        self._added.clear()
+        self._part(TOGETHER, ())
 
-    def _part(self, holders: Holders) -> _native.Norm:
-        """The norm of tensors that are spread over the same ranks."""
-        if holders not in self._parts:
-            self._parts[holders] = _native.Norm(self.device.index if self.device.type == "cuda" else None)
-        part = self._parts[holders]
-        if holders not in self._begun:
-            part.begin(self._factors, stream_on(self.device))
-            self._begun.add(holders)
-        return part
+    def _part(self, clip: int, holders: Holders) -> _native.Norm:
+        """The norm of tensors that are clipped together and spread over the same ranks."""
+        part = clip, holders
+        if part not in self._parts:
+            self._parts[part] = _native.Norm(self.device.index if self.device.type == "cuda" else None)
+        if part not in self._begun:
+            self._parts[part].begin(self._factors, stream_on(self.device))
+            self._begun.add(part)
+        return self._parts[part]
 
     def add(self, engine: Engine, batch: Batch) -> Prepared:
         """Adds the gradients of a batch, but for parameters to pass over."""
-        self._is_empty = self._is_empty and bool(batch.arena.holders)
-        return engine.add_norm(batch, self._part(batch.arena.holders))
+        part = batch.arena.kind.clip, batch.arena.holders
+        self._added.add(part)
+        return engine.add_norm(batch, self._part(*part))
 
-    def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> _native.Norm:
+    def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> Decided:
         """Decides over all ranks' shards. Every rank must call it, and name every group of holders in the same order."""
         stream = stream_on(self.device)
-        total = self._part(())
-        if self._is_empty:
-            total.sum(stream)  # So it may be decided without a bucket: all are spread, or no parameter has a gradient.
-        for holders in spread:
-            if holders:
-                limbs, largest = self._sum_of(self._part(holders))
-                for group, device_type in holders:
-                    own = self.instead.get(group)
-                    _sum_over(limbs, largest, own or group, "cpu" if own else device_type)
+        limits = {TOGETHER: max_norm, **self.of_groups()}
+        totals = {clip: self._part(clip, ()) for clip in limits}
+        for clip, total in totals.items():
+            if (clip, ()) not in self._added:
+                total.sum(stream)  # So it may be decided without a bucket: all are spread, or no parameter has a gradient.
+        for holders in filter(None, spread):
+            sums = [self._sum_of(self._part(clip, holders)) for clip in totals]
+            for group, device_type in holders:
+                own = self.instead.get(group)
+                _sum_over(sums, own or group, "cpu" if own else device_type)
+            for total, (limbs, largest) in zip(totals.values(), sums):
                 all_limbs, all_largest = self._sum_of(total)
                 all_limbs += limbs
                 torch.maximum(all_largest, largest, out=all_largest)
-        total.decide(max_norm, skip_nonfinite, stream)
-        return total
+        if skip_nonfinite and len(totals) > 1:
+            self._share_nonfinite([self._sum_of(total)[1] for total in totals.values()])
+        for clip, total in totals.items():
+            total.decide(limits[clip], skip_nonfinite, stream)
+        return Decided(totals)
+
+    def _share_nonfinite(self, largest: list[Tensor]) -> None:
+        """Lets a gradient that is infinite or NaN skip the steps of all groups. Finite magnitudes stay each norm's own."""
+        worst = torch.stack(largest).amax(0)
+        for own in largest:
+            own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))
 
     def last(self) -> float:
         """The norm of the last decision. On a GPU it waits."""
-        return self._parts[()].decision()[0]
+        return self._parts[TOGETHER, ()].decision()[0]
 
     def _sum_of(self, part: _native.Norm) -> tuple[Tensor, Tensor]:
         """A norm's sum of squares and largest magnitude, in place."""
@@ -80,15 +99,17 @@ class GlobalNorm:
         return _at(limbs, _native.NORM_LIMBS, torch.int64, self.device), _at(largest, 1, torch.int32, self.device)
 
 
-def _sum_over(limbs: Tensor, largest: Tensor, group: dist.ProcessGroup, device_type: str) -> None:
+def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
     """Adds up a group's sums, and takes the largest of its magnitudes: each rank has a place for its own."""
-    rank, count = dist.get_rank(group), len(limbs)
-    row = torch.zeros(count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
-    row[:count] = limbs
-    row[count + rank] = largest[0]
-    dist.all_reduce(row, group=group)
-    limbs.copy_(row[:count])
-    largest.copy_(row[count:].max())
+    rank, count = dist.get_rank(group), _native.NORM_LIMBS
+    rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
+    for row, (limbs, largest) in zip(rows, sums):
+        row[:count] = limbs
+        row[count + rank] = largest[0]
+    dist.all_reduce(rows, group=group)
+    for row, (limbs, largest) in zip(rows, sums):
+        limbs.copy_(row[:count])
+        largest.copy_(row[count:].max())
 
 
 def _at(address: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:

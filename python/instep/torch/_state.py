@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._arena import Arena, Progress, State, held_in
 from ._engine import Engine
-from ._groups import Hyper, Settings
+from ._groups import TOGETHER, Hyper, Settings, clips_of, limit_of
 from ._loading import progress_of
 
 Place = tuple[Arena, int]
@@ -87,10 +87,14 @@ class GroupSnapshot:
         lists = [group["params"] for group in self.groups]
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
+        self.clips = clips_of(self.groups)
+        # What clips the groups that are not clipped together, in an order that ranks have in common.
+        self.limits = {clip: limit_of(group) for clip, group in zip(self.clips, self.groups) if clip != TOGETHER}
 
     def has_members_of(self, other: GroupSnapshot) -> bool:
-        """Whether these are the same dicts with the same parameters in them."""
-        return _are_same(self.groups, other.groups) and self.sizes == other.sizes and _are_same(self.params, other.params)
+        """Whether these are the same dicts with the same parameters in them, clipped with the same others."""
+        is_same = _are_same(self.groups, other.groups) and self.sizes == other.sizes and self.clips == other.clips
+        return is_same and _are_same(self.params, other.params)
 
     def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
         """The groups, of the same ones, that have other hyperparameters."""

@@ -23,11 +23,11 @@ from typing import Optional, Union
 
 from torch import Tensor
 
-from ._lists import RULES, Clipped, Gradients, TensorList, clip_, norm_, prepare
+from ._lists import RULES, Clipped, Gradients, TensorList, add_, clip_, copy_, norm_, prepare
 
 __all__ = [
-    "Clipped", "adadelta_", "adagrad_", "adam_", "adamax_", "adamw_", "ademamix_", "clip_", "lamb_", "lion_", "nadam_",
-    "norm_", "prepare", "radam_", "rmsprop_", "rprop_", "sgd_",
+    "Clipped", "adadelta_", "adagrad_", "adam_", "adamax_", "adamw_", "add_", "ademamix_", "clip_", "copy_", "lamb_",
+    "lion_", "nadam_", "norm_", "prepare", "radam_", "rmsprop_", "rprop_", "sgd_",
 ]
 
 Number = Union[float, Tensor]

@@ -24,6 +24,7 @@ from ._formats import Formats
 from ._futures import awaited, joined, wait_for
 from ._later import Agreement
 from ._running import ATTACHED, refuse_claimed
+from ._state import GroupSnapshot
 from ._usage import usage_of, watch
 from ._wrapped import Wrapped, before_forward
 from .optimizer import FusedOptimizer, key_of
@@ -46,6 +47,12 @@ class InBackwardOptimizer(FusedOptimizer):
         self._shared: Shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
         self._shared.members.append(self)
         return self._shared.engine
+
+    def _follow_states(self) -> GroupSnapshot:
+        groups = super()._follow_states()
+        if groups.limits:
+            raise ValueError("max_norm: one parameter's optimizer does not know the norm of all; use register_ddp")
+        return groups
 
     def _family(self) -> Sequence[FusedOptimizer]:
         return self._shared.members

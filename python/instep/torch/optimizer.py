@@ -7,7 +7,7 @@ place is noticed by identity and address before the next step, and copied into t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import inf
@@ -20,7 +20,7 @@ from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import Formats
-from ._groups import RUNNING, Hyper, Settings, kept_states, torchs_keys
+from ._groups import RUNNING, TOGETHER, Hyper, Settings, clips_of, kept_states, torchs_keys
 from ._kinds import first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
@@ -35,7 +35,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     Arguments:
         params: parameters, named parameters or param groups, as any ``torch.optim`` optimizer takes them.
         optimizer: a key of ``instep.OPTIMIZERS``, or a class of ``torch.optim`` of that name.
-        max_norm: clips the gradients of all parameters by their exact global norm before the step.
+        max_norm: clips the gradients of all parameters by their exact global norm before the step. A param group with a
+            ``max_norm`` of its own is clipped alone, by the norm of its own gradients; with None there, not at all.
         states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``; unset, the parameter's own.
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
         seed: rounds stochastically, with this seed, what is kept in fewer bits than float32.
@@ -111,7 +112,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. On a GPU it waits."""
+        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. On a GPU it waits.
+
+        Gradients of groups that have a ``max_norm`` of their own are not in it.
+        """
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
@@ -140,7 +144,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_now(self) -> None:
-        params = self._follow_states().params
+        groups = self._follow_states()
+        params = groups.params
         grads = [param.grad for param in params]
         given = [param for param, grad in zip(params, grads) if grad is not None]
         if not given:
@@ -151,7 +156,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         # As torch's fused step, it leaves the gradients that it has stepped with, without the scale.
         self._engine.leave_gradients(self._after() if scale is None else "average")
         factors = (1, 1.0, address(scale), address(getattr(self, "found_inf", None)))
-        if self._max_norm is None:
+        if self._max_norm is None and all(limit is None for limit in groups.limits.values()):
             self._engine.step_all(batches, factors)
             return
         self._step_clipped(batches, factors)
@@ -175,7 +180,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         [device] = devices
         if device not in self._norms:
             self._norms[device] = self._new_norm(device)
+            self._norms[device].of_groups = self._limits
         return self._norms[device]
+
+    def _limits(self) -> Mapping[int, Optional[float]]:
+        """What clips the groups that are not clipped together, as when groups were last followed."""
+        return {} if self._grouped is None else self._grouped.limits
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
         return GlobalNorm(device)
@@ -198,14 +208,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Lays out parameters, with what ``state`` holds for them. Those that are gone lose their place."""
         engine, reader, params = self._engine, Reader(self._engine), list(params)
         refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
-        owners = {p: (one, group) for one in self._family() for group in one.param_groups for p in group["params"]}
+        owners = {
+            p: (one, group, clip)
+            for one in self._family()
+            for group, clip in zip(one.param_groups, clips_of(one.param_groups))
+            for p in group["params"]
+        }
         firsts = dict(zip(owners, accumulate(map(elements_of, owners), initial=0)))
         members, entries = [], []
         for param in params:
             # One that has left its group goes on as it was.
-            owner, group = owners.get(param) or (self, engine.group_of(param))
+            owner, group, clip = owners.get(param) or (self, engine.group_of(param), TOGETHER)
             hyper = owner._settings.of(group)
-            kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper)
+            kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper, clip)
             members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
         arenas = engine.build(members)
@@ -236,6 +251,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
         is_held = self._followed is not None and self._followed.holds(self.state)
         if known is not None and is_held and groups.has_members_of(known):
+            known.limits = groups.limits
             changed = groups.changed_since(known)
             if not changed:
                 return known
@@ -268,19 +284,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Takes over other groups. Returns whether the arena of a parameter would have other states with its group now."""
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
-        for group, hyper in zip(groups.groups, groups.hypers):
+        is_clipped_otherwise = False
+        for group, hyper, clip in zip(groups.groups, groups.hypers, groups.clips):
             kept_states(self._key, hyper)  # Refuses what is out of range before anything has changed.
             for param in group["params"]:
                 if id(param) in self._engine.known:
                     arena, index = places[param]
                     changed.setdefault(id(arena), (arena, {}))[1][index] = group, hyper
+                    is_clipped_otherwise |= arena.kind.clip != clip
         if self._runs_in_backward and sum(len(members) for _, members in changed.values()) < len(places):
             raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
+        if is_clipped_otherwise:
+            self._refuse_other_clip()
+            return True
         if not all(arena.keeps(hyper) for arena, members in changed.values() for _, hyper in members.values()):
             return True
         for arena, members in changed.values():
             arena.regroup(members)
         return False
+
+    def _refuse_other_clip(self) -> None:
+        """Refuses that a group is clipped with others than before, where that cannot change."""
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:
         """Copies what the user has put in the place of states into the memory that steps write."""
@@ -314,7 +338,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             saved_groups = [
-                saved if saved["params"] or own["params"] else {**own, **saved}
+                _clipped_as(own, saved if saved["params"] or own["params"] else {**own, **saved})
                 for own, saved in zip(self.param_groups, given["param_groups"])
             ] + given["param_groups"][len(self.param_groups) :]
             refuse_unfit(self._key, self._formats, saved_groups, self._saved(given))
@@ -355,6 +379,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.state[param] = dict(held.values if isinstance(held, Kept) else held)
         self._follow_states()
         self._adopt(param for param in self._listed() if self.state.get(param))
+
+
+def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved group, clipped as the optimizer's own one: as ``max_norm`` of the whole optimizer, that is not loaded."""
+    clip = {name: own[name] for name in ("max_norm",) if name in own}
+    return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ impl Lists {
     }
 
     pub(super) fn list<'py>(&self, list: &Bound<'py, PyAny>, k: usize) -> PyResult<Bound<'py, PyList>> {
+        self.list_of(&self.list_name(k), list)
+    }
+
+    /// Copies a list, so that nobody changes it meanwhile.
+    pub(super) fn list_of<'py>(&self, name: &str, list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         if let Ok(list) = list.cast::<PyList>() {
             return Ok(list.get_slice(0, list.len()));
         }
@@ -110,10 +115,7 @@ impl Lists {
             Ok(items) if !self.reader.is_tensor(list)? => {
                 PyList::new(list.py(), items.collect::<PyResult<Vec<_>>>()?)
             }
-            _ => Err(PyTypeError::new_err(format!(
-                "{}: not a list; give a list of tensors",
-                self.list_name(k)
-            ))),
+            _ => Err(PyTypeError::new_err(format!("{name}: not a list; give a list of tensors"))),
         }
     }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod found;
+mod moved;
 mod plan;
 
 use std::process;
@@ -21,12 +22,14 @@ use pyo3::types::{PyList, PyTuple, PyType};
 use crate::arguments::Addresses;
 use crate::device::Owner;
 use crate::errors::raised;
+use crate::openmp::OpenMp;
 use crate::optimizers::{all_state_names, descriptor};
 use crate::tensors::{Reader, Word};
 use found::{
     CARRIED, COPIES, COUNTS, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
     refuse_unfit, refused_count,
 };
+use moved::Move;
 use plan::{Key, Plan, optimizer};
 
 /// Plans that an optimizer keeps. A model has one; a program that steps parameter by parameter has one per length.
@@ -175,6 +178,70 @@ impl Lists {
         let decision = decision.map_err(raised)?;
         self.keep(plan, found);
         Ok((decision.norm, decision.clip))
+    }
+
+    /// Copies a list's tensors into another's, or adds them there.
+    fn r#move(
+        &self,
+        py: Python<'_>,
+        into: &Bound<'_, PyAny>,
+        tensors: &Bound<'_, PyAny>,
+        adds: bool,
+        threads: Option<i64>,
+    ) -> PyResult<()> {
+        let lists = [self.list_of("into", into)?, self.list_of("tensors", tensors)?];
+        if lists[0].len() != lists[1].len() {
+            let (into, tensors) = (lists[0].len(), lists[1].len());
+            let text = format!("tensors: {tensors} for {into} to write; give one for each");
+            return Err(PyValueError::new_err(text));
+        }
+        let mut moves = Vec::with_capacity(lists[0].len());
+        let mut spans = Vec::new();
+        for k in 0..lists[0].len() {
+            let (into, tensor) = (lists[0].get_item(k)?, lists[1].get_item(k)?);
+            let [own, other] = [(&into, "into"), (&tensor, "tensors")].map(|(tensor, list)| {
+                let name = || format!("{list}[{k}]");
+                let view = self.reader.read(tensor, name)?;
+                refuse_unfit(&view, tensor, name, |word| matches!(word, Word::F32 | Word::BF16))?;
+                refuse_negative(&view, tensor, name)?;
+                Ok::<_, PyErr>(view)
+            });
+            let (own, other) = (own?, other?);
+            if own.shape != other.shape || !own.lies_as(&other) {
+                let (shape, strides) = (&own.shape, &own.strides);
+                return Err(PyValueError::new_err(format!(
+                    "tensors[{k}]: shape {:?} and strides {:?}, where into[{k}] has {shape:?} and {strides:?}; give \
+                     one with its order of elements",
+                    other.shape, other.strides
+                )));
+            }
+            let len = own.len() as usize;
+            for (view, list) in [(&own, "into"), (&other, "tensors")] {
+                spans.push((view.address, view.address + len * view.word.size(), list, k));
+            }
+            moves.push(Move { into: (own.address, own.word), from: (other.address, other.word), len });
+        }
+        spans.retain(|(start, end, ..)| end > start);
+        spans.sort_unstable();
+        let (mut any, mut written) = ((0, "", 0), (0, "", 0));
+        for (start, end, list, k) in spans {
+            let (reach, other, at) = if list == "into" { any } else { written };
+            if start < reach {
+                let text = format!("{other}[{at}] and {list}[{k}]: overlap; give each its own memory");
+                return Err(PyValueError::new_err(text));
+            }
+            any = any.max((end, list, k));
+            if list == "into" {
+                written = written.max((end, list, k));
+            }
+        }
+        let threads = self.key(py, 0, threads)?.threads;
+        // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
+        let openmp = unsafe { OpenMp::at(self.openmp()) };
+        // SAFETY: dense tensors of these types that do not overlap, as checked; the lists keep them alive.
+        py.detach(|| unsafe { moved::run(&moves, adds, threads, openmp) });
+        self.torch.increment_version.call1(py, (&lists[0],))?;
+        Ok(())
     }
 }
 

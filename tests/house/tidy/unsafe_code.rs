@@ -32,6 +32,7 @@ const UNSAFE: &[&str] = &[
     "python/src/arguments.rs",
     "python/src/lists/found.rs",
     "python/src/lists/mod.rs",
+    "python/src/lists/moved.rs",
     "python/src/lists/plan.rs",
     "python/src/norm.rs",
     "python/src/openmp.rs",
