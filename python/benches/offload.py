@@ -244,7 +244,9 @@ def picture(rows: list[tuple[int, str, Spread]], stepping: float, most: float) -
         y += 26
     at = left + most / stepping / largest * scale
     lines.append(f'<line x1="{at:.1f}" y1="40" x2="{at:.1f}" y2="{y - 26}" stroke="#555" stroke-dasharray="4 3"/>')
-    lines.append(f'<text x="{at:.1f}" y="{y - 12}" text-anchor="middle" fill="#555">one bucket: step, copy down, copy up</text>')
+    lines.append(
+        f'<text x="{at:.1f}" y="{y - 12}" text-anchor="middle" fill="#555">one bucket: step, copy down, copy up</text>'
+    )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}" role="img" '
