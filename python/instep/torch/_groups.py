@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from operator import is_, itemgetter
 from math import inf
+from operator import is_, itemgetter
 from typing import Any, Optional
 
 import torch

@@ -19,7 +19,6 @@ from ._engine import Batch, Decided, Engine, Prepared, stream_on
 from ._groups import TOGETHER
 from ._sharded import Holders
 
-
 INFINITY_BITS = 0x7F800000
 """Infinity's bits in float32. Those of NaN are above it."""
 
