@@ -194,14 +194,15 @@ fn pytorchs_offload_takes_the_times_that_follow_from_the_speeds() {
         speed("compute", 2.0 * elements * 1000.0 / 1e9),
         speed("host-link", 4.0 * elements / 1e6),
         speed("host-memory", 28.0 * elements / 4e6),
-        "--tokens=1000".into(),
         "--launch=0".into(),
         "--bucket-cap-mib=1".into(),
         "--offload=torch".into(),
     ];
-    let of = |more: &[&str]| {
-        plan(&folder, &[&speeds.iter().map(String::as_str).collect::<Vec<_>>()[..], more].concat())
+    let with_tokens = |tokens: &str, more: &[&str]| {
+        let speeds = speeds.iter().map(String::as_str).chain(["--tokens", tokens]);
+        plan(&folder, &[&speeds.collect::<Vec<_>>()[..], more].concat())
     };
+    let of = |more: &[&str]| with_tokens("1000", more);
     let near = |report: &Value, key: &str, milliseconds: f64| {
         let found = report[key].as_u64().unwrap() as f64 / 1e6;
         assert!((found - milliseconds).abs() < 0.01, "{key}: {found} ms instead of {milliseconds} ms");
@@ -214,7 +215,7 @@ fn pytorchs_offload_takes_the_times_that_follow_from_the_speeds() {
     let many = of(&["--micro-batches", "100"]);
     near(&many, "pass_ns", 99.0 * 24.0 + 38.0);
     // Where backward is slow enough, the last bucket alone is late: its copy down, its step, and its copy up.
-    let slow = of(&["--tokens", "5000"]);
+    let slow = with_tokens("5000", &[]);
     near(&slow, "blocked_ns", 1.0 + 4.0 + 1.0);
     // After the last gradient: its copy, its norm, and the steps from the first module's on. Each of the eight forward
     // parts waits for the step of its own bucket; the last upload is that of the last module.
