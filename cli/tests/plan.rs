@@ -165,6 +165,76 @@ fn offload_moves_what_is_stepped_to_the_host() {
     assert!(text.contains("on the host"), "{text}");
 }
 
+/// Each case has options, and the bytes that `python/tests/test_offload_plan.py` finds allocated.
+#[test]
+fn pytorchs_offload_is_planned_to_the_byte() {
+    let folder = Folder::new();
+    let plans: Value = serde_json::from_str(include_str!("offload_plans.json")).unwrap();
+    for case in plans.as_array().unwrap() {
+        folder.write("model.json", case["config"].to_string().as_bytes());
+        let options = case["options"].as_array().unwrap().iter().map(|option| option.as_str().unwrap());
+        let report = plan(&folder, &[&["--offload=torch"][..], &options.collect::<Vec<_>>()].concat());
+        let kept = report["host_bytes"].as_u64().unwrap() - report["page_locked_bytes"].as_u64().unwrap();
+        let planned = (&report["page_locked_bytes"], &Value::from(kept));
+        assert_eq!(planned, (&case["page_locked_bytes"], &case["kept_bytes"]), "{case}");
+        let memory = report["memory"].as_array().unwrap().iter().map(|held| held["bytes"].as_u64().unwrap());
+        assert_eq!(memory.sum::<u64>(), report["host_bytes"].as_u64().unwrap(), "{case}");
+    }
+}
+
+#[test]
+fn pytorchs_offload_takes_the_times_that_follow_from_the_speeds() {
+    let folder = Folder::new();
+    // Eight buckets of 1 MiB of gradients. Forward takes 1 ms for each, backward 2 ms, a copy 1 ms and a step 4 ms.
+    let model = r#"{"params": [{"repeat": 8, "params": [{"name": "layer.{}", "shape": [1024, 256]}]}]}"#;
+    folder.write("model.json", model.as_bytes());
+    let elements = 262_144.0;
+    let speed = |name: &str, value: f64| format!("--{name}={value}");
+    let speeds = [
+        speed("compute", 2.0 * elements * 1000.0 / 1e9),
+        speed("host-link", 4.0 * elements / 1e6),
+        speed("host-memory", 28.0 * elements / 4e6),
+        "--launch=0".into(),
+        "--bucket-cap-mib=1".into(),
+        "--offload=torch".into(),
+    ];
+    let with_tokens = |tokens: &str, more: &[&str]| {
+        let speeds = speeds.iter().map(String::as_str).chain(["--tokens", tokens]);
+        plan(&folder, &[&speeds.collect::<Vec<_>>()[..], more].concat())
+    };
+    let of = |more: &[&str]| with_tokens("1000", more);
+    let near = |report: &Value, key: &str, milliseconds: f64| {
+        let found = report[key].as_u64().unwrap() as f64 / 1e6;
+        assert!((found - milliseconds).abs() < 0.01, "{key}: {found} ms instead of {milliseconds} ms");
+    };
+    // Steps begin 3, 7, 11, 15, 19, 23, 27 and 31 ms after backward, of buckets 0, 2, 4, 6, 7, 5, 3 and 1: always of the last
+    // one that is there. Forward begins with bucket 7 at 24 ms, waits for 5 until 28, for 3 until 32 and for 1 until 36.
+    let all = of(&[]);
+    near(&all, "optimizer_busy_ns", 32.0);
+    near(&all, "pass_ns", 38.0);
+    let many = of(&["--micro-batches", "100"]);
+    near(&many, "pass_ns", 99.0 * 24.0 + 38.0);
+    // Where backward is slow enough, the last bucket alone is late: its copy down, its step, and its copy up.
+    let slow = with_tokens("5000", &[]);
+    near(&slow, "blocked_ns", 1.0 + 4.0 + 1.0);
+    // After the last gradient: its copy, its norm, and the steps from the first module's on. Each of the eight forward
+    // parts waits for the step of its own bucket; the last upload is that of the last module.
+    let clipped = of(&["--max-norm", "1"]);
+    let norm = 4.0 / 7.0;
+    near(&clipped, "blocked_ns", 1.0 + norm + 32.0 + 1.0 - 7.0);
+    near(&clipped, "optimizer_busy_ns", 32.0 + 8.0 * norm);
+    // A ring of one bucket: a gradient may go down once the step before it has ended.
+    let narrow = of(&["--ring-mib", "1"]);
+    near(&narrow, "pass_ns", 8.0 + 2.0 + 8.0 * (1.0 + 4.0) + 1.0);
+    // A rank of two sums a bucket before it goes down: half a MiB each way, over a link at the copies' speed.
+    let bus = speed("bus", 4.0 * elements / 1e6);
+    let two = of(&["--world-size", "2", "--micro-batches", "100", "--latency", "0", &bus]);
+    near(&two, "pass_ns", 99.0 * 24.0 + 38.0 + 1.0);
+    assert!(all["blocked_ns"].as_u64() < narrow["blocked_ns"].as_u64());
+    let text = stdout(&folder.run(&["plan", "--config", "model.json", "--offload=torch"]));
+    assert!(text.contains("page-locked") && text.contains("the model waits"), "{text}");
+}
+
 #[test]
 fn released_gradients_are_held_from_their_write_to_their_step() {
     let folder = Folder::new();
@@ -289,6 +359,18 @@ fn what_cannot_be_planned_is_refused_by_name() {
     refused(&["--shard-size", "2"], "--shard-size 2: with --strategy replicated there are no shards");
     let three_of_8 = ["--world-size", "8", "--strategy", "zero", "--shard-size", "3"];
     refused(&three_of_8, "--shard-size 3: does not divide --world-size 8");
+    refused(&["--ring-mib", "1"], "--ring-mib: is of instep.torch.offload; give --offload=torch too");
+    refused(&["--offload", "--grad-scaler"], "--grad-scaler: is of instep.torch.offload");
+    for (option, value) in
+        [("--mode", "normed"), ("--strategy", "zero"), ("--trace", "t.json"), ("--picture", "p.svg")]
+    {
+        refused(
+            &["--offload=torch", option, value],
+            &format!("{option}: instep.torch.offload has no such choice"),
+        );
+    }
+    refused(&["--offload=torch", "--measure"], "--measure: instep.torch.offload has no such choice");
+    refused(&["--offload=gpu"], "--offload");
     refused(&["--bucket-cap-mib", "0"], "--bucket-cap-mib");
     refused(&["--bucket-cap-mib", "17592186044416"], "--bucket-cap-mib");
     refused(&["--world-size", "0"], "world-size");
@@ -319,6 +401,8 @@ fn what_cannot_be_planned_is_refused_by_name() {
         folder.write("model.json", text.as_bytes());
         refused(&[], word);
     }
+    folder.write("model.json", br#"{"params": [{"name": "a", "shape": [1024, 1025]}]}"#);
+    refused(&["--offload=torch", "--ring-mib", "4"], "--ring-mib 4: the largest bucket has 4198400 bytes");
     #[cfg(target_os = "linux")]
     {
         // 4 TiB of parameters each.

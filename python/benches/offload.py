@@ -10,13 +10,19 @@ the same round.
 
 With a clip, a step may begin after the last gradient alone, so a forward pass is all that can hide it.
 
+`--plan` names the command `instep`: what `instep plan --offload=torch` foresees, with the speeds that were measured here or
+that `--step-ms` sets, is compared with the passes that were measured. The bytes must be equal.
+
 `--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
 what the order of work leaves exposed, and nothing of the kernels' speed.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -130,6 +136,25 @@ class AfterBackward:
         self.device.up([(param.data, mirror.data) for param, mirror in zip(self.params, self.mirrors)], (), None).wait()
 
 
+def foresee(instep: Path, arguments: argparse.Namespace, clips: bool, milliseconds_of: dict[str, float]) -> Any:
+    """What `instep plan` says of a pass: the work of the GPU, the step and a bucket's copy take so long."""
+    elements, tokens = arguments.layers * arguments.elements, 1_000_000
+    speeds = {
+        "compute": 6 * elements * tokens / (milliseconds_of["work"] * 1e9),
+        "host-memory": 28 * elements / (milliseconds_of["step"] * 1e6),
+        "host-link": 4 * arguments.elements / (milliseconds_of["copy"] * 1e6),
+        "launch": 0.0,
+        "tokens": tokens,
+    }
+    layers = {"repeat": arguments.layers, "params": [{"name": "layer.{}", "shape": [arguments.elements]}]}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "model.json"
+        config.write_text(json.dumps({"params": [layers]}))
+        command = [instep, "plan", "--offload=torch", "--json", "--config", config, "--bucket-cap-mib", "1"]
+        command += [f"--{name}={value}" for name, value in speeds.items()] + ["--max-norm=1"] * clips
+        return json.loads(subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
@@ -138,9 +163,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of a step")
     parser.add_argument("--step-ms", type=float, help="what a step sleeps, and a bucket's copy a fifth of its share")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--plan", type=Path, help="the command instep; layers then have at least 1 MiB")
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    if arguments.plan and arguments.elements < 1 << 18:
+        parser.error("--plan: buckets of a plan have at least 1 MiB; give --elements of 262144 or more")
     torch.set_num_threads(1)
     if arguments.device == "cuda":
         global cycles_per_second
@@ -212,6 +240,13 @@ def main() -> None:
             exposed = Spread.of([one - other for one, other in zip(samples[name], samples["no optimizer"])])
             rows.append((times, name, exposed))
             print(f"GPU work {times} x step, {name}: exposed {exposed.show(1)} ms, {exposed.median / stepping:.2f} steps")
+        for name in ("offload", "offload, clip") if arguments.plan else ():
+            took = {"work": times * stepping, "step": stepping, "copy": copying}
+            plan = foresee(arguments.plan, arguments, "clip" in name, took)
+            assert plan["page_locked_bytes"] == sides[name][1].page_locked_bytes(), name
+            foreseen, measured = plan["pass_ns"] / 1e6, statistics.median(samples[name])
+            ratio = f"{measured:.1f} ms measured, {foreseen:.1f} ms foreseen, ratio {foreseen / measured:.3f}"
+            print(f"GPU work {times} x step, {name}: a pass takes {ratio}")
         print(f"GPU work {times} x step: with a clip, no forward pass hides more than all but {floors[times]:.1f} ms")
     if arguments.csv:
         lines = ["gpu_work_in_steps,side,exposed_ms_median,low,high,step_ms,bucket_step_and_copies_ms"]

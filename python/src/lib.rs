@@ -11,6 +11,7 @@ mod lists;
 mod norm;
 mod openmp;
 mod optimizers;
+mod same;
 mod step;
 mod tensors;
 
@@ -23,6 +24,8 @@ mod _native {
     use super::norm::Norm;
     #[pymodule_export]
     use super::optimizers::{all_state_names, descriptors, state_names};
+    #[pymodule_export]
+    use super::same::{has_objects, objects_of};
     #[pymodule_export]
     use super::step::Step;
 

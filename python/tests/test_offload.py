@@ -226,8 +226,8 @@ def test_a_backward_that_raises_names_what_was_stepped():
     worker = stepped._offload.worker
     Fails.now = True
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fails, "first", staticmethod(lambda: worker.changed.wait_for(lambda: worker.pending == 0)))
-        with worker.changed, pytest.raises(ValueError, match="on purpose"):
+        patch.setattr(Fails, "first", staticmethod(worker.wait))
+        with pytest.raises(ValueError, match="on purpose"):
             ours(torch.randn(4, 8)).sum().backward()
     Fails.now = False
     with pytest.raises(RuntimeError, match=r"backward: ended with an error after 2 of 4 buckets \(layers.5.bias"):
@@ -406,3 +406,35 @@ def test_a_gpt_trains_with_a_weight_that_two_modules_share():
             optimizer.step()
             optimizer.zero_grad()
         assert torch.equal(*losses)
+
+
+def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_it_first(monkeypatch):
+    # Three buckets are there when the first step begins, and it ends after all others were sent.
+    some_sent, begun, all_sent, record = (*(threading.Event() for _ in range(3)), [])
+    core = _offload_engine.Offload
+    begin, send, step, end = core.begin, core.send, core._step, core.end
+
+    def late_begin(self, *given):
+        begin(self, *given)
+        self.worker.put(some_sent.wait)
+
+    def late_send(self, bucket, *given, **named):
+        if bucket.index == 3:
+            some_sent.set()
+            begun.wait()
+        send(self, bucket, *given, **named)
+
+    def late_step(self, *given):
+        begun.set()
+        all_sent.wait()
+        step(self, *given)
+
+    for name, late in (("begin", late_begin), ("send", late_send), ("_step", late_step)):
+        monkeypatch.setattr(core, name, late)
+    monkeypatch.setattr(core, "end", lambda self, *given, **named: (end(self, *given, **named), all_sent.set()))
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(8)))
+    optimizer = offload(model, "adamw", bucket_bytes=1, device=Simulated(record=record))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.wait()
+    optimizer.close()
+    assert [label[1] for what, label in record if what == "step begins"] == [2, 7, 6, 5, 4, 3, 1, 0]

@@ -7,6 +7,7 @@ mod measure;
 mod model;
 mod report;
 mod speeds;
+mod torch;
 mod trainer;
 
 use std::io::Read;
@@ -50,9 +51,16 @@ pub struct Arguments {
     /// Ranks of a group that shards tensors, neighbours by their numbers; groups are replicas [default: all ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
-    /// Steps run on the host, with states, masters and averages in its memory
+    /// Steps run on the host, with states, masters and averages in its memory: by this library's stepper, or by
+    /// `instep.torch.offload`, for a plain module or under DDP
+    #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
+    pub offload: Option<Engine>,
+    /// Page-locked memory for gradients on their way, with --offload=torch [default: all gradients]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub ring_mib: Option<u64>,
+    /// A loss scale is divided out, and decides over all gradients, with --offload=torch
     #[arg(long)]
-    pub offload: bool,
+    pub grad_scaler: bool,
     /// Free gradients after their step, and those of other ranks' shards after their sum
     #[arg(long)]
     pub release_gradients: bool,
@@ -106,6 +114,15 @@ pub enum Sharing {
     Fsdp,
 }
 
+/// What steps on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Engine {
+    /// The stepper, by its schedule
+    Stepper,
+    /// PyTorch's `instep.torch.offload`, as autograd has gradients
+    Torch,
+}
+
 impl Arguments {
     /// Refuses options that do not go together by their own names, before the library does by its own.
     fn check(&self) -> Result<(), Failure> {
@@ -115,10 +132,32 @@ impl Arguments {
             if !(max_norm > 0.0 && max_norm.is_finite()) {
                 return refuse(option, "out of range", "use a number above 0");
             }
-            if self.mode == Order::Eager {
+            if self.mode == Order::Eager && self.offload != Some(Engine::Torch) {
                 let wrong = "--mode eager steps the first bucket before the norm of all is known";
                 return refuse(option, wrong, "use --mode normed or --mode sequential");
             }
+        }
+        let of_torch =
+            [("--ring-mib", self.ring_mib.is_some()), ("--grad-scaler", self.grad_scaler)].into_iter();
+        let of_stepper = [
+            ("--mode", self.mode != Order::Eager),
+            ("--strategy", self.strategy != Sharing::Replicated),
+            ("--release-gradients", self.release_gradients),
+            ("--measure", self.measure),
+            ("--trace", self.trace.is_some()),
+            ("--picture", self.picture.is_some()),
+        ];
+        if self.offload == Some(Engine::Torch) {
+            if let Some((option, _)) = of_stepper.into_iter().find(|(_, given)| *given) {
+                let wrong = "instep.torch.offload has no such choice, and makes no schedule to draw";
+                return refuse(option.into(), wrong, "leave it out, or use --offload=stepper");
+            }
+        } else if let Some((option, _)) = of_torch.into_iter().find(|(_, given)| *given) {
+            return refuse(
+                option.into(),
+                "is of instep.torch.offload",
+                "give --offload=torch too, or leave it out",
+            );
         }
         let has_shards = self.strategy != Sharing::Replicated;
         if let Some(ranks) = self.shard_size {
@@ -159,7 +198,7 @@ impl Arguments {
         if let Some(ranks) = self.shard_size {
             builder = builder.shard_size(ranks);
         }
-        if self.offload {
+        if self.offload.is_some() {
             builder = builder.offload(OffloadPolicy::default());
         }
         if self.release_gradients {
@@ -192,11 +231,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let model = Model::parse(&text).map_err(|failure| failure.configured(config))?;
     speeds.check()?;
     arguments.check()?;
+    if arguments.offload == Some(Engine::Torch) {
+        let plan = torch::Plan::new(arguments, &model)?;
+        if arguments.json {
+            print_json(&plan)?
+        } else {
+            print(&plan.to_string())?
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     if arguments.measure {
         return measure::run(arguments, &model);
     }
     let ranks = Ranks::new(*world_size, arguments.shard_size);
-    let cost = speeds.cost(ranks, arguments.offload);
+    let cost = speeds.cost(ranks, arguments.offload.is_some());
     let mut stepper = arguments.builder(&model).forecast(0, *world_size, cost).map_err(refused)?;
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {

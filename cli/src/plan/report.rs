@@ -44,10 +44,16 @@ pub(super) struct Report {
 }
 
 #[derive(Serialize)]
-struct Held {
-    what: String,
+pub(super) struct Held {
+    pub(super) what: String,
     place: Place,
-    bytes: u64,
+    pub(super) bytes: u64,
+}
+
+impl Held {
+    pub(super) fn on_host(what: &str, bytes: u64) -> Held {
+        Held { what: what.into(), place: Place::Host, bytes }
+    }
 }
 
 /// Where steps are offloaded, memory lies in two places.
@@ -154,7 +160,7 @@ fn name(action: &Action) -> String {
     }
 }
 
-fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
+pub(super) fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
     let state = |number: u8| {
         states.get(usize::from(number)).map_or_else(|| format!("state {number}"), |name| name.to_string())
     };
@@ -209,10 +215,10 @@ impl fmt::Display for Report {
     }
 }
 
-fn mebibytes(bytes: u64) -> f64 {
+pub(super) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn milliseconds(ns: u64) -> f64 {
+pub(super) fn milliseconds(ns: u64) -> f64 {
     ns as f64 / 1e6
 }

@@ -12,6 +12,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from operator import attrgetter
 from typing import Any, Optional, Protocol
 
 import torch
@@ -30,6 +31,7 @@ FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
 State = MutableMapping[Any, Any]
+shape_of, dtype_of = attrgetter("shape"), attrgetter("dtype")
 
 
 class Owner(Protocol):
@@ -40,6 +42,8 @@ class Owner(Protocol):
 
 Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
 """A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
+Forms = tuple[list[torch.Size], list[tuple[int, ...]], list[torch.dtype], list[int]]
+"""Shapes, strides, types and addresses."""
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
 
@@ -91,8 +95,8 @@ class Arena:
         self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
-        # By indices, the parameters, and their shapes, strides, types and devices when they were last checked.
-        self.known: dict[tuple[int, ...], tuple[list[Tensor], list[tuple[Any, ...]]]] = {}
+        # By indices, the parameters, and what they were when they were last checked.
+        self.known: dict[tuple[int, ...], tuple[list[Tensor], Forms]] = {}
         # By group, the live steps that know it and its number there.
         self.stepped_by: dict[int, dict[tuple[tuple[int, ...], torch.dtype], tuple[_native.Step, int]]] = {}
         self.progress: list[Progress] = [FRESH] * len(members)
@@ -238,16 +242,14 @@ class Arena:
             self.retire_all()
             self.after = after
 
-    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], list[tuple[Any, ...]], list[int]]:
-        """Returns what this rank holds of parameters, the shapes, strides, types and devices of that, and the addresses.
-
-        A change is followed or refused.
-        """
+    def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
+        """Returns what this rank holds of parameters, and what that is now. A change is followed or refused."""
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
         shards = params if not self.is_apart else [self.held(param) for param in params]
-        seen = [(p.shape, p.stride(), p.dtype, p.device) for p in shards]
+        # Memory that stays where it is stays on its device.
+        seen = forms_of(shards)
         if seen != forms:
             for index in indices:
                 self._follow_one(index)
@@ -255,7 +257,7 @@ class Arena:
         if self.master is not None:
             for index in indices:
                 self._follow_master(index)
-        return shards, seen, [shard.data_ptr() for shard in shards]
+        return shards, seen
 
     def _follow_one(self, index: int) -> None:
         """Checks that a parameter still is what the states were made for; they move along if its strides have changed."""
@@ -421,6 +423,12 @@ class Arena:
                 del owner.state[param][name]
             if owner.state.get(param) == {}:
                 del owner.state[param]
+
+
+def forms_of(tensors: Sequence[Tensor]) -> Forms:
+    """What these tensors are, list by list: a list comprehension would take longer."""
+    addresses, strides = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors))
+    return list(map(shape_of, tensors)), strides, list(map(dtype_of, tensors)), addresses
 
 
 def held_in(state: State, param: Tensor) -> dict[str, Any]:

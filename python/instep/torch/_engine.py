@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from types import NoneType
 from typing import Any, Optional, Union
 
 import torch
@@ -40,11 +41,13 @@ class Batch:
     indices: tuple[int, ...]
     grads: Sequence[Gradient]
     grad_dtype: torch.dtype
+    has_addresses: bool = False
+    """Whether all gradients are given, and as addresses."""
 
     @property
     def has_any(self) -> bool:
         """Whether a parameter has a gradient."""
-        return any(grad is not None for grad in self.grads)
+        return self.has_addresses or any(grad is not None for grad in self.grads)
 
 
 @dataclass
@@ -59,12 +62,17 @@ class Route:
     def batches(self, grads: Sequence[Gradient]) -> list[Batch]:
         """Sorts the gradients of these parameters by arena and type."""
         batches = []
+        is_whole = len(self.parts) == 1 and not self.others
         for arena, indices, places in self.parts:
-            own = [grads[k] for k in places]
-            try:
-                dtypes = set(map(dtype_of, own))
-            except AttributeError:  # None and addresses have no type.
-                dtypes = {grad.dtype for grad in own if isinstance(grad, Tensor)} or {arena.dtype}
+            own = grads if is_whole else [grads[k] for k in places]
+            kinds = set(map(type, own))
+            if kinds == {int}:
+                batches.append(Batch(arena, indices, own, arena.dtype, True))
+                continue
+            # None and addresses have no type.
+            has_type = kinds.isdisjoint((int, NoneType))
+            dtypes = set(map(dtype_of, own if has_type else [grad for grad in own if isinstance(grad, Tensor)]))
+            dtypes = dtypes or {arena.dtype}
             if len(dtypes) == 1:
                 batches.append(Batch(arena, indices, own, _taken_as(dtypes.pop())))
                 continue
@@ -167,9 +175,10 @@ class Engine:
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Those that have no arena yet, each once."""
-        known = self.known
-        new = [param for param in params if id(param) not in known]
-        return list({id(param): param for param in new}.values())
+        listed = list(params)
+        if self.known.issuperset(map(id, listed)):
+            return []
+        return list({id(param): param for param in listed if id(param) not in self.known}.values())
 
     def route(self, params: Sequence[Tensor]) -> Route:
         """Finds the arenas of parameters. The same list again costs a comparison of identities."""
@@ -197,23 +206,23 @@ class Engine:
         """Finds the native step of a batch and the addresses of its tensors."""
         arena = batch.arena
         with self.lock:
-            shards, forms, addresses = arena.follow(batch.indices)
-            grads, keeps, copies = list(batch.grads), [], []
-            for k, grad in enumerate(grads):
+            shards, (shapes, strides, _, found) = arena.follow(batch.indices)
+            addresses, grads, keeps, copies = list(found), list(batch.grads), [], []
+            for k, grad in enumerate(() if batch.has_addresses else grads):
                 if isinstance(grad, Tensor):
                     if arena.is_cut:
                         grad = _cut(grad, arena.params[batch.indices[k]])
-                    shape, strides, _, device = forms[k]
+                    stride = strides[k]
                     if arena.has_gaps and not is_dense(shards[k]):
                         copy = torch.empty_like(shards[k], memory_format=torch.preserve_format).copy_(shards[k])
                         copies.append((shards[k], copy))
-                        strides, addresses[k] = copy.stride(), copy.data_ptr()
+                        stride, addresses[k] = copy.stride(), copy.data_ptr()
                     if (
                         grad.layout is not torch.strided
                         or grad.dtype is not batch.grad_dtype
-                        or grad.stride() != strides
-                        or grad.shape != shape
-                        or grad.device != device
+                        or grad.stride() != stride
+                        or grad.shape != shapes[k]
+                        or grad.device != arena.device
                         or grad.is_neg()
                     ):
                         given, grad = grad, _as_param(grad, shards[k], batch.grad_dtype)
@@ -227,7 +236,7 @@ class Engine:
                     grads[k] = None if grads[k] is None else grad_address
             bound: _native.Bound = {
                 "params": addresses,
-                "grads": [0 if grad is None else grad for grad in grads],  # type: ignore[misc]
+                "grads": grads if batch.has_addresses else [0 if grad is None else grad for grad in grads],  # type: ignore[misc,typeddict-item]
                 "states": [run.data_ptr() for run in arena.states.values()],
                 "scales": [run.data_ptr() for run in arena.scales.values()],
                 "master": 0 if arena.master is None else arena.master.data_ptr(),
@@ -267,8 +276,9 @@ class Engine:
         """Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values."""
         for given, copy in prepared.copies:
             given.detach().copy_(copy)
-        arena = batch.arena
-        stepped = [index for index, grad in zip(batch.indices, batch.grads) if grad is not None]
+        arena, stepped = batch.arena, batch.indices
+        if not batch.has_addresses:
+            stepped = tuple(index for index, grad in zip(batch.indices, batch.grads) if grad is not None)
         torch.autograd.graph.increment_version([arena.params[index] for index in stepped])
         arena.note(stepped)
         if arena.hidden:

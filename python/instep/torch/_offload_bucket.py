@@ -5,6 +5,7 @@ A bucket's gradients, and its parameters' mirrors, are tensors over page-locked 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
@@ -27,7 +28,10 @@ class Bucket:
 
     def __init__(self, index: int, params: Sequence[Tensor], mirrors: Optional[list[Tensor]] = None) -> None:
         self.index, self.params, self.mirrors = index, list(params), mirrors
-        self.grad_dtypes = [getattr(param, "grad_dtype", None) or param.dtype for param in params]
+        self.grad_dtypes: list[torch.dtype] = [getattr(param, "grad_dtype", None) or param.dtype for param in params]
+        sizes = (aligned(param.numel() * dtype.itemsize) for param, dtype in zip(self.params, self.grad_dtypes))
+        self.gradient_bytes = sum(sizes)
+        """Bytes of the ring that its gradients take up."""
         # In host memory, where accumulation adds.
         self.sums: list[Tensor] = []
         self.summed: set[int] = set()
@@ -36,15 +40,11 @@ class Bucket:
         self.slot: Optional[Slot] = None
         self.uploaded: Optional[Event] = None
         self._views: dict[tuple[int, int], list[Tensor]] = {}
-        self.is_ready = True
-        """Whether no step is under way."""
+        self.ready = threading.Event()
+        """Set while no step is under way."""
+        self.ready.set()
         self.is_settled = True
         """Whether the trainer's work comes after the last upload."""
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of the ring that its gradients take up."""
-        return sum(aligned(param.numel() * dtype.itemsize) for param, dtype in zip(self.params, self.grad_dtypes))
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
         """Its gradients in a run of the ring, each laid out as its mirror."""
@@ -100,7 +100,7 @@ class Pass:
     scaled: Sequence[Event] = ()
     stepped: list[Bucket] = field(default_factory=list)
     measured: list[Bucket] = field(default_factory=list)
-    is_decided: bool = False
+    decided: threading.Event = field(default_factory=threading.Event)
     outcome: Optional[tuple[float, float, bool]] = None
     """Norm, clip coefficient, whether steps were skipped."""
 

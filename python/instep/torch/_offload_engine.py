@@ -59,23 +59,32 @@ class Worker:
 
     def __init__(self, bind: Task) -> None:
         self._lane, self._home = Lane("instep steps", bind), os.getpid()
-        self.changed = threading.Condition()
-        self.pending = 0
+        self._idle = threading.Condition()
+        self._pending = 0
 
     def put(self, task: Task) -> None:
         """Runs a task after all others. It must not raise."""
         self.refuse_child()
-        with self.changed:
-            self.pending += 1
+        with self._idle:
+            self._pending += 1
         self._lane.put(partial(self._run, task))
 
     def _run(self, task: Task) -> None:
         try:
             task()
         finally:
-            with self.changed:
-                self.pending -= 1
-                self.changed.notify_all()
+            with self._idle:
+                self._pending -= 1
+                if self._pending == 0:
+                    self._idle.notify_all()
+
+    def wait(self) -> None:
+        """Waits for all tasks."""
+        if self._pending:
+            self.refuse_child()
+            with self._idle:
+                while self._pending:
+                    self._idle.wait()
 
     @property
     def is_current(self) -> bool:
@@ -123,6 +132,8 @@ class Offload:
         self._outcome: Optional[tuple[float, float, bool]] = None
         self._ready: list[tuple[int, Bucket, Pass, list[Batch]]] = []
         """What the worker may step, by when the next forward pass is likely to ask for it."""
+        self._coming = 0
+        """Buckets that were sent and that the worker has not taken in yet."""
         self._order: list[Bucket] = []
         self._asked: list[Bucket] = []
         self._guard = threading.Lock()
@@ -190,7 +201,8 @@ class Offload:
         """Sends the gradients of a bucket on their way. Those of the host's memory are complete after ``events``."""
         self._raise_failure()
         if is_last:
-            bucket.is_settled = bucket.is_ready = False
+            bucket.is_settled = False
+            bucket.ready.clear()
         if bucket.mirrors is None:
             arrival = Arrival(bucket, list(grads), events, [])
         elif all(grad is None for grad in grads):
@@ -206,6 +218,8 @@ class Offload:
             copied = self.device.down(pairs, [self.device.mark(sources)], label)
             found = [place if grad is not None else None for place, grad in zip(places, grads)]
             arrival = Arrival(bucket, found, [copied], sources, slot, is_last)
+        with self._guard:
+            self._coming += 1
         self.worker.put(partial(self._take_in, self.current, arrival))
 
     def end(self, is_last: bool = True, drops: bool = False) -> None:
@@ -216,7 +230,7 @@ class Offload:
         for bucket in self.buckets:
             with self._guard:
                 arrived, bucket.arrived = bucket.arrived, {}
-            if arrived or (is_last and bucket.summed and bucket.is_ready):
+            if arrived or (is_last and bucket.summed and bucket.ready.is_set()):
                 self.send(bucket, [arrived.get(k) for k in range(len(bucket.params))], is_last=is_last)
         self.is_open, self.goes_on = False, not is_last
         if is_last:
@@ -232,9 +246,7 @@ class Offload:
             if self.is_open:
                 self.abandon()
             self.worker.refuse_child()
-            with self.worker.changed:
-                while not bucket.is_ready:
-                    self.worker.changed.wait()
+            bucket.ready.wait()
             self._raise_failure()
             self._settle(bucket)
             self._asked.append(bucket)
@@ -264,14 +276,10 @@ class Offload:
             return  # A first step shows its states.
         if self.is_open and not in_backward():
             self.abandon()
-        if self.worker.pending:
-            self.worker.refuse_child()
-            with self.worker.changed:
-                while self.worker.pending:
-                    self.worker.changed.wait()
+        self.worker.wait()
         self._raise_failure()
         for bucket in self.buckets:
-            if not bucket.is_settled and bucket.is_ready:
+            if not bucket.is_settled and bucket.ready.is_set():
                 self._settle(bucket)
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
@@ -279,9 +287,7 @@ class Offload:
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
             return self._outcome
-        with self.worker.changed:
-            while not current.is_decided and self._failure is None:
-                self.worker.changed.wait()
+        current.decided.wait()
         self._raise_failure()
         return current.outcome
 
@@ -292,9 +298,7 @@ class Offload:
         for bucket in self.buckets:
             bucket.arrived.clear()
         self.worker.put(partial(self._drop, current))
-        with self.worker.changed:
-            while self.worker.pending:
-                self.worker.changed.wait()
+        self.worker.wait()
         self._raise_failure()
         if current.stepped:
             raise RuntimeError(
@@ -359,6 +363,8 @@ class Offload:
             self.decider.norm().begin((*current.factors, scale, 0))
 
     def _take_in(self, current: Pass, arrival: Arrival) -> None:
+        with self._guard:
+            self._coming -= 1
         arrival.bucket.slot = arrival.slot or arrival.bucket.slot
         while self._ready and not all(event.is_done() for event in arrival.copied):
             self._step_next()
@@ -377,9 +383,8 @@ class Offload:
             bucket.summed.clear()
         batches = [batch for batch in self.engine().route(bucket.params).batches(grads) if batch.has_any]
         if self.decider is None:
-            # After the gradients that have come down meanwhile: what backward has last, forward needs first.
             self._ready.append((self._rank(bucket), bucket, current, batches))
-            self.worker.put(self._step_next)
+            self.worker.put(self._step_or_take_in)
             return
         self.device.note("norm", label)
         bucket.measured = [(batch, self.decider.norm().add(self.engine(), batch)) for batch in batches]
@@ -389,6 +394,13 @@ class Offload:
         """When the next forward pass is likely to ask for a bucket: as the last one did, or in the reverse of backward."""
         ranks = {id(one): k for k, one in enumerate(self._order)}
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
+
+    def _step_or_take_in(self) -> None:
+        """Steps a bucket after those that were sent meanwhile are taken in: what backward has last, forward needs first."""
+        if self._coming:
+            self.worker.put(self._step_or_take_in)
+        else:
+            self._step_next()
 
     def _step_next(self) -> None:
         if self._ready:
@@ -422,9 +434,7 @@ class Offload:
         except BaseException as error:
             self._failure = self._failure or error
         self.device.note("decision", (current.number, None))
-        with self.worker.changed:
-            current.is_decided = True
-            self.worker.changed.notify_all()
+        current.decided.set()
         measured = sorted(current.measured, key=self._rank)
         for bucket in measured:
             if drops or decided is None:
@@ -465,9 +475,7 @@ class Offload:
         """Nothing of the bucket is under way."""
         bucket.measured = []
         self._give_back(bucket)
-        with self.worker.changed:
-            bucket.is_ready = True
-            self.worker.changed.notify_all()
+        bucket.ready.set()
 
     def _give_back(self, bucket: Bucket) -> None:
         if bucket.slot is not None:
@@ -477,7 +485,7 @@ class Offload:
 
     def _drop(self, current: Pass) -> None:
         self._ready.clear()
-        current.is_decided = True
+        current.decided.set()
         for bucket in self.buckets:
             bucket.summed.clear()
             self._let_go(bucket)

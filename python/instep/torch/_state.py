@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import _native
 from ._arena import Arena, Progress, State, held_in
 from ._engine import Engine
 from ._groups import TOGETHER, Hyper, Settings, clips_of, limit_of
@@ -105,9 +106,7 @@ class StateSnapshot:
     """The objects of a ``state`` at one time, with the addresses and versions of the tensors that arenas show there."""
 
     def __init__(self, state: State, places: Iterable[Place]) -> None:
-        self.params, self.held = list(state), list(state.values())
-        self.dicts = [held for held in self.held if isinstance(held, dict)]
-        self.names, self.values = self._names(), self._values()
+        self.objects = _native.objects_of(_as_dict(state))
         shown = [(arena.watched, arena.local[index]) for arena, index in places]
         self.tensors = [view for _, views in shown for view in views.values()]
         self.watched = [views[name] for names, views in shown for name in names if name in views]
@@ -116,25 +115,20 @@ class StateSnapshot:
     def holds(self, state: State) -> bool:
         """Whether the state has the same entries with the same tensors, in the same order, and unwritten numbers."""
         return (
-            _are_same(self.params, list(state))
-            and _are_same(self.held, list(state.values()))
-            and _are_same(self.values, self._values())
-            and self.names == self._names()
+            _native.has_objects(_as_dict(state), self.objects)
             and self.addresses == self._addresses()
             and self.versions == self._versions()
         )
-
-    def _names(self) -> list[Any]:
-        return list(chain.from_iterable(self.dicts))
-
-    def _values(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self.dicts)))
 
     def _addresses(self) -> list[int]:
         return list(map(Tensor.data_ptr, self.tensors))
 
     def _versions(self) -> list[int]:
         return list(map(version_of, self.watched))
+
+
+def _as_dict(state: State) -> dict[Any, Any]:
+    return state if isinstance(state, dict) else dict(state)
 
 
 def _are_same(known: Sequence[Any], now: Sequence[Any]) -> bool:

@@ -259,8 +259,7 @@ class DDPOptimizer(BackwardOptimizer):
             self._agreement.read()
             self._stepped.read()
             # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
-            self._follow_states()
-            self._adopt(p for group in self.param_groups for p in group["params"])
+            self._adopt(self._follow_states().params)
 
     @torch.no_grad()
     def _arrive(

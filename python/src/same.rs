@@ -1,0 +1,44 @@
+//! Whether a `state` has the objects that a step saw last.
+//!
+//! It compares identities alone, so it runs no code of the objects: neither `__eq__` nor `__hash__`.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+/// The keys and values of a dict in order, each followed by its own keys and values if it is a dict itself.
+///
+/// # Errors
+/// Python's own, for want of memory.
+#[pyfunction]
+pub(crate) fn objects_of<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
+    let objects = PyList::empty(py);
+    for (key, value) in state {
+        objects.append(key)?;
+        objects.append(&value)?;
+        if let Ok(entries) = value.cast::<PyDict>() {
+            for (name, entry) in entries {
+                objects.append(name)?;
+                objects.append(entry)?;
+            }
+        }
+    }
+    Ok(objects)
+}
+
+/// Whether [`objects_of`] a dict would return these objects.
+#[pyfunction]
+pub(crate) fn has_objects(state: &Bound<'_, PyDict>, objects: &Bound<'_, PyList>) -> bool {
+    let mut known = objects.iter();
+    let mut follows = |object: &Bound<'_, PyAny>| known.next().is_some_and(|known| known.is(object));
+    for (key, value) in state {
+        if !(follows(&key) && follows(&value)) {
+            return false;
+        }
+        if let Ok(entries) = value.cast::<PyDict>() {
+            if !entries.iter().all(|(name, entry)| follows(&name) && follows(&entry)) {
+                return false;
+            }
+        }
+    }
+    known.next().is_none()
+}
