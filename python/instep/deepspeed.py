@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ UNCORRECTED = 2.0**60
 class Op:
     """What ``CPUAdamBuilder().load()`` returns: the same functions, with the same arguments.
 
-    Tensors are dense and on the CPU, all of one shape and order of elements: parameters and gradients of float32, bfloat16 or
-    float16, states of float32 or bfloat16. Other functions, such as ZenFlow's, are DeepSpeed's own, which it compiles when they
-    are asked for.
+    Tensors are dense and on the CPU, all of one shape and order of elements: parameters and gradients of float32, bfloat16
+    or float16, states of float32 or bfloat16. Other functions, such as ZenFlow's, are DeepSpeed's own, which it compiles
+    when they are asked for.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -141,18 +142,17 @@ class Op:
 def install() -> Op:
     """Puts the library's op in the place of DeepSpeed's, for every ``DeepSpeedCPUAdam`` that is made from now on.
 
-    A second call changes nothing. Raises ``RuntimeError`` if DeepSpeed has loaded its own op already, which its optimizers then
-    go on with, and ``NotImplementedError`` for a version that loads ops in another way.
+    A second call changes nothing. Raises ``RuntimeError`` if DeepSpeed has loaded its own op already, which its optimizers
+    then go on with, and ``NotImplementedError`` for a version that loads ops in another way.
     """
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    loaded = getattr(CPUAdamBuilder, "_loaded_ops", None)
+    builder = importlib.import_module("deepspeed.ops.op_builder").CPUAdamBuilder
+    loaded = getattr(builder, "_loaded_ops", None)
     if loaded is None:
         raise NotImplementedError("deepspeed: this version does not keep the ops that it has loaded; use 0.15 or later")
-    known = loaded.get(CPUAdamBuilder.NAME)
+    known = loaded.get(builder.NAME)
     if isinstance(known, Op):
         return known
     if known is not None:
         raise RuntimeError("deepspeed: has loaded its own CPU Adam already; call install() before the first optimizer")
-    op = loaded[CPUAdamBuilder.NAME] = Op(CPUAdamBuilder)
+    op = loaded[builder.NAME] = Op(builder)
     return op

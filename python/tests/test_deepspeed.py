@@ -123,15 +123,16 @@ def test_it_is_installed_where_deepspeed_keeps_loaded_ops_and_other_names_are_pa
     assert installed.zenflow_adam_create == "DeepSpeed's own"
     assert OpBuilder().load() is installed
     with pytest.raises(AttributeError):
-        installed.unknown
+        _ = installed.unknown
     OpBuilder._loaded_ops["cpu_adam"] = object()
     with pytest.raises(RuntimeError, match="has loaded its own"):
         deepspeed.install()
 
 
 TRAINING = """
-    import torch, deepspeed, deepspeed.comm.torch
-    deepspeed.comm.torch.build_shm_op = lambda: None  # Compiled for sums over ranks of one machine, and here is one rank.
+    import sys, torch, deepspeed
+    # Compiled for sums over ranks of one machine, and here is one rank.
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     if {installs}:
         import instep.deepspeed
         instep.deepspeed.install()
