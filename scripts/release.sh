@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds what could be released, into dist/, and checks each from a clean folder: scripts/release.sh [wheel|sdist|crates]...
+# Builds what could be released, into dist/, and checks each from a clean folder: scripts/release.sh [PART]...
 #
-# `wheel`: for any CPython from 3.10 on (abi3), on x86-64 Linux with glibc 2.17 or later; by maturin, with zig's C++ compiler. It
-# must have the kernels of every instruction set, and is installed and stepped where no compiler is on the path. `sdist`: the
-# same as sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
+# PART is `wheel`, `wheel-aarch64`, `sdist` or `crates`. A wheel is for any CPython from 3.10 on (abi3), on Linux with glibc 2.17
+# or later; by maturin, with zig's C++ compiler. That of x86-64 must have the kernels of every instruction set, and is installed
+# and stepped where no compiler is on the path. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`: sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -37,24 +37,36 @@ else:
 PY
 }
 
-wheel() {
+# ARCHITECTURE: builds its wheel and unpacks it.
+build_wheel() {
     tools
-    rm -f "$dist"/instep-*.whl
+    rm -f "$dist"/instep-*"_$1.whl"
     env -u CC -u CXX PATH="$work/tools/bin:$PATH" maturin build -q --release --zig --compatibility manylinux2014 \
-        --target x86_64-unknown-linux-gnu -m python/Cargo.toml --out "$dist"
-    local found wheel
-    wheel=$(echo "$dist"/instep-*.whl)
+        --target "$1-unknown-linux-gnu" -m python/Cargo.toml --out "$dist"
+    wheel=$(echo "$dist"/instep-*"_$1.whl")
     rm -rf "$work/wheel" && mkdir "$work/wheel"
     python3 -m zipfile -e "$wheel" "$work/wheel"
+    ls "$work"/wheel/instep-*.dist-info/licenses/* "$work/wheel/instep/py.typed" >/dev/null
+}
+
+wheel() {
+    local wheel found
+    build_wheel x86_64
     found=$(objdump -d "$work"/wheel/instep/_native*.so | grep -c '%zmm' || true)
     [ "$found" -ge $LEAST_ZMM ] || { echo "release: $found instructions on zmm registers, fewer than $LEAST_ZMM" >&2; exit 1; }
-    ls "$work"/wheel/instep-*.dist-info/licenses/* "$work/wheel/instep/py.typed" >/dev/null
     # An environment of its own, and no program but Python on the path. torch is the caller's, if it has one.
     rm -rf "$work/venv" && python3 -m venv "$work/venv"
     "$work/venv/bin/pip" install -q --no-index "$wheel"
     [ -z "${TORCH_SITE:-}" ] || echo "$TORCH_SITE" >"$(echo "$work"/venv/lib/python3.*/site-packages)/torch.pth"
     (cd "$work/venv" && PATH=$work/venv/bin first_step "$work/venv/bin/python")
     echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, $found instructions on zmm registers"
+}
+
+wheel_aarch64() {
+    local wheel
+    build_wheel aarch64
+    readelf -h "$work"/wheel/instep/_native*.so | grep -q 'Machine:.*AArch64' || { echo "release: not for aarch64" >&2; exit 1; }
+    echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, not run"
 }
 
 sdist() {
@@ -75,7 +87,7 @@ crates() {
 
 for part in "${@:-wheel}"; do
     case $part in
-    wheel | sdist | crates) "$part" ;;
-    *) echo "release: $part: unknown; use wheel, sdist, crates" >&2 && exit 2 ;;
+    wheel | wheel-aarch64 | sdist | crates) "${part//-/_}" ;;
+    *) echo "release: $part: unknown; use wheel, wheel-aarch64, sdist, crates" >&2 && exit 2 ;;
     esac
 done

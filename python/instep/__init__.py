@@ -1,7 +1,7 @@
 """Fused optimizer steps over whole gradient buckets, overlapped with backward.
 
-``instep.torch`` holds what PyTorch users call, and ``instep.bench`` times it; these two alone import torch. This module says
-what the library has.
+``instep.torch`` holds what PyTorch users call, ``instep.deepspeed`` the op of DeepSpeed's CPU Adam, and ``instep.bench``
+times steps; these alone import torch. This module says what the library has.
 """
 
 import importlib

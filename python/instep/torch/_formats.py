@@ -7,6 +7,7 @@ half a second moment underflows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Optional
 
 import torch
@@ -60,6 +61,12 @@ class Formats:
         rounds_states = states != "float32"
         rounds_params = dtype == torch.bfloat16 and self.master_of(dtype) in ("none", "remainder8")
         return self.seed if rounds_states or rounds_params else None
+
+
+@lru_cache(64)
+def formats(states: Optional[str], master: Optional[str], seed: Optional[int], min_8bit_size: int) -> Formats:
+    """The formats of these options, made once: a program may make an optimizer for each of thousands of parameters."""
+    return Formats(states, master, seed, min_8bit_size)
 
 
 def padded(elements: int) -> int:

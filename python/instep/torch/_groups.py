@@ -48,6 +48,12 @@ def torchs_keys(key: str) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name not in descriptor.defaults}
 
 
+@cache
+def settings_of(key: str) -> frozenset[str]:
+    """The names that an optimizer takes as hyperparameters, with and without effect."""
+    return frozenset({*OPTIMIZERS[key].defaults, *torchs_keys(key), *RUNNING})
+
+
 def hyper_of(key: str, group: dict[str, Any]) -> Hyper:
     """The hyperparameters of a param group, as plain numbers."""
     return {name: _plain(name, group[name], default) for name, default in OPTIMIZERS[key].defaults.items()}

@@ -92,14 +92,17 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     """Refuses a group that would be stepped otherwise than its user means, or in formats that its optimizer cannot have."""
     dtypes = {param.dtype for param in group["params"]}
     values = [value for name, value in group.items() if name != "params"]
-    # The number in a tensor may change, and a list has no hash.
-    is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
-    asked = (key, formats, frozenset(dtypes), tuple(group), *values) if is_plain else None
-    if asked is not None and asked in _accepted:
-        return
+    asked = (key, formats, frozenset(dtypes), tuple(group), *values)
+    try:
+        if asked in _accepted:
+            return
+    except TypeError:  # A list has no hash.
+        pass
     refuse_settings(key, group)
     _refuse_formats(key, formats, dtypes, hyper_of(key, group))
-    if asked is not None and len(_accepted) < MOST_ACCEPTED:
+    # The number in a tensor may change.
+    is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
+    if is_plain and len(_accepted) < MOST_ACCEPTED:
         _accepted.add(asked)
 
 

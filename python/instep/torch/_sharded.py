@@ -133,8 +133,14 @@ def holders_of(param: Tensor) -> Holders:
     return tuple(holders)
 
 
+PLAIN = (torch.nn.Parameter, Tensor)
+"""Types whose tensors have their own memory, all of it here."""
+
+
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
     """Refuses what a rank cannot step by the elements that it holds."""
+    if not holders and type(param) in PLAIN:
+        return
     shard = shard_of(param)
     if is_traceable_wrapper_subclass(shard):
         word = type(shard).__name__

@@ -19,14 +19,16 @@ from torch import Tensor
 from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
-from ._formats import Formats
-from ._groups import RUNNING, TOGETHER, Hyper, Settings, clips_of, kept_states, torchs_keys
+from ._formats import formats
+from ._groups import TOGETHER, Hyper, Settings, clips_of, kept_states, settings_of, torchs_keys
 from ._kinds import first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable, shard_of
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
+
+THREADS = f"1 to {_native.MAX_THREADS}"
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -67,19 +69,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._key = key_of(optimizer)
         known = OPTIMIZERS[self._key].defaults
-        unknown = hyperparameters.keys() - known.keys() - torchs_keys(self._key).keys() - RUNNING
-        if unknown:
+        if not hyperparameters.keys() <= settings_of(self._key):
+            unknown = sorted(hyperparameters.keys() - settings_of(self._key))
             raise TypeError(
-                f"{', '.join(sorted(unknown))}: {OPTIMIZERS[self._key].name} has no such hyperparameter; "
-                f"use {', '.join(known)}"
+                f"{', '.join(unknown)}: {OPTIMIZERS[self._key].name} has no such hyperparameter; use {', '.join(known)}"
             )
         self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
         seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
         size = _number("min_8bit_size", min_8bit_size, int, lambda size: size >= 0, "0 or more") or 0
-        self._formats = Formats(states, master, seed, size)
-        self._threads = _number(
-            "threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}"
-        )
+        self._formats = formats(states, master, seed, size)
+        self._threads = _number("threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, THREADS)
         self._reset()
         # A named class also has a class of torch.optim as its base, whose own constructor takes other arguments.
         torch.optim.Optimizer.__init__(self, params, {**known, **torchs_keys(self._key), **hyperparameters})
