@@ -5,7 +5,7 @@
 
 NCCL's library is two thirds code for other GPUs, too much to carry to a machine of one kind. Zeros compress well.
 Headers stay, so a driver still finds every entry and takes the one that fits. The container is not documented;
-src/cuda/fatbin.rs describes it. The result is a new file; a file without code for the architecture is refused.
+src/cuda/built.rs describes it. The result is a new file; a file without code for the architecture is refused.
 """
 
 import struct, sys

@@ -3,30 +3,31 @@
 //! Not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's own ops on a
 //! GPU. This file must add nothing to a launch.
 
-mod distant;
 mod gpu;
 mod host;
 mod load;
 mod public;
 mod samples;
-mod trainer;
-
-pub use distant::Distant;
-pub use gpu::{GpuCase, GpuLauncher};
-pub use host::Launcher;
-pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
-pub use public::{Alone, Moving};
-pub use samples::{MOST_BEGINS, Sample, Work};
-pub use trainer::{Mark, Times, Trainer};
 
 use std::sync::Arc;
 
 use crate::cuda::CudaDevice;
 use crate::error::Result;
 use crate::handle::EventHandle;
+use crate::host::Isa;
+use crate::host::kernels::Kernels;
+use crate::host::memories::Arena;
+use crate::host::stagger::Stagger;
 use crate::launch::StepConstants;
 use crate::layout::{BucketCaps, Layout, Plan, Storage, Tails};
 use crate::stepper::Stepper;
+
+pub use gpu::{GpuCase, GpuLauncher};
+pub use host::Launcher;
+pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
+pub use public::{Alone, Moving};
+pub use samples::{MOST_BEGINS, Sample, Work};
+pub use samples::{Mark, Times, Trainer};
 
 /// Returns the event at which the times of a stepper's recorded ops are zero, if it records: a bench times the trainer's own
 /// stream by the same clock.
@@ -43,4 +44,46 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> R
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
 fn constants(world_size: u32) -> StepConstants {
     StepConstants { divisor: f64::from(world_size), ema_decay: 0.999, ..StepConstants::PLAIN }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// A gradient, a parameter and two states of f32. They start [`Distant::DISTANCE`] apart, but for the stagger.
+pub struct Distant {
+    kernels: Kernels,
+    arena: Arena,
+    starts: [usize; 4],
+}
+
+impl Distant {
+    /// Bytes from one array to the next. AMD's way predictor hashes no address bit from this one on.
+    pub const DISTANCE: u64 = 256 * MIB;
+
+    /// Elements of each array.
+    pub const ELEMENTS: usize = 64 << 10;
+
+    /// Places the arrays as a stepper places its own if they are `staggered`, and all alike otherwise.
+    ///
+    /// # Errors
+    /// `Config` if this CPU lacks the instruction set, `Layout` without 769 MiB of addresses.
+    pub fn new(isa: Isa, staggered: bool) -> Result<Distant> {
+        let mut stagger = Stagger::default();
+        let starts = [0, 1, 2, 3].map(|k| {
+            let start = if staggered { stagger.next(4 * Distant::ELEMENTS as u64) } else { 0 };
+            (k * Distant::DISTANCE + start) as usize / size_of::<f32>()
+        });
+        let mut arena = Arena::zeroed(3 * Distant::DISTANCE + MIB, 0)?;
+        for start in starts {
+            arena.f32s()[start..][..Distant::ELEMENTS].fill(1.0);
+        }
+        Ok(Distant { kernels: Kernels::load(isa)?, arena, starts })
+    }
+
+    /// Moves the bytes of a step with two states, and changes no value.
+    pub fn stream(&mut self) {
+        let ranges = self.starts.map(|start| start..start + Distant::ELEMENTS);
+        if let Ok(mut arrays) = self.arena.f32s().get_disjoint_mut(ranges) {
+            self.kernels.stream(&mut arrays, 0);
+        }
+    }
 }

@@ -8,7 +8,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::trainer::Trainer;
+use super::samples::Trainer;
 use super::{constants, plan};
 use crate::abi::{InstepStepArgs, InstepTile};
 use crate::bucket_step::{BucketStep, Lent, Scaling, StepTensors};

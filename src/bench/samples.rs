@@ -1,15 +1,20 @@
-//! Times of launches on a GPU beside copies that move as many bytes, by the GPU's own events.
+//! Times of launches on a GPU beside copies that move as many bytes, by the GPU's own events; and a trainer's stream.
 //!
 //! A sample starts after a plug: work that keeps the stream busy until the whole sample is queued, so no host time is
 //! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. This file
-//! must put nothing between the two events but what is measured.
+//! must put nothing between the two events but what is measured. The trainer's stream is left to the process, so that it
+//! outlives every stepper.
 
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::GpuLauncher;
+use crate::bench::GpuLauncher;
+use crate::cuda::Cuda;
+use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::owned::Event;
 use crate::error::Result;
-use crate::handle::DevicePtr;
+use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::op::{Action, Phase};
 
 /// Most launches that the warm-up queues at a time.
@@ -121,5 +126,89 @@ impl GpuLauncher {
         self.block_on_end()?;
         let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
         self.guarded(|_, _| start.ns_until(&end))
+    }
+}
+
+/// One above `Cuda::optim_priority`'s default, so that backward does not queue after a step's thousands of blocks.
+const PRIORITY: i32 = -1;
+
+/// The trainer's stream on a GPU, with the events that time a pass.
+pub struct Trainer {
+    cuda: Cuda,
+    /// Never given back.
+    marks: ManuallyDrop<[Event; 3]>,
+}
+
+/// A moment of a pass, on the trainer's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Before backward.
+    Start,
+    /// After backward's last kernel.
+    BackwardEnd,
+    /// Point at which every parameter may be read.
+    End,
+}
+
+/// When a pass's marks were reached, in nanoseconds since the clock's zero.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// [`Mark::Start`].
+    pub start_ns: f64,
+    /// [`Mark::BackwardEnd`].
+    pub backward_end_ns: f64,
+    /// [`Mark::End`].
+    pub end_ns: f64,
+}
+
+impl Trainer {
+    /// Builds a trainer with a stream of its own, whose kernels go before the optimizer's.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(cuda: &Cuda) -> Result<Trainer> {
+        let driver = cuda.driver();
+        let _entered = Entered::new(&**driver)?;
+        let stream = driver.create_stream(PRIORITY)?;
+        let marks = [Event::new(driver, true)?, Event::new(driver, true)?, Event::new(driver, true)?];
+        Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks: ManuallyDrop::new(marks) })
+    }
+
+    /// Marks a moment.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn mark(&self, mark: Mark) -> Result<()> {
+        let driver = self.driver();
+        let _entered = Entered::new(&**driver)?;
+        self.marks[mark as usize].record(self.stream())
+    }
+
+    /// Waits for the last mark; times are since `zero`, or else since the first mark.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn wait(&self, zero: Option<EventHandle>) -> Result<Times> {
+        let driver = self.driver();
+        let _entered = Entered::new(&**driver)?;
+        let [start, backward_end, end] = &*self.marks;
+        let zero = zero.unwrap_or(start.handle());
+        while !end.is_passed()? {
+            std::thread::yield_now();
+        }
+        let at = |event: &Event| event.ns_since(zero);
+        Ok(Times { start_ns: at(start)?, backward_end_ns: at(backward_end)?, end_ns: at(end)? })
+    }
+
+    pub(super) fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        self.cuda.driver()
+    }
+
+    pub(super) fn stream(&self) -> StreamHandle {
+        self.cuda.compute
     }
 }

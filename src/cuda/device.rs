@@ -10,11 +10,10 @@ use std::time::Instant;
 
 use super::driver::{Driver, Entered};
 use super::engine::Engine;
-use super::gpu_memory::DeviceMemory;
+use super::gpu_memory::{DeviceMemory, HostMemory};
 use super::host_steps::{HostSide, HostSteps};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
-use super::offload_memory::HostMemory;
 use super::owned::Event;
 use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};

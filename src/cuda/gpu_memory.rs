@@ -1,21 +1,25 @@
-//! A stepper's memory on the GPU: arenas, tiles and the initial control records.
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records; and the host's, where steps are offloaded.
 //!
 //! Allocations are stream-ordered, so freeing one neither waits nor takes memory from a kernel in flight. Addresses
-//! leave this module only through `Regions`, which checks them.
+//! leave this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory are
+//! page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The host's memory is
+//! freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::allocation::{Arena, pointer};
-use super::driver::Driver;
-use super::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
-use super::offload_memory::HostMemory;
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective, Purpose};
+use crate::cuda::allocation::{Arena, pointer};
+use crate::cuda::driver::Driver;
+use crate::cuda::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
+use crate::cuda::owned::OwnedMapped;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
+use crate::host::memories;
+use crate::host::stagger::Stagger;
 use crate::launch::{
     Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
 };
@@ -207,4 +211,45 @@ pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
 
 pub(super) fn bytes_of(control: &InstepControl) -> &[u8] {
     bytes_of_all(std::slice::from_ref(control))
+}
+
+/// The host's memory of steps that a GPU leaves to the host.
+pub(super) struct HostMemory {
+    /// Whether what is copied is page-locked; control memory always is.
+    is_pinned: bool,
+    stagger: Stagger,
+    pinned: Vec<OwnedMapped>,
+    pageable: Vec<memories::Arena>,
+}
+
+impl HostMemory {
+    pub(super) fn new(is_pinned: bool) -> HostMemory {
+        let (stagger, pinned, pageable) = (Stagger::default(), Vec::new(), Vec::new());
+        HostMemory { is_pinned, stagger, pinned, pageable }
+    }
+
+    /// Allocates zeros for a memory.
+    pub(super) fn zeroed(&mut self, driver: &Arc<dyn Driver>, memory: Memory, bytes: u64) -> Result<Region> {
+        let offset = self.stagger.next(bytes);
+        let is_pinned = match memory {
+            Memory::Control => true,
+            Memory::HostParams | Memory::HostGrads => self.is_pinned,
+            _ => false,
+        };
+        if !is_pinned {
+            let arena = memories::Arena::zeroed(bytes, offset)?;
+            let (base, bytes) = arena.run();
+            self.pageable.push(arena);
+            return Ok(Region::whole(base, bytes));
+        }
+        let mapped = OwnedMapped::new(driver, (bytes + offset) as usize)?;
+        if mapped.host().addr().get() as u64 != mapped.device().0 {
+            let wrong = "the driver maps page-locked memory to other addresses than the host's";
+            return Err(Error::unsupported("offload", wrong, "leave StepperBuilder::offload out"));
+        }
+        let base = mapped.host().as_ptr().wrapping_add(offset as usize);
+        let base = NonNull::new(base).unwrap_or(mapped.host());
+        self.pinned.push(mapped);
+        Ok(Region::whole(base, bytes))
+    }
 }

@@ -8,18 +8,19 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
-use super::custom::EnqueuedParams;
-use super::driver::{Driver, Entered, Kernel, Shape};
-use super::gpu_memory::DeviceMemory;
-use super::kernels::Kernels;
 use crate::abi::{
-    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE, InstepStepArgs,
-    InstepStepLaunch, InstepTile,
+    INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
+    InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
+use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
+use crate::cuda::gpu_memory::{DeviceMemory, address};
+use crate::cuda::kernels::Kernels;
 use crate::error::Result;
-use crate::handle::StreamHandle;
+use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, Kind, Launch, Regions, StepConstants, rebind};
 use crate::layout::Plan;
+use crate::op::{Memory, Span};
+use crate::optim::{EnqueuedStep, StepParam};
 
 /// What a block's share of a step moves: four tiles of AdamW in f32, eight throughout in bf16. Predicted, not measured on a
 /// GPU yet; kernels/PERFORMANCE.md.
@@ -202,6 +203,80 @@ impl BucketLaunch {
             Some(custom) => custom.enqueue(stream),
             None => Ok(()),
         }
+    }
+}
+
+const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
+
+/// The calls of one launch.
+pub(super) struct EnqueuedParams {
+    params: Vec<EnqueuedParam>,
+}
+
+struct EnqueuedParam {
+    rule: Arc<dyn StepParam>,
+    name: String,
+    segment: usize,
+    len: u64,
+    param: DevicePtr,
+    grad: DevicePtr,
+    states: [DevicePtr; INSTEP_MAX_STATES as usize],
+    state_count: usize,
+    scalars: DevicePtr,
+}
+
+impl EnqueuedParams {
+    pub(super) fn new(
+        args: &InstepStepArgs,
+        tiles: &[InstepTile],
+        plan: &Plan,
+        assignment: &Assignment,
+    ) -> EnqueuedParams {
+        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
+        let call = |tile: &InstepTile| {
+            let (record, segments) = (tile.record as usize, plan.segments().len());
+            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
+            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
+            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
+            Some(EnqueuedParam {
+                rule: Arc::clone(rule),
+                name: name.to_owned(),
+                segment: record % segments,
+                len: plan.segments()[record % segments].len,
+                param: DevicePtr(tile.param),
+                grad: at(args.grads.addr(), tile.grad_offset),
+                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
+                state_count,
+                scalars: DevicePtr(record_at + SCALARS_AT),
+            })
+        };
+        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
+        EnqueuedParams { params }
+    }
+
+    /// Follows the caller's tensors to other addresses.
+    pub(super) fn rebind(&mut self, plan: &Plan, regions: &Regions) {
+        for param in &mut self.params {
+            let segment = &plan.segments()[param.segment];
+            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
+            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
+        }
+    }
+
+    /// Calls the user's code for every parameter.
+    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
+        for param in &self.params {
+            param.rule.enqueue_param(&EnqueuedStep {
+                name: &param.name,
+                stream,
+                len: param.len,
+                param: param.param,
+                grad_sum: param.grad,
+                states: &param.states[..param.state_count],
+                scalars: param.scalars,
+            })?;
+        }
+        Ok(())
     }
 }
 

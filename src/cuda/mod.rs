@@ -12,13 +12,11 @@ mod cast;
 mod claims;
 #[cfg(feature = "cuda")]
 mod context;
-mod custom;
 mod device;
 mod device_impl;
 #[doc(hidden)]
 pub mod driver;
 mod engine;
-mod fatbin;
 mod full_buckets;
 mod given;
 mod gpu_memory;
@@ -31,10 +29,8 @@ mod launches;
 mod library;
 pub mod nccl;
 mod norm_block;
-mod offload_memory;
 pub(crate) mod owned;
 mod pinned;
-mod rebind;
 mod streams;
 mod submit;
 #[cfg(feature = "cuda")]
@@ -44,6 +40,7 @@ mod timing;
 mod waits;
 
 pub(crate) use bucket::BucketEngine;
+pub use built::Image;
 pub use built::{BuiltKernels, built_kernels};
 pub use cast::CastKernel;
 /// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made from.
@@ -52,7 +49,6 @@ pub use cast::CastKernel;
 pub use cudarc;
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
-pub use fatbin::Image;
 pub use graph::CapturedPass;
 pub(crate) use host_steps::HostSide;
 pub use nccl::Nccl;

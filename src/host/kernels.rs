@@ -13,7 +13,7 @@ use crate::abi::InstepStored;
 use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::host::stored_values::StoredValues;
+use crate::host::memories::StoredValues;
 use crate::launch::dtype_code;
 
 /// An instruction set that the kernels are built for. All of them give the same bits.

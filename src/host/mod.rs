@@ -13,12 +13,10 @@ pub(crate) mod kernels;
 pub(crate) mod memories;
 #[cfg(feature = "mpi")]
 mod mpi;
-pub(crate) mod prefetch;
 mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
 pub(crate) mod stagger;
-pub(crate) mod stored_values;
 pub(crate) mod streams;
 
 pub use cast::cast;

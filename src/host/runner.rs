@@ -12,11 +12,11 @@ use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, Comms};
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
+use crate::host::bucket_job::ahead_bytes;
 use crate::host::bucket_job::{BucketJob, Execution};
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
-use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
     Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
     first_control, first_records, part_of_step,

@@ -4,27 +4,22 @@
 //! differ.
 
 mod assignment;
-mod bases;
 mod codes;
-mod constants;
 mod control;
-mod records;
-mod refusals;
 mod region;
 mod settings;
 mod step;
-mod tiles;
 
 pub(crate) use assignment::{Assignment, NormStop, part_of_step};
-pub(crate) use bases::Bases;
+pub(crate) use assignment::{refuse_other_places, refuse_storage};
 pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
-pub(crate) use constants::StepConstants;
+pub use control::StepCount;
+pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
 pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
 };
-pub use records::StepCount;
-pub(crate) use records::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
-pub(crate) use refusals::{refuse_other_places, refuse_storage};
+pub(crate) use region::Bases;
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
+pub(crate) use settings::StepConstants;
 pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};

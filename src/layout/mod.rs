@@ -6,18 +6,16 @@
 mod bucket;
 mod cut;
 mod element_types;
-mod filling;
 mod flat;
 mod foreign;
-mod mixed_precision;
 mod names;
 mod plan;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
+pub use element_types::MixedPrecisionPolicy;
 pub use element_types::Storages;
 pub use element_types::{Master, Moments, Precision, Rounding, Storage};
 pub use foreign::ForeignBucket;
-pub use mixed_precision::MixedPrecisionPolicy;
 pub(crate) use names::fold;
 pub use plan::Plan;
 

@@ -1,8 +1,16 @@
-//! The agreement: one number for all that ranks must have in common, and what differs between two of them.
+//! The agreement: one number for all that ranks must have in common, and what differs between two of them, in words.
 //!
 //! The number has four lanes of 16 bits. Each part of it is a hash of 48 bits, spread over the three lanes that are not
 //! its own, and the parts are combined by exclusive or. If one part differs, its own lane alone is equal: the number
 //! says which part it is, and a difference goes unnoticed once in 2^48, not once in 2^16.
+//!
+//! Words say what each part is, a line for a value. A stepper's calls carry its words, so ranks that are threads tell both
+//! sides. A rank of another process adds its own to the error that it gets. Writing keeps to buffers that it has once made.
+
+use std::fmt::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::Error;
 
 const LANE_BITS: u32 = 16;
 const LANE_MASK: u64 = (1 << LANE_BITS) - 1;
@@ -85,9 +93,227 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
+/// Most bytes that are kept of one part, and most that an error says of it.
+const KEPT: usize = 16 << 10;
+const SAID: usize = 400;
+
+/// The words of one stepper.
+#[derive(Debug, Default)]
+pub struct Words {
+    layout: String,
+    options: String,
+    /// The number of these two parts alone, by which steppers that are built compare themselves.
+    fixed: u64,
+    /// The last two numbers: the trainer may be a pass ahead of the sums that are compared.
+    recent: Mutex<[Recent; 2]>,
+}
+
+/// The options that may change between passes, and their hash.
+#[derive(Debug, Default)]
+struct Recent {
+    number: u64,
+    assigned: String,
+    hyperparameters: String,
+    loaded: String,
+}
+
+/// A buffer for [`Words::tell`], which drops what is too long.
+pub(crate) struct Line<'a>(&'a mut String);
+
+impl Line<'_> {
+    /// To be written on by two.
+    pub(crate) fn again(&mut self) -> Line<'_> {
+        Line(self.0)
+    }
+}
+
+impl Write for Line<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let fits = self.0.len() + text.len() <= KEPT;
+        if fits {
+            self.0.push_str(text);
+        }
+        fits.then_some(()).ok_or(fmt::Error)
+    }
+}
+
+/// The values that one rank wrote to a parameter that no broadcast makes equal: a line of the agreement's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenValues<'a> {
+    /// Ranks list parameters in this order.
+    pub(crate) param: usize,
+    pub(crate) hash: u64,
+    pub(crate) name: &'a str,
+}
+
+const VALUES: &str = "values of parameter ";
+
+impl fmt::Display for WrittenValues<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WrittenValues { param, hash, name } = self;
+        write!(f, "{VALUES}{param}: {hash:016x} of `{name}`")
+    }
+}
+
+impl<'a> WrittenValues<'a> {
+    /// Reads a whole line. A line that did not fit is none.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (param, rest) = line.strip_prefix(VALUES)?.split_once(": ")?;
+        let (hash, name) = rest.split_once(" of `")?;
+        let hash = u64::from_str_radix(hash, 16).ok()?;
+        Some(WrittenValues { param: param.parse().ok()?, hash, name: name.strip_suffix('`')? })
+    }
+}
+
+/// Names the first parameter to which ranks wrote different values, or to which one of them wrote nothing.
+fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option<String> {
+    let (ours, theirs) = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs)?;
+    let alone = |written: WrittenValues<'_>, rank, other| {
+        format!("`{}` was written on rank {rank} and not on rank {other}", written.name)
+    };
+    match (WrittenValues::parse(ours), WrittenValues::parse(theirs)) {
+        (Some(ours), Some(theirs)) if ours.param == theirs.param => {
+            let name = ours.name;
+            Some(format!("`{name}` was written with other values on rank {rank} than on rank {other_rank}"))
+        }
+        (Some(ours), Some(theirs)) if theirs.param < ours.param => Some(alone(theirs, other_rank, rank)),
+        (Some(ours), _) => Some(alone(ours, rank, other_rank)),
+        (None, Some(theirs)) => Some(alone(theirs, other_rank, rank)),
+        (None, None) => None,
+    }
+}
+
+impl Words {
+    pub(crate) fn new(fixed: u64, layout: fmt::Arguments<'_>, options: &str) -> Arc<Words> {
+        let mut words = Words { fixed, options: options.to_owned(), ..Words::default() };
+        // What does not fit is left out.
+        let _ = Line(&mut words.layout).write_fmt(layout);
+        Arc::new(words)
+    }
+
+    /// The number of layout and options, which never changes.
+    pub(crate) fn fixed(&self) -> u64 {
+        self.fixed
+    }
+
+    /// Lets `write` fill the buffers of the parts that may change, and takes the number that it returns.
+    pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.swap(0, 1);
+        let Recent { number, assigned, hyperparameters, loaded } = &mut recent[0];
+        let parts = [assigned, hyperparameters, loaded];
+        *number = write(parts.map(|part| {
+            part.clear();
+            Line(part)
+        }));
+        *number
+    }
+
+    /// Returns the part of an agreement with this number.
+    fn part(&self, number: u64, part: Agreed) -> Option<String> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = recent.iter().find(|recent| recent.number == number);
+        if recent.is_none() && self.fixed != number {
+            return None;
+        }
+        let of_recent = |text: fn(&Recent) -> &String| recent.map(text).cloned().unwrap_or_default();
+        Some(match part {
+            Agreed::Layout => format!("{}\n{}", self.layout, of_recent(|recent| &recent.assigned)),
+            Agreed::Options => self.options.clone(),
+            Agreed::Hyperparameters => of_recent(|recent| &recent.hyperparameters),
+            Agreed::Loaded => of_recent(|recent| &recent.loaded),
+        })
+    }
+
+    /// Adds what this rank has to the error of a collective that could say only which part differs. `ours` is the number
+    /// that this rank gave.
+    pub(crate) fn add_to(&self, error: Error, ours: u64) -> Error {
+        let Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs } = error else {
+            return error;
+        };
+        let mut told = differs.clone();
+        let number = format!("{ours:016x}");
+        let sides = [(rank, &first), (other_rank, &other)];
+        if let Some((rank, _)) = sides.into_iter().find(|(_, said)| said.ends_with(&number)) {
+            // Unused parameters are in the number, and in nobody's words: those of one rank alone would blame what is equal.
+            for part in Agreed::named_by(&differs).filter(|part| *part != Agreed::Loaded) {
+                let words = self.part(ours, part).map(|words| said(&words, 0)).unwrap_or_default();
+                if !words.is_empty() {
+                    told.push_str(&format!(" [rank {rank} has `{words}`]"));
+                }
+            }
+        }
+        Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs: told }
+    }
+}
+
+/// What one of two ranks has said: its number, and its words if they are here.
+pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
+
+/// Returns what two ranks' agreements differ in, with the values of both where the words of both are here; `None` if they
+/// are equal.
+pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32; 2]) -> Option<String> {
+    let mut text = difference(ours.0, theirs.0)?.to_owned();
+    let (Some(our_words), Some(their_words)) = (ours.1, theirs.1) else { return Some(text) };
+    for part in differing(ours.0, theirs.0) {
+        let (Some(ours), Some(theirs)) = (our_words.part(ours.0, part), their_words.part(theirs.0, part))
+        else {
+            continue;
+        };
+        let named =
+            (part == Agreed::Loaded).then(|| written_apart(&ours, &theirs, rank, other_rank)).flatten();
+        let values = || {
+            let (ours, theirs) = first_differing(&ours, &theirs)?;
+            Some(format!("rank {rank} has `{ours}`, rank {other_rank} `{theirs}`"))
+        };
+        if let Some(told) = named.or_else(values) {
+            text.push_str(&format!(" [{told}]"));
+        }
+    }
+    Some(text)
+}
+
+/// The first lines that differ, from a little before their difference: a rank that has fewer shows nothing.
+fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
+    let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
+    loop {
+        match (ours.next(), theirs.next()) {
+            (None, None) => return None,
+            (ours, theirs) if ours == theirs => {}
+            (ours, theirs) => {
+                let (ours, theirs) = (ours.unwrap_or_default(), theirs.unwrap_or_default());
+                let [ours, theirs] = [short(ours, theirs), short(theirs, ours)];
+                let equal = ours.chars().zip(theirs.chars()).take_while(|(a, b)| a == b).count();
+                let from = if equal > SAID / 2 { equal - SAID / 4 } else { 0 };
+                return Some((said(&ours, from), said(&theirs, from)));
+            }
+        }
+    }
+}
+
+/// A line of fields in braces with none but the first field that differs from the other rank's.
+fn short(line: &str, other: &str) -> String {
+    let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
+        return line.to_owned();
+    };
+    let differs = |(field, other): &(&str, &str)| field != other;
+    match fields.split(", ").zip(others.split(", ")).find(differs) {
+        Some((field, _)) => format!("{name}{{ {} }}", field.trim_end_matches(" }")),
+        None => line.to_owned(),
+    }
+}
+
+/// On one line, and not too long for an error; without the first characters.
+fn said(words: &str, from: usize) -> String {
+    let characters = words.trim_end().chars().skip(from);
+    let line: String = characters.take(SAID).collect::<String>().replace('\n', ", ");
+    let (before, after) = (if from > 0 { "..." } else { "" }, words.trim_end().chars().nth(from + SAID));
+    format!("{before}{line}{}", after.map_or("", |_| "..."))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Agreed, difference};
+    use super::*;
 
     fn number(hashes: [u64; 4]) -> u64 {
         Agreed::ALL.into_iter().zip(hashes).fold(0, |number, (part, hash)| number ^ part.share(hash))
@@ -121,5 +347,101 @@ mod tests {
             let seen = (0..100).fold(0, |seen, hash| seen | part.share(hash));
             assert_eq!(seen, !(0xffff << (16 * lane)), "{part:?}");
         }
+    }
+
+    fn agreement(options: &str, rate: &str) -> (u64, Arc<Words>) {
+        let hash = |text: &str| crate::layout::fold(7, text.as_bytes());
+        let fixed = Agreed::Layout.share(1) ^ Agreed::Options.share(hash(options));
+        let words = Words::new(fixed, format_args!("w of 3"), options);
+        let number = words.tell(|[_, mut hyperparameters, _]| {
+            hyperparameters.write_str(rate).unwrap();
+            fixed ^ Agreed::Hyperparameters.share(hash(rate))
+        });
+        (number, words)
+    }
+
+    #[test]
+    fn what_differs_is_told_with_the_values_of_both_ranks() {
+        let (ours, words) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.25");
+        let (theirs, kept) = agreement("mode: Eager\nclip: Some(1.0)", "group a: lr 0.5\ngroup b: lr 0.25");
+        let told = explain((ours, Some(&words)), (theirs, Some(&kept)), [2, 1]).unwrap();
+        assert_eq!(told, "options [rank 2 has `clip: None`, rank 1 `clip: Some(1.0)`]");
+        let (theirs, kept) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.125");
+        let told = explain((ours, Some(&words)), (theirs, Some(&kept)), [0, 1]).unwrap();
+        assert!(told.ends_with("[rank 0 has `group b: lr 0.25`, rank 1 `group b: lr 0.125`]"), "{told}");
+        assert_eq!(explain((ours, Some(&words)), (ours, None), [0, 1]), None);
+    }
+
+    #[test]
+    fn a_rank_adds_its_own_values_where_it_said_what_differs_and_nowhere_else() {
+        let (ours, words) = agreement("mode: Eager\nclip: None", "group a: lr 0.5\ngroup b: lr 0.25");
+        let (theirs, _) = agreement("mode: Eager\nclip: None", "group a: lr 0.5");
+        let error = |first: u64, other: u64| {
+            let differs = explain((first, None), (other, None), [3, 1]).unwrap();
+            let [ours, theirs] = [first, other].map(|number| format!("a call, agreement {number:016x}"));
+            Error::Mismatch { rank: 3, ours, other_rank: 1, theirs, differs }
+        };
+        let told = |error| match words.add_to(error, ours) {
+            Error::Mismatch { differs, .. } => differs,
+            other => panic!("{other}"),
+        };
+        let named = "learning rates or other hyperparameters";
+        let values = "has `group a: lr 0.5, group b: lr 0.25`]";
+        assert_eq!(told(error(ours, theirs)), format!("{named} [rank 3 {values}"));
+        assert_eq!(told(error(theirs, ours)), format!("{named} [rank 1 {values}"));
+        // Two other ranks, and a difference that both have been told of.
+        assert_eq!(told(error(theirs, theirs ^ Agreed::Options.share(9))), "options");
+        let Error::Mismatch { differs, .. } = words.add_to(error(ours, theirs), ours) else { panic!() };
+        let known = |differs: &str| Error::Mismatch {
+            rank: 3,
+            ours: format!("{ours:016x}"),
+            other_rank: 1,
+            theirs: String::new(),
+            differs: differs.to_owned(),
+        };
+        assert_eq!(told(known(&differs)), differs);
+    }
+
+    #[test]
+    fn the_first_parameter_that_ranks_wrote_apart_is_named() {
+        let lines = |written: &[(usize, u64)]| {
+            let name = |param| format!("p{param}");
+            let line = |(param, hash): &(usize, u64)| {
+                format!("{}\n", WrittenValues { param: *param, hash: *hash, name: &name(*param) })
+            };
+            written.iter().map(line).collect::<String>() + "loss scaler: None"
+        };
+        let told = |ours: &[(usize, u64)], theirs: &[(usize, u64)]| {
+            written_apart(&lines(ours), &lines(theirs), 3, 1).unwrap()
+        };
+        let other = "`p10` was written with other values on rank 3 than on rank 1";
+        assert_eq!(told(&[(9, 5), (10, 6), (11, 1)], &[(9, 5), (10, 7)]), other);
+        assert_eq!(told(&[(9, 5), (10, 6)], &[(10, 7)]), "`p9` was written on rank 3 and not on rank 1");
+        assert_eq!(told(&[(10, 6)], &[(9, 5), (10, 6)]), "`p9` was written on rank 1 and not on rank 3");
+        assert_eq!(told(&[(9, 5)], &[]), "`p9` was written on rank 3 and not on rank 1");
+        assert_eq!(told(&[], &[(9, 5)]), "`p9` was written on rank 1 and not on rank 3");
+        assert_eq!(written_apart(&lines(&[(9, 5)]), &lines(&[(9, 5)]), 3, 1), None);
+        assert_eq!(WrittenValues::parse("values of parameter 7: 00000000000000ff of `half a na"), None);
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_the_difference() {
+        let line = |value| format!("{}{value}{}", "x".repeat(900), "y".repeat(900));
+        let (ours, theirs) = first_differing(&line("5"), &line("6")).unwrap();
+        let shown = |value| format!("...{}{value}{}...", "x".repeat(100), "y".repeat(299));
+        assert_eq!((ours, theirs), (shown("5"), shown("6")));
+    }
+
+    #[test]
+    fn of_fields_in_braces_only_the_one_that_differs_is_told() {
+        let line = |eps| format!("group a: AdamW {{ lr: 0.1, betas: (0.9, 0.99), eps: {eps} }}");
+        let (ours, theirs) = first_differing(&line("1e-8"), &line("1e-6")).unwrap();
+        assert_eq!((&*ours, &*theirs), ("group a: AdamW { eps: 1e-8 }", "group a: AdamW { eps: 1e-6 }"));
+    }
+
+    #[test]
+    fn a_buffer_keeps_no_more_than_its_bound() {
+        let words = Words::new(0, format_args!("{}{}", "a".repeat(KEPT), "b"), "");
+        assert_eq!(words.part(0, Agreed::Layout).unwrap().trim_end(), "a".repeat(KEPT));
     }
 }

@@ -5,21 +5,18 @@
 //! executor takes its pointers from it, so what was checked is what runs.
 
 mod agreement;
-mod interval;
 mod span;
-mod words;
-
-pub(crate) use agreement::Agreed;
-pub use agreement::difference;
-pub use interval::{Interval, TimedOp};
-pub(crate) use span::{BUCKET_CONTROLS_AT, bytes_of};
-pub use span::{Memory, Span};
-pub use words::Words;
-pub(crate) use words::{Line, WrittenValues, explain};
 
 use std::fmt;
 
 use crate::layout::{Bucket, Gradients, Master, Plan, SegmentAction, Storage};
+
+pub(crate) use agreement::Agreed;
+pub use agreement::Words;
+pub use agreement::difference;
+pub(crate) use agreement::{Line, WrittenValues, explain};
+pub(crate) use span::{BUCKET_CONTROLS_AT, bytes_of};
+pub use span::{Memory, Span};
 
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -475,4 +472,35 @@ impl fmt::Display for Op {
             Action::Release(span) => write!(f, "release {:?} {}..{}", span.memory, span.start, span.end),
         }
     }
+}
+
+/// A stretch of time on one clock, in nanoseconds since the first stepper of the process was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// Start.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+}
+
+impl Interval {
+    /// Its length.
+    pub fn ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+
+    /// Returns the part that lies in both, if they overlap.
+    pub fn overlap(&self, other: &Interval) -> Option<Interval> {
+        let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
+        (start_ns < end_ns).then_some(Interval { start_ns, end_ns })
+    }
+}
+
+/// An op that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedOp {
+    /// Which one.
+    pub op: Op,
+    /// When.
+    pub interval: Interval,
 }

@@ -3,7 +3,6 @@
 //! The update itself is in the kernels' rule headers and nowhere else. A file here says which kernel runs, with which
 //! numbers, and how its states are called. Validation rejects what a kernel cannot check, NaN above all.
 
-mod clip;
 mod custom;
 mod declare;
 mod descriptor;
@@ -40,10 +39,10 @@ optimizers! {
     ademamix: AdEmaMix;
 }
 
-pub use clip::Clip;
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub(crate) use descriptor::short;
 pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
+pub use scaler::Clip;
 pub use scaler::{ExternalScaler, LossScale, LossScaler, ScalerState};
 pub use schedule::LrSchedule;
 pub use types::*;

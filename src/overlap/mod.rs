@@ -5,7 +5,6 @@
 //! file must never step a parameter itself.
 
 mod bucket;
-mod bucket_sum;
 mod calls;
 mod compress;
 mod hooks;
@@ -13,7 +12,7 @@ mod registry;
 mod sums;
 
 pub use bucket::GradBucket;
-pub use bucket_sum::{BucketSum, EnqueuedSum};
+pub use bucket::{BucketSum, EnqueuedSum};
 pub use calls::CustomCalls;
 pub use compress::Compressed;
 pub use hooks::Hooked;

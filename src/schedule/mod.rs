@@ -19,7 +19,6 @@ mod micro_batches;
 mod offload;
 mod readiness;
 mod touch;
-mod unshard;
 mod unused;
 
 use emitter::{Emitter, Mark};

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::Isa;
 use crate::host::kernels::Kernels;
-use crate::host::stored_values::StoredValues;
+use crate::host::memories::StoredValues;
 use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Precision, Segment};
 use crate::op::{Access, Memory};

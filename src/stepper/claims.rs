@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, ParamId, Plan, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
-use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::optimizers::OptimizerId;
 use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::launch::{Assignment, BorrowedPieces, Progress, status_of};
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Access, Memory, Span, Words};
-use crate::stepper::state::status::Status;
+use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::launch::{Progress, StepCount};
 use crate::layout::ParamId;
-use crate::stepper::state::attached::{Attached, OptimizerId};
+use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
 /// Whose step count a call means: all of a parameter's optimizers (to read: the first), or one of them.

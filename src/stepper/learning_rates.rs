@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::optim::{LrSchedule, Value};
-use crate::stepper::state::attached::OptimizerKey;
+use crate::stepper::state::optimizers::OptimizerKey;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {

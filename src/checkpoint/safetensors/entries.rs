@@ -1,16 +1,19 @@
 //! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
 //!
-//! It depends on `json.rs` for strict objects. A header takes a small multiple of its own bytes in memory, however it is
-//! made: dimensions and metadata are counted before they are kept, and unknown types are shortened.
+//! A header takes a small multiple of its own bytes in memory, however it is made: dimensions and metadata are counted before
+//! they are kept, and unknown types are shortened. serde's derives leave two shapes open: a derived struct also takes an array
+//! of its fields, and a map keeps the last of two equal keys. Both would let a broken file pass for another one, so the
+//! types here refuse them, and never repair.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use super::json::{Object, Unique};
-use super::tensor::{Dtype, Tensor};
+use crate::checkpoint::safetensors::convert::{Dtype, Tensor};
 use crate::text::{quoted, sentence};
 
 /// As many as numpy and PyTorch can hold.
@@ -136,5 +139,63 @@ impl<'de> Deserialize<'de> for Entries {
             }
         }
         deserializer.deserialize_map(All)
+    }
+}
+
+/// A derived struct that must be spelled as an object.
+pub(super) struct Object<T>(pub(super) T);
+
+/// Keys of one object. More would take far more memory than the text that spells them.
+pub(super) const MAX_KEYS: usize = 1 << 16;
+
+/// An object with at most [`MAX_KEYS`] free keys, none of them twice.
+pub(super) struct Unique<V>(pub(super) BTreeMap<String, V>);
+
+struct ObjectVisitor<T>(PhantomData<T>);
+struct UniqueVisitor<V>(PhantomData<V>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(UniqueVisitor(PhantomData))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
+    type Value = Unique<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique<V>, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if entries.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&key))));
+            }
+            if entries.len() == MAX_KEYS {
+                return Err(A::Error::custom(format_args!("an object has more than {MAX_KEYS} keys")));
+            }
+            entries.insert(key, map.next_value()?);
+        }
+        Ok(Unique(entries))
     }
 }

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 
+use super::convert::Tensor;
 use super::entries::{Entries, Entry};
-use super::tensor::Tensor;
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 

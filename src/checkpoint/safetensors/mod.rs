@@ -9,13 +9,11 @@
 pub(in crate::checkpoint) mod convert;
 mod entries;
 mod header;
-pub mod json;
-mod tensor;
-mod write;
+pub mod write;
 
+pub use convert::{Dtype, Tensor};
 pub use header::Header;
 pub(in crate::checkpoint) use header::in_tensor;
-pub use tensor::{Dtype, Tensor};
 pub use write::{Entry, header, write_values};
 
 pub use crate::text::quoted;

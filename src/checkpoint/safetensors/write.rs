@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::CHUNK_BYTES;
+use super::convert::Dtype;
+use super::entries::MAX_KEYS;
 use super::header::MAX_HEADER_BYTES;
-use super::json::MAX_KEYS;
-use super::tensor::Dtype;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 

@@ -3,21 +3,19 @@
 //! It knows only the trait, so it fits threads and processes alike. Each property takes a fresh group, because some end
 //! theirs, and runs on a thread of its own, so that a call that never returns is a failure and not a hang.
 
-mod endings;
 mod parts;
 mod rank;
 mod sums;
-mod transfers;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
-use crate::collective::Collective;
-use crate::error::Result;
-use rank::Rank;
+use crate::collective::{CallKey, Collective, CollectiveKind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use rank::{Buffer, IN_PLACE, Rank};
 
 /// A property: its name, the ranks that it takes, and its check.
 type Property = (&'static str, u32, fn(&Rank) -> Result<(), String>);
@@ -25,30 +23,30 @@ type Property = (&'static str, u32, fn(&Rank) -> Result<(), String>);
 /// In this order, the same on every rank.
 const PROPERTIES: &[Property] = &[
     ("ranks have numbers from 0 on, and all of them are summed", 1, sums::count_ranks),
-    ("equal numbers agree", 1, transfers::agree),
+    ("equal numbers agree", 1, sums::agree),
     ("an all-reduce makes the sum and touches no other memory", 1, sums::add_whole_numbers),
     ("a sum has the same bits on every rank", 1, sums::equal_bits),
     ("NaN and infinity reach the sum", 1, sums::special_values),
     ("a large buffer is summed", 1, sums::large_buffer),
-    ("a broadcast carries the bits of rank 0", 1, transfers::broadcast_bits),
-    ("many calls keep their order", 1, transfers::many_calls),
+    ("a broadcast carries the bits of rank 0", 1, sums::broadcast_bits),
+    ("many calls keep their order", 1, sums::many_calls),
     ("a reduce-scatter gives each rank the sum of its part", 1, parts::reduce_scatter),
     ("an all-gather brings every part to all ranks", 1, parts::all_gather),
     ("whole numbers are added, and the largest and smallest found", 1, parts::whole_numbers),
     ("a call of an unknown kind is refused", 1, parts::unknown_kinds),
     ("a second communicator has an order of its own", 2, parts::second_order),
     ("groups of some ranks sum among themselves", 1, parts::groups),
-    ("a late rank is waited for", 2, endings::late_rank),
-    ("a call of another kind is a mismatch", 2, endings::other_kind),
-    ("a call of another pass is a mismatch", 2, endings::other_pass),
-    ("a call for another bucket is a mismatch", 2, endings::other_bucket),
-    ("a call of another type is a mismatch", 2, endings::other_type),
-    ("a call of another length is a mismatch", 2, endings::other_length),
-    ("a call of another agreement is a mismatch", 2, endings::other_agreement),
-    ("the deadline ends a call that a rank never makes", 2, endings::absent_rank),
-    ("an abort ends the other ranks with its cause", 2, endings::abort),
+    ("a late rank is waited for", 2, late_rank),
+    ("a call of another kind is a mismatch", 2, other_kind),
+    ("a call of another pass is a mismatch", 2, other_pass),
+    ("a call for another bucket is a mismatch", 2, other_bucket),
+    ("a call of another type is a mismatch", 2, other_type),
+    ("a call of another length is a mismatch", 2, other_length),
+    ("a call of another agreement is a mismatch", 2, other_agreement),
+    ("the deadline ends a call that a rank never makes", 2, absent_rank),
+    ("an abort ends the other ranks with its cause", 2, abort),
     // All ranks meet once more, so that none drops its ends while another is inside an earlier property.
-    ("a new group works after others have failed", 1, endings::meet_again),
+    ("a new group works after others have failed", 1, meet_again),
 ];
 
 /// The results of a collective on one rank.
@@ -151,5 +149,116 @@ fn run(
             Err(format!("a call hangs: nothing ended within {:?}", 2 * patience))
         }
         Err(RecvTimeoutError::Disconnected) => Err("a call panicked".to_owned()),
+    }
+}
+
+const ELEMENTS: usize = 64;
+
+fn late_rank(rank: &Rank) -> Result<(), String> {
+    if rank.is_last() {
+        thread::sleep(rank.patience / 100);
+    }
+    meet_again(rank)
+}
+
+fn meet_again(rank: &Rank) -> Result<(), String> {
+    let summed = rank.sum(DType::F32, &[1.0; ELEMENTS], IN_PLACE)?;
+    let all = summed.iter().all(|sum| *sum == rank.ranks as f32);
+    if all { Ok(()) } else { Err(format!("the sum of ones is {}", summed[0])) }
+}
+
+fn other_kind(rank: &Rank) -> Result<(), String> {
+    differ(rank, |key| CallKey { kind: CollectiveKind::Broadcast, ..key })
+}
+
+fn other_pass(rank: &Rank) -> Result<(), String> {
+    differ(rank, |key| CallKey { pass: key.pass + 1, ..key })
+}
+
+fn other_bucket(rank: &Rank) -> Result<(), String> {
+    differ(rank, |key| CallKey { bucket: Some(0), ..key })
+}
+
+/// Broadcasts, which know every type.
+fn other_type(rank: &Rank) -> Result<(), String> {
+    let (kind, len) = (CollectiveKind::Broadcast, 4 * ELEMENTS);
+    let dtype = if rank.is_last() { DType::F16 } else { DType::F32 };
+    expect_mismatch(rank, CallKey { dtype, ..rank.key(kind, DType::F32, len) })
+}
+
+fn other_length(rank: &Rank) -> Result<(), String> {
+    differ(rank, |key| CallKey { bytes: key.bytes / 2, ..key })
+}
+
+fn other_agreement(rank: &Rank) -> Result<(), String> {
+    differ(rank, |key| CallKey { agreement: !key.agreement, ..key })
+}
+
+/// One all-reduce, which the last rank calls otherwise.
+fn differ(rank: &Rank, otherwise: fn(CallKey) -> CallKey) -> Result<(), String> {
+    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
+    expect_mismatch(rank, if rank.is_last() { otherwise(key) } else { key })
+}
+
+fn expect_mismatch(rank: &Rank, key: CallKey) -> Result<(), String> {
+    let mut buffer = Buffer::new(&vec![0; key.bytes as usize], 0);
+    match rank.enqueue(key, &mut buffer, None, rank.patience) {
+        Err(error) if matches!(error.cause(), Error::Mismatch { .. } | Error::LeftPass { .. }) => {
+            expect_the_end(rank)
+        }
+        Err(error) => Err(format!("the call should be a mismatch, and fails otherwise: {error}")),
+        Ok(()) => Err(format!("[{key}] succeeds, although the last rank's call differs")),
+    }
+}
+
+/// A call on which all ranks agree, after one that failed.
+fn expect_the_end(rank: &Rank) -> Result<(), String> {
+    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
+    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
+    match rank.enqueue(key, &mut buffer, None, rank.patience / 20) {
+        Err(_) => Ok(()),
+        Ok(()) => Err("a call after the failure succeeds".to_owned()),
+    }
+}
+
+fn absent_rank(rank: &Rank) -> Result<(), String> {
+    if rank.is_last() {
+        return Ok(());
+    }
+    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
+    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
+    let (since, deadline) = (Instant::now(), rank.patience / 100);
+    let outcome = rank.enqueue(key, &mut buffer, None, deadline);
+    if since.elapsed() > rank.patience {
+        return Err(format!("the call took {:?}, and its deadline was {deadline:?}", since.elapsed()));
+    }
+    let last = rank.ranks - 1;
+    match outcome {
+        Ok(()) => Err(format!("the call succeeds, although rank {last} never made it")),
+        Err(error) => match error.cause() {
+            Error::Deadline { .. } => Ok(()),
+            // Another rank's deadline passed first.
+            Error::PeerLost { rank, .. } if *rank != last => Ok(()),
+            _ => Err(format!("the call should end with a deadline, and fails otherwise: {error}")),
+        },
+    }
+}
+
+fn abort(rank: &Rank) -> Result<(), String> {
+    const CAUSE: &str = "the conformance suite ends this group";
+    if rank.is_last() {
+        // By now the others are probably inside their call; an abort that comes first must end it, too.
+        thread::sleep(rank.patience / 100);
+        rank.comm.abort(&Error::Hook(CAUSE.to_owned()));
+        return expect_the_end(rank);
+    }
+    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
+    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
+    match rank.enqueue(key, &mut buffer, None, rank.patience) {
+        Err(error) if error.to_string().contains(CAUSE) => expect_the_end(rank),
+        Err(error) => {
+            Err(format!("the call should end with the abort's cause, and fails otherwise: {error}"))
+        }
+        Ok(()) => Err("the call succeeds, although the last rank aborted instead".to_owned()),
     }
 }

@@ -12,10 +12,10 @@ use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, p
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::entry::{Entry, Members, Record};
 use crate::cuda::nccl::host::Host;
-use crate::cuda::nccl::library::{Library, unique_id};
-use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
+use crate::cuda::nccl::library::{Library, Memory, unique_id};
+use crate::cuda::nccl::raw::{Raw, Registration, Seat, detached, issuing};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
-use crate::cuda::nccl::{Options, Source, UniqueId, file, registered_memory};
+use crate::cuda::nccl::{Options, Source, UniqueId, file};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -221,7 +221,7 @@ impl Collective for Nccl {
     /// Of gradients, which the group's first communicator reduces in place.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
         match purpose == Purpose::Gradients && self.reaches(place) {
-            true => registered_memory::allocate(&self.shared, bytes),
+            true => allocate(&self.shared, bytes),
             false => Ok(None),
         }
     }
@@ -322,6 +322,47 @@ fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<Stri
         _ => found.push(old.to_owned()),
     }
     found
+}
+
+struct Owner {
+    shared: Arc<Shared>,
+    registration: Option<Registration>,
+    /// Dropped after the registration has been removed.
+    memory: Memory,
+}
+
+impl AsRef<Memory> for Owner {
+    fn as_ref(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+/// Allocates memory, or returns `None` if the library cannot.
+pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
+    let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
+    let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
+    let allocated = shared.with_raw(&shared.first, |raw| {
+        let Some(memory) = raw.library().allocate(shared.seat.rank, shared.seat.device, bytes)? else {
+            return Ok(None);
+        };
+        let registration = with_device(shared.seat.device, || Ok(raw.register(memory.address(), bytes)))?;
+        Ok(Some((memory, registration)))
+    })?;
+    Ok(allocated.map(|(memory, registration)| {
+        Memory::lend(Owner { shared: Arc::clone(shared), registration, memory })
+    }))
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(registration) = self.registration.take() {
+            // A communicator that has ended has no registrations.
+            let _ = self.shared.with_raw(&self.shared.first, |raw| {
+                raw.deregister(registration);
+                Ok(())
+            });
+        }
+    }
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ mod polling;
 #[cfg(feature = "cuda")]
 mod raw;
 #[cfg(feature = "cuda")]
-mod registered_memory;
 #[cfg(feature = "cuda")]
 mod shared;
 #[cfg(not(feature = "cuda"))]

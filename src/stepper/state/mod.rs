@@ -3,12 +3,9 @@
 //! Nothing here imports a file of `stepper/` outside this folder.
 
 pub(crate) mod agreement;
-pub(crate) mod attached;
 pub(crate) mod borrowed;
 pub(crate) mod hypers;
 pub(crate) mod optimizers;
 pub(crate) mod options;
-pub(crate) mod rates;
 pub(crate) mod run;
-pub(crate) mod status;
 pub(crate) mod written;

@@ -25,7 +25,7 @@ fn files_are_short_and_open_with_what_they_are() {
         let name = name(&path);
         let text = read(&path);
         let count = text.lines().count();
-        assert!(count <= 500 || GENERATED.contains(&name.as_str()), "{name} has {count} lines");
+        assert!(count <= 800 || GENERATED.contains(&name.as_str()), "{name} has {count} lines");
         assert!(count <= 60 || name != "kernels/gpu/naive.cu", "{name} is to be read first: {count} lines");
         let header =
             text.lines().take_while(|l| l.starts_with("//!") || l.starts_with("/*") || l.starts_with(" *"));

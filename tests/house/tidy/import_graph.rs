@@ -7,25 +7,15 @@ use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The files of `src/stepper/`, lowest first: a file imports only files of lower rows.
-const STEPPER: [&[&str]; 17] = [
-    &[
-        "state/agreement",
-        "state/attached",
-        "state/borrowed",
-        "state/options",
-        "state/run",
-        "state/status",
-        "state/written",
-        "tensor",
-    ],
+const STEPPER: [&[&str]; 16] = [
+    &["state/agreement", "state/borrowed", "state/options", "state/run", "state/written", "tensor"],
     &["state/optimizers"],
     &["state/hypers"],
-    &["state/rates"],
     &["stepper"],
     &["claims"],
     &["control_access", "as_f32"],
     &["views"],
-    &["access", "counts", "freezing", "learning_rates", "rescue"],
+    &["access", "counts", "freezing", "learning_rates"],
     &["open_pass"],
     &["pass"],
     &["graphs", "join", "rebuild", "scaling", "unused"],
