@@ -409,8 +409,8 @@ def test_a_gpt_trains_with_a_weight_that_two_modules_share():
 
 
 def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_it_first(monkeypatch):
-    # Three buckets are there when the first step begins, and it ends after all others were sent.
-    some_sent, begun, all_sent, record = (*(threading.Event() for _ in range(3)), [])
+    # Three buckets have come down when the first step begins, and it ends after all others were sent.
+    some_sent, begun, all_sent, record, copies = (*(threading.Event() for _ in range(3)), [], [])
     core = _offload_engine.Offload
     begin, send, step, end = core.begin, core.send, core._step, core.end
 
@@ -420,6 +420,8 @@ def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_i
 
     def late_send(self, bucket, *given, **named):
         if bucket.index == 3:
+            for copied in copies:
+                copied.wait()
             some_sent.set()
             begun.wait()
         send(self, bucket, *given, **named)
@@ -433,7 +435,15 @@ def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_i
         monkeypatch.setattr(core, name, late)
     monkeypatch.setattr(core, "end", lambda self, *given, **named: (end(self, *given, **named), all_sent.set()))
     model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(8)))
-    optimizer = offload(model, "adamw", bucket_bytes=1, device=Simulated(record=record))
+    device = Simulated(record=record)
+    down = device.down
+
+    def known_down(*given):
+        copies.append(down(*given))
+        return copies[-1]
+
+    monkeypatch.setattr(device, "down", known_down)
+    optimizer = offload(model, "adamw", bucket_bytes=1, device=device)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.wait()
     optimizer.close()
