@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 
-use instep::checkpoint::safetensors::json::{Object, Unique};
+use instep::checkpoint::safetensors::{Object, Unique};
 use instep::checkpoint::safetensors::quoted;
 use instep::optim::{ALL, Descriptor};
 use instep::{Clip, DType, LossScale, Precision};

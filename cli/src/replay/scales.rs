@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use instep::checkpoint::safetensors::json::Unique;
+use instep::checkpoint::safetensors::Unique;
 use instep::{Clip, LossScale, LossScaler};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};

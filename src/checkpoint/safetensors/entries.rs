@@ -143,13 +143,13 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 /// A derived struct that must be spelled as an object.
-pub(super) struct Object<T>(pub(super) T);
+pub struct Object<T>(pub T);
 
 /// Keys of one object. More would take far more memory than the text that spells them.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
 /// An object with at most [`MAX_KEYS`] free keys, none of them twice.
-pub(super) struct Unique<V>(pub(super) BTreeMap<String, V>);
+pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);
 struct UniqueVisitor<V>(PhantomData<V>);

@@ -9,9 +9,10 @@
 pub(in crate::checkpoint) mod convert;
 mod entries;
 mod header;
-pub mod write;
+mod write;
 
 pub use convert::{Dtype, Tensor};
+pub use entries::{Object, Unique};
 pub use header::Header;
 pub(in crate::checkpoint) use header::in_tensor;
 pub use write::{Entry, header, write_values};
