@@ -34,10 +34,10 @@ pub(crate) fn has_objects(state: &Bound<'_, PyDict>, objects: &Bound<'_, PyList>
         if !(follows(&key) && follows(&value)) {
             return false;
         }
-        if let Ok(entries) = value.cast::<PyDict>() {
-            if !entries.iter().all(|(name, entry)| follows(&name) && follows(&entry)) {
-                return false;
-            }
+        if let Ok(entries) = value.cast::<PyDict>()
+            && !entries.iter().all(|(name, entry)| follows(&name) && follows(&entry))
+        {
+            return false;
         }
     }
     known.next().is_none()

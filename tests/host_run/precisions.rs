@@ -218,9 +218,8 @@ fn codes_next_to_every_threshold_are_the_cpus() {
         let precision = Precision { moments: Moments::EightBit, rounding, ..Precision::F32 };
         let momentum = Optim::of(Sgd { momentum: 0.9, ..Sgd::default() });
         let sum = Optim::of(Adagrad::default());
-        let gradients: [(_, fn(usize, usize, usize) -> f32); 2] =
-            [(momentum, signed_power), (sum, root_of_unsigned_power)];
-        for (optim, gradient) in gradients {
+        for optim in [momentum, sum] {
+            let gradient = if optim.descriptor.name == "sgd" { signed_power } else { root_of_unsigned_power };
             let segments = vec![Segment { len: 255 * 29 + 256, action: INSTEP_ACTION_STEP, used: None }];
             let case = Case::new(optim, vec![Bucket { segments, ranks: None }]);
             let case = Case { precision, gradient, normed: false, divisor: 1.0, passes: 1, ..case };

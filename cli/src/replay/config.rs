@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 
-use instep::checkpoint::safetensors::{Object, Unique};
 use instep::checkpoint::safetensors::quoted;
+use instep::checkpoint::safetensors::{Object, Unique};
 use instep::optim::{ALL, Descriptor};
 use instep::{Clip, DType, LossScale, Precision};
 use serde::de::IgnoredAny;

@@ -70,7 +70,7 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
         }
         None => thread::scope(|scope| {
             for _ in 1..threads {
-                scope.spawn(&work);
+                scope.spawn(work);
             }
             work();
         }),
