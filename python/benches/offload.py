@@ -21,7 +21,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,13 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from instep.bench.machine import load, processor  # noqa: E402
-from instep.bench.rounds import Spread, milliseconds  # noqa: E402
-from instep.torch import FusedOptimizer, offload  # noqa: E402
-from instep.torch._offload_device import Cuda, Device  # noqa: E402
-from instep.torch._offload_simulated import Simulated  # noqa: E402
+from instep.bench.machine import load, processor
+from instep.bench.rounds import Spread, milliseconds
+from instep.torch import FusedOptimizer, offload
+from instep.torch._offload_device import Cuda, Device
+from instep.torch._offload_simulated import Simulated
 
 TIMES = (1, 2, 4)
 
