@@ -188,8 +188,8 @@ FAULTS = [
      RACE),
     ("a scale by a thread that short blocks lack", "host-run, precisions", "gpu/codes.cuh",
      "if (at % INSTEP_QUANTUM == 0)", "if (at % INSTEP_QUANTUM == 4)", DIFFERS),
-    ("codes of a block without a scale", "host-run, precisions", "gpu/codes.cuh", "is_coded(scale) ? codes : Words<N>{}", "codes",
-     DIFFERS),
+    ("codes of a block without a scale", "host-run, precisions", "gpu/codes.cuh", "    }\n    return is_coded(scale) ? codes : Words<N>{};",
+     "    }\n    return codes;", DIFFERS),
     ("signed codes truncated", "host-run, precisions", "numeric/codes.h",
      "random) : root);", "random) : is_signed ? whole_below(root) : root);", DIFFERS),
     ("unsigned codes truncated", "host-run, precisions", "numeric/codes.h",
@@ -318,7 +318,7 @@ FAULTS = [
      "self._settings.of(group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
      "test_a_sum_of_adagrad_that_had_no_update"),
     ("a number that is not written", "python", "python/instep/torch/_engine.py",
-     "arena.count_address,", "0,", "test_state_dicts_go_both_ways"),
+     "\"counts\": arena.count_address,", "\"counts\": 0,", "test_state_dicts_go_both_ways"),
     *[(f"a user's {what} that is not noticed", "python", "python/instep/torch/_state.py", old, "True", test)
       for what, old, test in (
           ("tensor", "_native.has_objects(_as_dict(state), self.objects)", "test_what_a_user_writes_counts_as_in_torch"),
@@ -338,7 +338,7 @@ FAULTS = [
            "            for index, (group", "test_param_groups_that_the_user_replaces"),
           ("with as many threads", "_arena", "self.retire_all()\n            self.threads", "self.threads",
            "test_a_step_runs_on_torchs_threads"),
-          ("with other states", "optimizer", "            return True\n", "            pass\n", "test_momentum_may_cycle"),
+          ("with other states", "optimizer", "for _, hyper in members.values()):\n            return True\n", "for _, hyper in members.values()):\n            pass\n", "test_momentum_may_cycle"),
           ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
            "test_counts_go_on_where_a_parameter_leaves"),
       )],
