@@ -3,7 +3,8 @@
 #
 # PART is `wheel`, `wheel-aarch64`, `sdist` or `crates`. A wheel is for any CPython from 3.10 on (abi3), on Linux with glibc 2.17
 # or later; by maturin, with zig's C++ compiler. That of x86-64 must have the kernels of every instruction set, and is installed
-# and stepped where no compiler is on the path. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`: sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
+# and stepped where no compiler is on the path. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`:
+# sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")

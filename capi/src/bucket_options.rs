@@ -106,6 +106,13 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
         let listed = bucket(&ids, params, offsets, options.elements)?;
         builder = builder.bucket(in_rows(listed, &ids, params, rows.iter().zip(firsts))?);
     }
+    if params.is_empty() && !options.row_elements.is_null() {
+        return Err(Fault::argument(
+            "row_elements",
+            "given without params",
+            "name the parameters of the bucket",
+        ));
+    }
     if options.threads > 1 {
         builder = builder.pool(shared_pool(options.threads)?);
     }

@@ -339,6 +339,8 @@ static void train_rows(float* params, size_t first, size_t rows) {
     OK(instep_bucket_step_free(step));
     options.first_elements = NULL;
     ANSWERS(INSTEP_NULL, instep_bucket_step_create(&options, &step));
+    options.param_count = 0;
+    SAYS(INSTEP_ARGUMENT, "row_elements: given without params", instep_bucket_step_create(&options, &step));
     OK(instep_layout_free(layout));
 }
 

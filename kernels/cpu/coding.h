@@ -84,7 +84,7 @@ INSTEP_INLINE Candidate candidate_of(const Rough& r) {
  * Any other draw gives the whole code. */
 INSTEP_INLINE Words is_extreme(Words random) { return reinterpret_cast<Words>((random + 8u) << 16 < 16u << 16); }
 
-INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, ~FIRST_CLOSE + 1); }
+INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
 /* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. */
 template <bool SIGNED, bool STOCHASTIC>

@@ -72,7 +72,7 @@ INSTEP_INLINE F root_of(bool is_signed, F power) {
  * the code less 1/2, or the code itself where its root's floor is asked for. The threshold's power takes a few products,
  * and comparing with it gives the code. Roots are rounded: the least power that they give a code lies from BELOW last
  * places under that of its threshold to ABOVE over it. Powers so close are coded by the roots, so every code has the bits
- * of code_of, whatever the error of the rough root. */
+ * of code_of, for any rough root that is off by less than half a code. */
 constexpr uint32_t BELOW = 9, ABOVE = 5;
 
 /* Has its top bit if the power is at least the threshold's, and is at least FIRST_CLOSE if only the roots can tell. */

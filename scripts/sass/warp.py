@@ -178,7 +178,7 @@ class Warp(Results):
     def unless_close(self, instruction):
         """Whether a branch is taken that asks if a code is too close to a threshold (kernels/numeric/codes.h); else None.
 
-        About one warp in fifty has such a code."""
+        Fewer than one warp in a hundred has such a code (kernels/PERFORMANCE.md)."""
         guard, pc = instruction.guard, instruction.address - BYTES
         while guard is not None and pc in self.code and self.code[pc].opcode not in ("BRA", "BSYNC"):
             asked = self.code[pc]
