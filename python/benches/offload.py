@@ -10,8 +10,9 @@ the same round.
 
 With a clip, a step may begin after the last gradient alone, so a forward pass is all that can hide it.
 
-`--plan` names the command `instep`: what `instep plan --offload=torch` foresees, with the speeds that were measured here or
-that `--step-ms` sets, is compared with the passes that were measured. The bytes must be equal.
+`--plan` names the command `instep`: what `instep plan --offload=torch` foresees is compared with the passes that were
+measured. Its speeds are those of the same passes: the medians of a pass without an optimizer, of a bucket's step and of its
+copies, which are slower beside one another than alone. The bytes must be equal.
 
 `--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
 what the order of work leaves exposed, and nothing of the kernels' speed.
@@ -105,6 +106,27 @@ def lengthen(engine: Any, milliseconds_of_step: float, layers: int) -> None:
         setattr(engine, name, call)
 
 
+class Clock(list[tuple[str, object]]):
+    """A record of what a device does that keeps how long the buckets' copies and steps took, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.began: dict[tuple[str, object], float] = {}
+        self.took: dict[str, list[float]] = {"down": [], "up": [], "step": []}
+
+    def append(self, note: tuple[str, object]) -> None:
+        (what, _, happens), label = note[0].partition(" "), note[1]
+        if happens == "begins":
+            self.began[what, label] = time.perf_counter()
+        elif happens == "ends" and (what, label) in self.began:
+            self.took[what].append(1e3 * (time.perf_counter() - self.began.pop((what, label))))
+
+    def median(self, *names: str) -> float:
+        return statistics.median([took for name in names for took in self.took[name]])
+
+
 class AfterBackward:
     """Copies gradients down beside backward; then steps, and copies parameters up."""
 
@@ -134,11 +156,11 @@ class AfterBackward:
 
 
 def foresee(instep: Path, arguments: argparse.Namespace, clips: bool, milliseconds_of: dict[str, float]) -> Any:
-    """What `instep plan` says of a pass: the work of the GPU, the step and a bucket's copy take so long."""
+    """What `instep plan` says of a pass: the work of the GPU, a bucket's step and its copy take so long."""
     elements, tokens = arguments.layers * arguments.elements, 1_000_000
     speeds = {
         "compute": 6 * elements * tokens / (milliseconds_of["work"] * 1e9),
-        "host-memory": 28 * elements / (milliseconds_of["step"] * 1e6),
+        "host-memory": 28 * arguments.elements / (milliseconds_of["step"] * 1e6),
         "host-link": 4 * arguments.elements / (milliseconds_of["copy"] * 1e6),
         "launch": 0.0,
         "tokens": tokens,
@@ -164,6 +186,8 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    if arguments.plan and arguments.device != "cpu":
+        parser.error("--plan: the durations of copies and steps are recorded on the simulated device alone")
     if arguments.plan and arguments.elements < 1 << 18:
         parser.error("--plan: buckets of a plan have at least 1 MiB; give --elements of 262144 or more")
     torch.set_num_threads(1)
@@ -171,11 +195,15 @@ def main() -> None:
         global cycles_per_second
         cycles_per_second = calibrate()
 
-    def device() -> Device:
+    clocks: dict[str, Clock] = {}
+
+    def device(name: str) -> Device:
         if arguments.device == "cuda":
             return Cuda(torch.device("cuda", torch.cuda.current_device()))
         slept = arguments.step_ms
-        return Simulated(bytes_per_second=slept and 4 * arguments.elements / (slept / 1e3 / arguments.layers / 5))
+        bytes_per_second = slept and 4 * arguments.elements / (slept / 1e3 / arguments.layers / 5)
+        clocks[name] = Clock()
+        return Simulated(bytes_per_second=bytes_per_second, record=clocks[name])
 
     sides: dict[str, tuple[nn.Module, Any]] = {}
     for name in ("no optimizer", "after backward", "offload", "after backward, clip", "offload, clip"):
@@ -186,10 +214,10 @@ def main() -> None:
                 param.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
             sides[name] = model, None
         elif name.startswith("after"):
-            sides[name] = model, AfterBackward(model, device(), max_norm, arguments.threads)
+            sides[name] = model, AfterBackward(model, device(name), max_norm, arguments.threads)
         else:
-            optimizer = offload(model, "adamw", max_norm=max_norm, bucket_bytes=1, threads=arguments.threads, device=device())
-            sides[name] = model, optimizer
+            given = {"max_norm": max_norm, "bucket_bytes": 1, "threads": arguments.threads, "device": device(name)}
+            sides[name] = model, offload(model, "adamw", **given)
     x = torch.zeros(1, requires_grad=True, device=arguments.device)
 
     def train(name: str, seconds: float) -> float:
@@ -230,6 +258,8 @@ def main() -> None:
     rows = []
     for times in TIMES:
         samples: dict[str, list[float]] = {name: [] for name in sides}
+        for clock in clocks.values():
+            clock.forget()
         for _ in range(arguments.rounds):
             for name in sides:
                 samples[name].append(train(name, times * stepping / 1e3))
@@ -238,7 +268,8 @@ def main() -> None:
             rows.append((times, name, exposed))
             print(f"GPU work {times} x step, {name}: exposed {exposed.show(1)} ms, {exposed.median / stepping:.2f} steps")
         for name in ("offload", "offload, clip") if arguments.plan else ():
-            took = {"work": times * stepping, "step": stepping, "copy": copying}
+            clock, work_ms = clocks[name], statistics.median(samples["no optimizer"])
+            took = {"work": work_ms, "step": clock.median("step"), "copy": clock.median("down", "up")}
             plan = foresee(arguments.plan, arguments, "clip" in name, took)
             assert plan["page_locked_bytes"] == sides[name][1].page_locked_bytes(), name
             foreseen, measured = plan["pass_ns"] / 1e6, statistics.median(samples[name])
