@@ -66,11 +66,11 @@
 //! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`], and in shards [`StepperBuilder::accumulation`] |
-//! | clip by the global norm, skip non-finite passes | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
+//! | clip by the global norm, skip non-finite passes (Normed and Sequential) | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; [`StepperBuilder::grad_scaler`] for PyTorch's |
 //! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
-//! | share a parameter, leave one out, or have a forgotten one refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
+//! | share a parameter, leave one out, or have a parameter without a gradient refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | say which parameters no rank used | [`Stepper::set_unused`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
@@ -89,7 +89,7 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |
-//! | step buckets after your own all-reduce, in the order in which you hand them over | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
+//! | step buckets after your own all-reduce, in any order | [`Sums::by_caller`], [`bucket_ready_after`](Stepper::bucket_ready_after) |
 //! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
@@ -109,7 +109,7 @@
 //! | Variable | What it sets |
 //! |---|---|
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
-//! | `INSTEP_THREADS` | a stepper's kernel threads; a [`BucketStep`] takes them with `.pool(Pool::from_environment()?)` |
+//! | `INSTEP_THREADS` | a stepper's kernel threads, and those of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
 //! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
