@@ -194,9 +194,10 @@ impl<'plan> Checker<'plan> {
         let bucket = &self.plan.buckets()[bucket as usize];
         let memories = Memory::of_bucket(bucket, self.states);
         for memory in memories.flat_map(|memory| [memory, memory.of_step(self.plan)]) {
-            let elements = match memory.counts_gradients() {
-                true => bucket.start..bucket.start + bucket.len,
-                false => bucket.params.clone(),
+            let elements = if memory.counts_gradients() {
+                bucket.start..bucket.start + bucket.len
+            } else {
+                bucket.params.clone()
             };
             let span = Span::within(memory, bucket, elements.start, elements.end);
             let cells = self.memories.entry(memory).or_default();

@@ -152,9 +152,10 @@ fn host_address<T: Element>(
     tensor: TensorId<'_>,
     writes: bool,
 ) -> Result<*mut c_void> {
-    Ok(match writes {
-        true => stepper.view_mut::<T>(tensor)?.as_mut_ptr().cast(),
-        false => stepper.view::<T>(tensor)?.as_ptr().cast_mut().cast(),
+    Ok(if writes {
+        stepper.view_mut::<T>(tensor)?.as_mut_ptr().cast()
+    } else {
+        stepper.view::<T>(tensor)?.as_ptr().cast_mut().cast()
     })
 }
 

@@ -52,14 +52,9 @@ pub unsafe extern "C" fn instep_stepper_save(
         let (path, scalars) = unsafe { (text(path, "path")?, list(scalars, scalar_count, "scalars")?) };
         let mut extras = Extras::default();
         for scalar in scalars {
-            let value = match code(
-                "kind of a scalar",
-                scalar.kind,
-                &[(INSTEP_NUMBER, true), (INSTEP_INTEGER, false)],
-            )? {
-                true => Scalar::F64(scalar.number),
-                false => Scalar::U64(scalar.integer),
-            };
+            let kinds =
+                [(INSTEP_NUMBER, Scalar::F64(scalar.number)), (INSTEP_INTEGER, Scalar::U64(scalar.integer))];
+            let value = code("kind of a scalar", scalar.kind, &kinds)?;
             // SAFETY: the header's contract.
             let name = unsafe { text(scalar.name, "scalar's name")? };
             if extras.scalars.insert(name.to_owned(), value).is_some() {

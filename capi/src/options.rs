@@ -148,9 +148,10 @@ unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Precision::F32) };
     zero("reserved", given.reserved)?;
-    let rounding = match flag("is_stochastic", given.is_stochastic)? {
-        true => Rounding::Stochastic { seed: given.seed },
-        false => Rounding::Nearest,
+    let rounding = if flag("is_stochastic", given.is_stochastic)? {
+        Rounding::Stochastic { seed: given.seed }
+    } else {
+        Rounding::Nearest
     };
     Ok(Precision {
         param: dtype("param", given.param)?.unwrap_or(DType::F32),

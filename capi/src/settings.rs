@@ -211,9 +211,8 @@ pub unsafe extern "C" fn instep_stepper_status(
     call(|| {
         let waits = flag("waits", waits)?;
         STEPPERS.with(stepper, |training| {
-            let found = on_any!(&training.engine, stepper => match waits {
-                true => Some(stepper.status()?),
-                false => stepper.latest_status(),
+            let found = on_any!(&training.engine, stepper => {
+                if waits { Some(stepper.status()?) } else { stepper.latest_status() }
             });
             let known = found.map(|status| instep_pass_status {
                 size: 0,

@@ -118,10 +118,11 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     let copy = dtype("copy", options.copy)?;
     // SAFETY: the caller's promise.
     let builder = unsafe { configured(builder, options, copy)? };
-    let borrowed = match options.memory.is_null() {
-        true => None,
+    let borrowed = if options.memory.is_null() {
+        None
+    } else {
         // SAFETY: the caller's promise.
-        false => Some(unsafe { memory(options.memory, &ids, &types)? }),
+        Some(unsafe { memory(options.memory, &ids, &types)? })
     };
     let world_size = options.world_size.max(1);
     let mut collective = None;

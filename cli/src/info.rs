@@ -66,9 +66,10 @@ struct Missing {
 /// `Library` if a variable or the kernels are unusable.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let report = Report::collect()?;
-    match arguments.json {
-        true => print_json(&report)?,
-        false => print(&report.text())?,
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print(&report.text())?
     }
     Ok(ExitCode::SUCCESS)
 }

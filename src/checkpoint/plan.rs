@@ -185,18 +185,20 @@ pub(super) fn counted<D: Device>(
 }
 
 fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()> {
-    match fine {
-        true => Ok(()),
-        false => Err(in_tensor(key, format_args!("has dtype {}, not {wanted}", tensor.dtype), "convert it")),
+    if fine {
+        Ok(())
+    } else {
+        Err(in_tensor(key, format_args!("has dtype {}, not {wanted}", tensor.dtype), "convert it"))
     }
 }
 
 const SAME_MODEL: &str = "load a file that was saved with these parameters, options and optimizers";
 
 pub(super) fn missing(key: &str) -> Error {
-    let remedy = match key.starts_with(STATE) {
-        true => "load a file that was saved with this optimizer and precision",
-        false => SAME_MODEL,
+    let remedy = if key.starts_with(STATE) {
+        "load a file that was saved with this optimizer and precision"
+    } else {
+        SAME_MODEL
     };
     in_tensor(key, "missing", remedy)
 }

@@ -197,9 +197,10 @@ fn refuse_reserved<D: Device>(
         let wrong = "checkpoints use this name themselves, and no load takes this value";
         return Err(Error::config("scalars", names.join(", "), wrong, "use another name"));
     }
-    match extras.metadata.contains_key(VERSION_KEY) {
-        true => Err(Error::config("metadata", VERSION_KEY, why, "use another name")),
-        false => Ok(()),
+    if extras.metadata.contains_key(VERSION_KEY) {
+        Err(Error::config("metadata", VERSION_KEY, why, "use another name"))
+    } else {
+        Ok(())
     }
 }
 

@@ -324,9 +324,7 @@ fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
         // All buckets have the same of the others.
         Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads | Memory::Sums => (0, 0),
     };
-    let element = match memory.is_sharded_state() {
-        true => element.clamp(bucket.shard.start, bucket.shard.end),
-        false => element,
-    };
+    let element =
+        if memory.is_sharded_state() { element.clamp(bucket.shard.start, bucket.shard.end) } else { element };
     first + bytes_of(memory, &bucket.storage, element - from)
 }

@@ -189,9 +189,10 @@ impl Registry {
     fn missing(&self, name: &str) -> Error {
         // Of a type, the last part of its path is most like a name.
         let given = name.rsplit("::").next().unwrap_or(name);
-        let remedy = match self.entries.is_empty() {
-            true => "register it first".to_owned(),
-            false => format!("use {}, or register it first", one_of(given, self.names())),
+        let remedy = if self.entries.is_empty() {
+            "register it first".to_owned()
+        } else {
+            format!("use {}, or register it first", one_of(given, self.names()))
         };
         Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }

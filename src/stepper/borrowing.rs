@@ -201,12 +201,11 @@ impl<D: Device> Stepper<D> {
             let wrong = "the stepper owns them, so they have no other address";
             return Err(Error::unsupported("tensors", wrong, "build with host_borrowing or cuda_borrowing"));
         }
-        let recut = match memory.keeps_buckets(&self.layout, &self.plan)? {
-            true => None,
-            false => {
-                let plan = memory.plan(&self.layout, self.plan.asked().clone())?;
-                Some(plan.with_gradients(self.plan.gradients()).with_actions_of(&self.plan))
-            }
+        let recut = if memory.keeps_buckets(&self.layout, &self.plan)? {
+            None
+        } else {
+            let plan = memory.plan(&self.layout, self.plan.asked().clone())?;
+            Some(plan.with_gradients(self.plan.gradients()).with_actions_of(&self.plan))
         };
         let pieces = self.pieces_for(&memory, recut.as_ref().unwrap_or(&self.plan))?;
         let run = self.run.get_mut();

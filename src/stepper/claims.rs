@@ -158,9 +158,10 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         let name = &self.layout.parameters()[param].name;
-        let wrong = match self.plan.sums_micro_batches() {
-            true => "its gradient was not written in this micro-batch",
-            false => "its gradient was not written in this pass",
+        let wrong = if self.plan.sums_micro_batches() {
+            "its gradient was not written in this micro-batch"
+        } else {
+            "its gradient was not written in this pass"
         };
         Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
@@ -191,9 +192,10 @@ impl<D: Device> Stepper<D> {
         {
             let bucket = plan.segment_of(param).bucket;
             let wrong = "not handed over, so nothing says that your sum of its gradients is there";
-            let remedy = match D::TRAINER_IS_A_STREAM {
-                true => format!("call bucket_ready_after({bucket}, event) with the event after it"),
-                false => format!("call bucket_ready({bucket}) after it"),
+            let remedy = if D::TRAINER_IS_A_STREAM {
+                format!("call bucket_ready_after({bucket}, event) with the event after it")
+            } else {
+                format!("call bucket_ready({bucket}) after it")
             };
             return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
         }
@@ -264,9 +266,10 @@ impl<D: Device> Stepper<D> {
         let Some((_, round, k)) = found else {
             let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
             let thing = format_args!("state `{name}` of `{}`", self.layout.parameters()[param].name);
-            let remedy = match names.is_empty() {
-                true => "use an optimizer that keeps it".to_owned(),
-                false => format!("use {}", names.join(" or ")),
+            let remedy = if names.is_empty() {
+                "use an optimizer that keeps it".to_owned()
+            } else {
+                format!("use {}", names.join(" or "))
             };
             return Err(Error::unsupported(thing, "its optimizer keeps no such state", remedy));
         };

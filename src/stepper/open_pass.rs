@@ -176,9 +176,10 @@ impl<D: Device> Stepper<D> {
         schedule.require_open()?;
         let thing = format_args!("bucket {bucket}");
         if !self.policy.sums_by_caller || described.is_local {
-            let wrong = match described.is_local {
-                true => "its parameters are each rank's own, so it has no sum to wait for",
-                false => "the stepper makes its sum, so there is none of yours to wait for",
+            let wrong = if described.is_local {
+                "its parameters are each rank's own, so it has no sum to wait for"
+            } else {
+                "the stepper makes its sum, so there is none of yours to wait for"
             };
             return Err(Error::order(thing, wrong, "call bucket_ready, or build with Sums::by_caller"));
         }

@@ -147,10 +147,7 @@ impl<D: Device> Stepper<D> {
                 return Err(Error::config("params", name, wrong, "set its step count to 0 first"));
             }
         }
-        let borrowed = match plan.is_foreign() {
-            true => Some(self.pieces_for(&Borrowed::new(), &plan)?),
-            false => None,
-        };
+        let borrowed = if plan.is_foreign() { Some(self.pieces_for(&Borrowed::new(), &plan)?) } else { None };
         self.move_to(plan, optimizers, borrowed)?;
         Ok(id)
     }

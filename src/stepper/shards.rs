@@ -209,9 +209,10 @@ impl<D: Device> Stepper<D> {
         // In a group of one this rank has all of it. No call is made then, because a slice of a gradient may be alive, which
         // calls write over.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
-        match is_sharded && self.may_be_sharded(whole.memory) {
-            true => self.gather_bytes(whole.memory, whole.segment, bytes),
-            false => self.read_elements(whole, bytes),
+        if is_sharded && self.may_be_sharded(whole.memory) {
+            self.gather_bytes(whole.memory, whole.segment, bytes)
+        } else {
+            self.read_elements(whole, bytes)
         }
     }
 

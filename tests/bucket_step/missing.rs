@@ -81,9 +81,10 @@ fn train(optim: Optim, says: Says, gradients_are: Gradients, decides: bool) -> O
         let lent = if is_none { Lent::optional_slices_mut(&mut runs) } else { raw() };
         let tensors = StepTensors::new(Lent::slice_mut(&mut params), lent);
         let tensors = tensors.states(states.iter_mut().map(|state| Lent::slice_mut(state)));
-        match decides {
-            true => step.step_decided(&tensors, &mut norm).unwrap(),
-            false => step.step(&tensors, Scaling::mean(2)).unwrap(),
+        if decides {
+            step.step_decided(&tensors, &mut norm).unwrap()
+        } else {
+            step.step(&tensors, Scaling::mean(2)).unwrap()
         }
     }
     let counts = ids.iter().map(|id| step.step_count(*id).unwrap()).collect();

@@ -98,9 +98,10 @@ fn no_name_in_a_file_steers_a_terminal() {
         let bytes = file(&header, 4);
         for own in [true, false] {
             let source = Cursor::new(&bytes);
-            let outcome = match own {
-                true => checkpoint::read(&mut stepper, source),
-                false => checkpoint::import(&mut stepper, source, None),
+            let outcome = if own {
+                checkpoint::read(&mut stepper, source)
+            } else {
+                checkpoint::import(&mut stepper, source, None)
             };
             let error = outcome.expect_err(&header).to_string();
             let steers = |char: char| char.is_control() || char == '\u{202e}';

@@ -298,9 +298,10 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
 /// Returns a GPU with a stream that can be captured; the legacy default stream cannot.
 fn capturable() -> Cuda {
     let cuda = cuda();
-    let stream = match hardware::is_required() {
-        true => hardware::entered(&**cuda.driver(), |driver| driver.create_stream(0)),
-        false => COMPUTE,
+    let stream = if hardware::is_required() {
+        hardware::entered(&**cuda.driver(), |driver| driver.create_stream(0))
+    } else {
+        COMPUTE
     };
     cuda.compute_stream(stream)
 }

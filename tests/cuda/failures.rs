@@ -259,9 +259,10 @@ fn the_trainers_own_work_may_take_longer_than_the_deadline() {
 fn memory_that_the_trainers_stream_still_reads_is_freed_after_the_read() {
     let (options, layout, cuda) = (options(), layout(&[300]), cuda());
     let driver = Arc::clone(cuda.driver());
-    let stream = match hardware::is_required() {
-        true => hardware::entered(&*driver, |driver| driver.create_stream(0)),
-        false => COMPUTE,
+    let stream = if hardware::is_required() {
+        hardware::entered(&*driver, |driver| driver.create_stream(0))
+    } else {
+        COMPUTE
     };
     let id = layout.ids().next().unwrap();
     let cuda = cuda.compute_stream(stream);

@@ -148,9 +148,10 @@ fn pass<D: Device>(
             pass.next_micro_batch()?;
         }
     }
-    match is_abandoned {
-        true => drop(pass.abandon()?),
-        false => pass.finish()?,
+    if is_abandoned {
+        drop(pass.abandon()?)
+    } else {
+        pass.finish()?
     }
     if random.below(3) == 0 {
         log.push(format!("{turn}: {:?}", stepper.status()?));

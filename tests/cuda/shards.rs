@@ -131,9 +131,10 @@ fn train<D: Device>(mut stepper: Stepper<D>, case: &Case, stored: Stored<'_, D>)
                 pass.next_micro_batch()?;
             }
         }
-        match case.abandons && step == 2 {
-            true => drop(pass.abandon()?),
-            false => pass.finish()?,
+        if case.abandons && step == 2 {
+            drop(pass.abandon()?)
+        } else {
+            pass.finish()?
         }
         decisions.push(format!("{:?}", stepper.status()?));
     }

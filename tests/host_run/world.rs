@@ -240,9 +240,10 @@ impl World<'_> {
             bucket: bucket as u32,
             ..decide
         };
-        let decisions: Vec<_> = match case.per_bucket {
-            false => vec![decide],
-            true => (0..case.buckets.len()).rev().map(|bucket| decide_bucket(self, bucket)).collect(),
+        let decisions: Vec<_> = if case.per_bucket {
+            (0..case.buckets.len()).rev().map(|bucket| decide_bucket(self, bucket)).collect()
+        } else {
+            vec![decide]
         };
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };

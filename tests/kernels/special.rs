@@ -81,17 +81,14 @@ impl Run {
         let w = self.stepper.layout().id("w").unwrap();
         let names = self.stepper.state_names(w).unwrap();
         let (params, names) = (self.stepper.params(), names.iter());
-        let is_canonical = match self.is_f32 {
-            true => {
-                let all = names.flat_map(|name| self.stepper.view::<f32>(w.state(name)).unwrap());
-                let mut all = params.get(w).unwrap().iter().chain(all);
-                all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff_ffff)
-            }
-            false => {
-                let all = names.flat_map(|name| self.stepper.view::<bf16>(w.state(name)).unwrap());
-                let mut all = params.get_as::<bf16>(w).unwrap().iter().chain(all);
-                all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff)
-            }
+        let is_canonical = if self.is_f32 {
+            let all = names.flat_map(|name| self.stepper.view::<f32>(w.state(name)).unwrap());
+            let mut all = params.get(w).unwrap().iter().chain(all);
+            all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff_ffff)
+        } else {
+            let all = names.flat_map(|name| self.stepper.view::<bf16>(w.state(name)).unwrap());
+            let mut all = params.get_as::<bf16>(w).unwrap().iter().chain(all);
+            all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff)
         };
         assert!(is_canonical, "a NaN with a payload is stored: {what}, {}", self.what);
     }

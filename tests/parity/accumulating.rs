@@ -116,10 +116,7 @@ fn fail_in_mid_backward(
         Err(Error::Hook("backward ran out of memory".into()))
     };
     assert!(matches!(backward(), Err(Error::Hook(_))));
-    match drops {
-        true => Ok(stepped_in(mode)),
-        false => Ok(pass.abandon()?.stepped_buckets),
-    }
+    if drops { Ok(stepped_in(mode)) } else { Ok(pass.abandon()?.stepped_buckets) }
 }
 
 fn stepped_in(mode: Mode) -> Vec<u32> {

@@ -34,13 +34,14 @@ fn model(shared: bool) -> (Network, Layout) {
     let linear = |weight, bias| Linear { weight, bias: Some(bias), inputs: 10, outputs: 10 };
     let layers = if shared { vec![linear(0, 1), linear(0, 2)] } else { vec![linear(0, 1), linear(2, 3)] };
     let network = Network::new(layers, Activation::None);
-    let layout = match shared {
-        true => Layout::builder().param("weight", 100).uses(2).param("0.bias", 10).param("1.bias", 10),
-        false => Layout::builder()
+    let layout = if shared {
+        Layout::builder().param("weight", 100).uses(2).param("0.bias", 10).param("1.bias", 10)
+    } else {
+        Layout::builder()
             .param("0.weight", 100)
             .param("0.bias", 10)
             .param("1.weight", 100)
-            .param("1.bias", 10),
+            .param("1.bias", 10)
     };
     (network, layout.build().unwrap())
 }

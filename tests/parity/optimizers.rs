@@ -73,9 +73,10 @@ fn opt_1_seven_iterations_one_without_gradients_two_with_a_frozen_layer() {
                 mean[4] =
                     vec![(0..ranks as usize).map(|r| lone(iteration, r)[0]).sum::<f64>() / f64::from(ranks)];
                 for (param, gradient) in mean.iter().enumerate() {
-                    match is_frozen(param) {
-                        true => Outcome::of(&stepper)?.assert_same_param(param, &before, param, &what),
-                        false => ordinary.step(&mut network, param, gradient),
+                    if is_frozen(param) {
+                        Outcome::of(&stepper)?.assert_same_param(param, &before, param, &what)
+                    } else {
+                        ordinary.step(&mut network, param, gradient)
                     }
                 }
                 assert_like(&stepper, &network, &ordinary, &what)?;

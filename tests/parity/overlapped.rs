@@ -62,9 +62,10 @@ fn finish(
 ) -> Result<Stepper> {
     let all: Vec<ParamId> = layout.ids().collect();
     let builder = subset.of(builder.mode(Mode::Eager), &all);
-    match is_hooked {
-        true => builder.host(Hooked::new(comm, |bucket: &mut GradBucket<'_>| bucket.all_reduce())),
-        false => builder.host(comm),
+    if is_hooked {
+        builder.host(Hooked::new(comm, |bucket: &mut GradBucket<'_>| bucket.all_reduce()))
+    } else {
+        builder.host(comm)
     }
 }
 

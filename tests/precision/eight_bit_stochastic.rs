@@ -60,9 +60,12 @@ fn by_chance_a_value_becomes_a_neighbour_and_the_mean_is_the_value() {
         let scale = 3.0f64;
         let share = |k: usize| if k.is_multiple_of(BLOCK) { 1.0 } else { SHARES[k % SHARES.len()] };
         // Of either sign, or the root of what Adagrad's sum is to be.
-        let of = |k: usize| match is_signed {
-            true => (share(k) * scale * if k.is_multiple_of(2) { 1.0 } else { -1.0 }) as f32,
-            false => (share(k) * scale).sqrt() as f32,
+        let of = |k: usize| {
+            if is_signed {
+                (share(k) * scale * if k.is_multiple_of(2) { 1.0 } else { -1.0 }) as f32
+            } else {
+                (share(k) * scale).sqrt() as f32
+            }
         };
         let gradients: Vec<f32> = (0..ELEMENTS).map(of).collect();
         let exact: Vec<f32> = gradients.iter().map(|g| if is_signed { *g } else { g * g }).collect();
@@ -72,9 +75,10 @@ fn by_chance_a_value_becomes_a_neighbour_and_the_mean_is_the_value() {
             let rounding = Rounding::Stochastic { seed };
             let precision = Precision { moments: Moments::EightBit, rounding, ..Precision::F32 };
             let (sgd, adagrad) = (Sgd { momentum: 0.9, lr: 0.0, ..Sgd::default() }, Adagrad::default());
-            let (builder, name) = match is_signed {
-                true => (Stepper::builder(&layout, sgd), sgd.state_names()[0]),
-                false => (Stepper::builder(&layout, adagrad), adagrad.state_names()[0]),
+            let (builder, name) = if is_signed {
+                (Stepper::builder(&layout, sgd), sgd.state_names()[0])
+            } else {
+                (Stepper::builder(&layout, adagrad), adagrad.state_names()[0])
             };
             for state in drawn(builder.precision(precision), id, name, &gradients, 8) {
                 for (k, (stored, x)) in state.iter().zip(&exact).enumerate() {

@@ -183,9 +183,10 @@ fn draws_next_to_every_code_are_those_of_the_roots() {
             if is_signed { root * root.abs() * scale } else { (root * root) * (root * root) * scale }
         };
         for isa in Isa::available() {
-            let state = match is_signed {
-                true => (Stepper::builder(&layout, sgd), sgd.state_names()[0]),
-                false => (Stepper::builder(&layout, adagrad), adagrad.state_names()[0]),
+            let state = if is_signed {
+                (Stepper::builder(&layout, sgd), sgd.state_names()[0])
+            } else {
+                (Stepper::builder(&layout, adagrad), adagrad.state_names()[0])
             };
             let got = first_state(state.0.precision(precision), id, state.1, isa, &gradients);
             let wrong = (0..ELEMENTS).find(|k| got[*k] != stored(*k));

@@ -171,9 +171,12 @@ fn the_mean_over_three_and_six_ranks_is_off_by_an_ulp_of_its_scale_at_most() {
                 Ok::<_, Error>(stepper.view::<f32>(w)?.to_vec())
             };
             let values = in_process(ranks, |comm| {
-                run(Box::new(|sgd| match compress {
-                    true => Stepper::host(&layout, sgd, Hooked::new(Compressed::bf16(comm)?, all_reduce)),
-                    false => Stepper::host(&layout, sgd, Hooked::new(comm, all_reduce)),
+                run(Box::new(|sgd| {
+                    if compress {
+                        Stepper::host(&layout, sgd, Hooked::new(Compressed::bf16(comm)?, all_reduce))
+                    } else {
+                        Stepper::host(&layout, sgd, Hooked::new(comm, all_reduce))
+                    }
                 }))
             });
             let off = |k: usize, got: f32| f64::from(-got) / f64::from(value(k)) - 1.0;

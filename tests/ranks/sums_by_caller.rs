@@ -112,9 +112,10 @@ fn of_an_engine(engine: &Arc<Engine>, layout: &Layout, rank: usize, mode: Mode) 
             }
             let mut grads = pass.grads();
             let to = grads.get_mut(*id)?;
-            match is_unused(step, param) {
-                true => to.fill(0.0),
-                false => to.copy_from_slice(&gradients(step, rank, param)),
+            if is_unused(step, param) {
+                to.fill(0.0)
+            } else {
+                to.copy_from_slice(&gradients(step, rank, param))
             }
         }
         if is_unused(step, UNUSED) {

@@ -67,15 +67,16 @@ fn bytes_of(stepper: &Stepper, written: &[usize]) -> u64 {
     });
     let bytes = |precision: &Precision| precision.param.bytes() + precision.master.bytes();
     buckets
-        .map(|bucket| match plan.is_foreign() {
-            // Only the caller's tensors, without padding; masters are the stepper's own.
-            true => {
+        .map(|bucket| {
+            let padded = bucket.params.end - bucket.params.start;
+            if plan.is_foreign() {
+                // Only the caller's tensors, without padding; masters are the stepper's own.
                 let elements: u64 = plan.segments_of(bucket).iter().map(|segment| segment.len).sum();
-                let padded = bucket.params.end - bucket.params.start;
                 elements * bucket.storage.precision.param.bytes()
                     + padded * bucket.storage.precision.master.bytes()
+            } else {
+                padded * bytes(&bucket.storage.precision)
             }
-            false => (bucket.params.end - bucket.params.start) * bytes(&bucket.storage.precision),
         })
         .sum()
 }

@@ -67,9 +67,10 @@ fn walk(stepper: &mut Stepper, step: usize, reads_bf16: bool) -> Result<()> {
         let bucket = bucket_of(stepper, id)?;
         stepper.unshard(bucket)?;
         stepper.unshard(bucket.saturating_sub(1))?;
-        match reads_bf16 {
-            true => stepper.view::<bf16>(id).map(drop)?,
-            false => stepper.view::<f32>(id).map(drop)?,
+        if reads_bf16 {
+            stepper.view::<bf16>(id).map(drop)?
+        } else {
+            stepper.view::<f32>(id).map(drop)?
         }
         if (bucket as usize + step).is_multiple_of(2) {
             stepper.reshard(bucket)?;

@@ -283,9 +283,10 @@ pub(super) fn trainer(
     // Of a bucket that is brought together, all: what lies in this rank's own shard would miss no wait.
     let is_whole =
         plan.shards_params() && memory == Memory::Params && segment.len > 0 && !schedule.is_frozen(param);
-    let range = match is_whole {
-        true => plan.buckets()[segment.bucket as usize].params.clone(),
-        false => segment.start..segment.start + segment.len,
+    let range = if is_whole {
+        plan.buckets()[segment.bucket as usize].params.clone()
+    } else {
+        segment.start..segment.start + segment.len
     };
     let span = Span::elements(memory, plan, range.start, range.end);
     list.push(Traced::Trainer(Access { span, writes }));

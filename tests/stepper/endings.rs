@@ -99,9 +99,10 @@ fn a_collective_that_panics_wherever_it_can_poisons_and_lets_the_stepper_end() {
                 // Its broadcast fails, which the first access may find out.
                 let _ = whole_pass(&mut stepper);
                 assert!(matches!(stepper.status().map(|_| ()), Err(Error::Poisoned { .. })));
-                match close {
-                    true => assert!(matches!(stepper.close(), Err(Error::Poisoned { .. }))),
-                    false => drop(stepper),
+                if close {
+                    assert!(matches!(stepper.close(), Err(Error::Poisoned { .. })))
+                } else {
+                    drop(stepper)
                 }
             }
         });

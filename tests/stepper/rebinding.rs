@@ -210,9 +210,10 @@ fn ranks_move_to_addresses_of_their_own_and_change_their_buckets_together() {
                 // SAFETY: as above.
                 let mut stepper = unsafe { builder().record(true).host_borrowing(comm, lent.lend())? };
                 paint_params(&mut stepper);
-                match moves {
-                    true => moving(&mut stepper, &mut lent, &mut random, train)?,
-                    false => (0..STEPS).try_for_each(|step| train(&mut stepper, step))?,
+                if moves {
+                    moving(&mut stepper, &mut lent, &mut random, train)?
+                } else {
+                    (0..STEPS).try_for_each(|step| train(&mut stepper, step))?
                 }
                 let outcome = Outcome::of(&stepper)?;
                 stepper.close()?;

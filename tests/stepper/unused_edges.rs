@@ -53,10 +53,11 @@ fn late(
             .param(b, params.as_mut_ptr().wrapping_add(3))
             .bucket(bucket, grads.as_mut_ptr());
         let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Normed).unused(Unused::Refuse);
-        let mut stepper = match is_borrowed {
+        let mut stepper = if is_borrowed {
             // SAFETY: the arrays outlive the stepper, which alone touches them.
-            true => unsafe { builder.host_borrowing(comm, memory)? },
-            false => builder.bucket_cap_bytes(8).host(comm)?,
+            unsafe { builder.host_borrowing(comm, memory)? }
+        } else {
+            builder.bucket_cap_bytes(8).host(comm)?
         };
         for pass_index in 0..3 {
             let mut pass = stepper.begin()?;

@@ -32,8 +32,5 @@ pub(crate) fn parts(optim: Optim) -> &'static [InstepStepPart] {
     let descriptor = optim.descriptor;
     let is_scaled = kernels(Isa::Baseline).scaled[descriptor.kernel as usize] == 1;
     assert_eq!(is_scaled, descriptor.is_scaled, "{}", descriptor.name);
-    match is_scaled {
-        true => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
-        false => &[INSTEP_PART_WHOLE],
-    }
+    if is_scaled { &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY] } else { &[INSTEP_PART_WHOLE] }
 }

@@ -52,9 +52,10 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Arguments { a, b, json, tolerance } = arguments;
     let report = compare(open_checked(a)?, open_checked(b)?, tolerance)?;
-    match json {
-        true => print_json(&report)?,
-        false => print(&report.text(tolerance))?,
+    if *json {
+        print_json(&report)?
+    } else {
+        print(&report.text(tolerance))?
     }
     Ok(if report.within { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

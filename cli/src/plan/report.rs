@@ -110,10 +110,8 @@ impl Report {
             .into_iter()
             .map(|(memory, now)| (memory, peaks.of(memory, now, stepper.plan(), &run.ran)));
         let held = held.filter(|(_, bytes)| *bytes > 0);
-        let place = |memory: Memory| match memory.is_offloaded(stepper.plan()) {
-            true => Place::Host,
-            false => Place::Device,
-        };
+        let place =
+            |memory: Memory| if memory.is_offloaded(stepper.plan()) { Place::Host } else { Place::Device };
         let held =
             held.map(|(memory, bytes)| Held { what: kind(memory, &states), place: place(memory), bytes });
         let memory: Vec<Held> = held.collect();

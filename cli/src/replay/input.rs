@@ -142,9 +142,10 @@ impl Found {
         };
         let frozen = config.frozen.contains(name);
         check_passes(name, frozen, &gradients, passes)?;
-        let fits = |key: String, tensor: &Tensor| match tensor.shape == value.shape {
-            true => Ok(()),
-            false => {
+        let fits = |key: String, tensor: &Tensor| {
+            if tensor.shape == value.shape {
+                Ok(())
+            } else {
                 let wrong =
                     format_args!("has shape {:?}, and {} {:?}", tensor.shape, quoted(name), value.shape);
                 refuse(quoted(&key), wrong, "give it the parameter's shape")

@@ -107,13 +107,10 @@ fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<()>
     let mut covered = 0;
     for ([start, end], name) in places {
         if start != covered || end < start || end > data_bytes {
-            let wrong = match start == covered && end > data_bytes {
-                true => {
-                    format!("lies at {start}..{end} of the data, but the file ends after {data_bytes} bytes")
-                }
-                false => {
-                    format!("lies at {start}..{end} of the data, but the tensors before it end at {covered}")
-                }
+            let wrong = if start == covered && end > data_bytes {
+                format!("lies at {start}..{end} of the data, but the file ends after {data_bytes} bytes")
+            } else {
+                format!("lies at {start}..{end} of the data, but the tensors before it end at {covered}")
             };
             return Err(in_tensor(name, wrong, DAMAGED));
         }

@@ -99,9 +99,10 @@ impl<R: Read + Seek> Data<R> {
         let elements = first..first + rest.len() as u64;
         self.stream(tensor, elements, |bytes| {
             let fill = |value| rest.next().into_iter().for_each(|place| *place = value);
-            match tensor.dtype.is_stepped() {
-                true => floats(tensor.dtype, bytes, fill).map_err(|_| refused()),
-                false => Err(refused()),
+            if tensor.dtype.is_stepped() {
+                floats(tensor.dtype, bytes, fill).map_err(|_| refused())
+            } else {
+                Err(refused())
             }
         })
     }

@@ -84,9 +84,10 @@ impl ParamsWritten {
         }
         let mut is_every = true;
         for (k, bucket) in plan.buckets().iter().enumerate().filter(|(_, bucket)| !bucket.is_local) {
-            match plan.segments_of(bucket).iter().any(|segment| self.params[segment.param as usize]) {
-                true => self.buckets.push(k as u32),
-                false => is_every = false,
+            if plan.segments_of(bucket).iter().any(|segment| self.params[segment.param as usize]) {
+                self.buckets.push(k as u32)
+            } else {
+                is_every = false
             }
         }
         if is_every { Broadcast::All } else { Broadcast::Buckets(&self.buckets) }

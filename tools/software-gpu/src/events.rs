@@ -95,10 +95,7 @@ impl Gpu {
 
     pub(crate) fn query_event(&mut self, event: usize) -> Answer<()> {
         let Some(mark) = self.place_of(event)? else { return Ok(()) };
-        match self.ask_for(&mark) {
-            true => Ok(()),
-            false => Err(Code::CUDA_ERROR_NOT_READY),
-        }
+        if self.ask_for(&mark) { Ok(()) } else { Err(Code::CUDA_ERROR_NOT_READY) }
     }
 
     /// Returns the milliseconds between two records; the calls' own, since nothing here takes a GPU's time.

@@ -91,9 +91,10 @@ fn module_of(image: &[u8]) -> Answer<Arc<ptx::Module>> {
     if let Some(module) = known.get(&hasher.finish()) {
         return Ok(Arc::clone(module));
     }
-    let text = match image.starts_with(&fatbin::MAGIC.to_le_bytes()) {
-        true => fatbin::ptx(image)?,
-        false => String::from_utf8(image.to_vec()).map_err(|_| Code::CUDA_ERROR_INVALID_IMAGE)?,
+    let text = if image.starts_with(&fatbin::MAGIC.to_le_bytes()) {
+        fatbin::ptx(image)?
+    } else {
+        String::from_utf8(image.to_vec()).map_err(|_| Code::CUDA_ERROR_INVALID_IMAGE)?
     };
     // Nothing but this driver is to blame for an instruction that it does not know.
     let module = ptx::Module::parse(&text).unwrap_or_else(|error| report::misuse(&format!("PTX: {error}")));

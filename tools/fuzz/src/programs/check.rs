@@ -259,12 +259,13 @@ impl Checked<'_> {
             Event::Stale { param, micro_batch, value } if model.config.gradients == Gradients::Zero => {
                 let cell = &model.cells[*param][if program.params[*param].local { rank } else { 0 }];
                 let was_zeroed = cell.gradient.as_ref().is_some_and(|g| g.values.iter().all(|x| *x == 0.0));
-                match *micro_batch > 0 || was_zeroed {
-                    true => Err(format!(
+                if *micro_batch > 0 || was_zeroed {
+                    Err(format!(
                         "the gradient of {} reads {value} in micro-batch {micro_batch}, and was zeroed before",
                         program.name(*param)
-                    )),
-                    false => Ok(()),
+                    ))
+                } else {
+                    Ok(())
                 }
             }
             Event::Abandoned(buckets) if sorted(buckets) != *stepped => {

@@ -57,9 +57,10 @@ impl std::fmt::Display for Coverage {
             };
             let others = features[..k].iter().chain(&features[k + 1..]).copied();
             let missing: Vec<&str> = others.filter(|other| !has_met(other)).collect();
-            match missing.is_empty() {
-                true => with_all.push(format!("{one} ({})", self.alone[one])),
-                false => writeln!(f, "  {one} ({}) not with: {}", self.alone[one], missing.join(", "))?,
+            if missing.is_empty() {
+                with_all.push(format!("{one} ({})", self.alone[one]))
+            } else {
+                writeln!(f, "  {one} ({}) not with: {}", self.alone[one], missing.join(", "))?
             }
         }
         writeln!(f, "  with all others: {}", with_all.join(", "))?;

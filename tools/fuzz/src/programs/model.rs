@@ -304,9 +304,10 @@ impl<'p> Model<'p> {
                 if pass.joins[cell] || is_named || is_unused {
                     continue;
                 }
-                let own = match self.writes(pass, rank, param) {
-                    true => self.own_gradient(pass, rank, param),
-                    false => vec![0.0; self.program.params[param].len],
+                let own = if self.writes(pass, rank, param) {
+                    self.own_gradient(pass, rank, param)
+                } else {
+                    vec![0.0; self.program.params[param].len]
                 };
                 own.iter().map(|x| x / self.scale).collect()
             } else {

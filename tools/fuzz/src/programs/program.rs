@@ -328,9 +328,10 @@ impl Config {
     /// The element types of a parameter.
     pub(crate) fn precision(&self, param: &Param) -> Precision {
         let group = self.precisions[usize::from(param.second)];
-        match param.f32 {
-            true => Precision { param: Type::F32, grad: Type::F32, master: Master::None, ..group },
-            false => group,
+        if param.f32 {
+            Precision { param: Type::F32, grad: Type::F32, master: Master::None, ..group }
+        } else {
+            group
         }
     }
 

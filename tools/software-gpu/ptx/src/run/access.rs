@@ -251,9 +251,10 @@ impl Machine<'_> {
         let addresses = addresses(warp, instruction, Place::Global, active)?;
         aligned(&addresses, active, bytes)?;
         let is_wide = bytes == 8;
-        let values = match is_wide {
-            true => *warp.registers.double(instruction.rows[1], active)?,
-            false => warp.registers.word(instruction.rows[1], active)?.map(u64::from),
+        let values = if is_wide {
+            *warp.registers.double(instruction.rows[1], active)?
+        } else {
+            warp.registers.word(instruction.rows[1], active)?.map(u64::from)
         };
         let mut old = [0; LANES];
         for lane in lanes(active) {
@@ -268,9 +269,10 @@ impl Machine<'_> {
             old[lane as usize] = found.map_err(|refusal| refused(refusal, lane, 1, address, bytes))?;
             self.note(warp, Kind::Atomic, lane, false, address, (bytes, 1), &[]);
         }
-        match is_wide {
-            true => warp.registers.set_double(instruction.rows[0], active, &old),
-            false => warp.registers.set_word(instruction.rows[0], active, &old.map(|value| value as u32)),
+        if is_wide {
+            warp.registers.set_double(instruction.rows[0], active, &old)
+        } else {
+            warp.registers.set_word(instruction.rows[0], active, &old.map(|value| value as u32))
         }
         Ok(())
     }
