@@ -55,7 +55,8 @@ struct Unbound {
     tables: Option<TileTables>,
 }
 
-// SAFETY: the pointers in the arguments lead into the engine's own memory and are used only through the driver.
+// SAFETY: the pointers lead into the engine's own memory: on the GPU, which the driver alone uses, and in `HostRecords`,
+// which this has alone.
 unsafe impl Send for BucketEngine {}
 
 impl BucketEngine {

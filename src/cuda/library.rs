@@ -3,7 +3,7 @@
 //! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. So this module
 //! asks for the library and for each function first, and what is missing is an error. It opens a file that `INSTEP_CUDA`
 //! names before that: cudarc then finds it by the name that is written in it, its soname. If cudarc has another library,
-//! the driver is refused. No library is closed, because a driver runs threads.
+//! the driver is refused. No driver that has been started is closed, because it runs threads.
 //!
 //! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
 //! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,

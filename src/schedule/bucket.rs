@@ -16,6 +16,13 @@ impl Schedule {
     /// `awaits` says that the caller's sum is on its way.
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
+            if awaits {
+                // Nothing steps it, but the trainer and a later sum come after this one.
+                let stream = self.await_sum(bucket);
+                let summed = Some(self.emitter.record(stream));
+                self.summed[bucket as usize] = summed;
+                self.consumed[bucket as usize] = summed;
+            }
             return;
         }
         if !self.is_last_micro_batch() {
@@ -71,10 +78,17 @@ impl Schedule {
         if !awaits {
             return self.collect_local(bucket);
         }
-        self.emitter.emit(self.stream_of_gradients(), Action::AwaitSum { bucket });
+        self.await_sum(bucket);
+        self.download(bucket, None)
+    }
+
+    /// Makes the stream that reads gradients first wait for what says that the caller's sum is there. Returns that stream.
+    fn await_sum(&mut self, bucket: u32) -> Stream {
+        let stream = self.stream_of_gradients();
+        self.emitter.emit(stream, Action::AwaitSum { bucket });
         // What follows comes after the trainer without a Record of its stream.
         self.all_touched = NEVER;
-        self.download(bucket, None)
+        stream
     }
 
     /// The stream that reads gradients first where nothing sums them.

@@ -66,13 +66,14 @@ impl StepperBuilder<'_> {
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views, and your own pointers under these rules touch it.
-    /// 2. Write a gradient only between one of these calls and its hand-over.
+    /// 2. Write a gradient only between one of these calls and its hand-over. The sum that
+    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write it until that closure has returned.
     /// 3. In a pass, read a parameter only between [`Stepper::view`] of it and its hand-over.
     /// 4. Between passes, call [`Stepper::view`], or to write [`Stepper::view_mut`], of each parameter first.
     /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write`], which writes both.
     ///
-    /// Closing and dropping wait for steps that still run. Unless the thread panics, they also wait for peers that a
-    /// queued sum needs, up to the deadline.
+    /// Closing and dropping wait for steps that still run, and without a deadline for sums of the caller's. Unless the thread
+    /// panics, they also wait for peers that a queued sum of the stepper's needs, up to the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }

@@ -197,14 +197,18 @@ impl Stepper<CudaDevice> {
     /// replays need none.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too if the stepper makes the bucket's sum, or micro-batches
-    /// are still to come.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too for a null event, if the stepper makes the bucket's sum,
+    /// or micro-batches are still to come. An event whose latest record was in a capture poisons a pass outside of it.
     ///
     /// # Safety
     /// The event is alive, of this device, and has been recorded in this pass: after the bucket's sum, which comes after the
     /// pass's last write of a gradient of the bucket and its last read of a parameter of the bucket. (An event that was never
     /// recorded passes every wait, and an early one orders nothing: the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
+        if event == EventHandle::default() {
+            let remedy = "hand over the event that you have recorded after the sum";
+            return Err(Error::order(format_args!("bucket {bucket}"), "a null event says nothing", remedy));
+        }
         self.hand_over_awaited(bucket, event)
     }
 

@@ -42,7 +42,9 @@ impl Stepper {
     ///
     /// # Ordering
     /// Returns at once; built [inline](crate::StepperBuilder::inline), after `sum`. The steps of buckets that are handed over
-    /// later come after it too. The bucket is neither read nor written until `sum` has returned.
+    /// later come after it too. The bucket is neither read nor written until `sum` has returned. Closing and dropping the
+    /// stepper wait for it, without a deadline and after a panic too: let it return whatever happens to the trainer, for
+    /// example by a channel whose sender is dropped before the stepper. It may not own the stepper.
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too if the stepper makes the bucket's sum, or micro-batches

@@ -333,3 +333,28 @@ fn a_sum_that_fails_poisons_and_one_that_is_not_the_callers_is_refused() {
         assert!(refused.contains("Sums::by_caller"), "{refused}");
     }
 }
+
+#[test]
+fn the_sum_of_a_frozen_bucket_is_waited_for() {
+    for mode in MODES {
+        let layout = layout(&[3]);
+        let id = layout.ids().next().unwrap();
+        let (mut values, mut gradients) = ([1.0f32; 3], [0.0f32; 3]);
+        let memory = Borrowed::new()
+            .param(id, values.as_mut_ptr())
+            .bucket(ForeignBucket::new(3).gradient(id, 0), gradients.as_mut_ptr());
+        // SAFETY: the arrays outlive the stepper, and are touched as its rules say.
+        let mut stepper =
+            unsafe { builder(&layout, mode).host_borrowing(Sums::by_caller(0, 2), memory) }.unwrap();
+        stepper.set_frozen(id, true).unwrap();
+        let (summed, sum) = mpsc::channel();
+        let mut pass = stepper.begin().unwrap();
+        pass.bucket_ready_after(0, move || Ok(sum.recv()?)).unwrap();
+        pass.finish().unwrap();
+        summed.send(()).expect("the stepper waits");
+        let recorded = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recorded), []);
+        stepper.close().unwrap();
+        assert_eq!(values, [1.0; 3]);
+    }
+}

@@ -130,7 +130,8 @@ impl Nccl {
             return Err(shared.fail(Error::PeerLost { rank: members.first, why }));
         }
         let seat = Seat { rank, ranks: members.count, ..shared.seat };
-        let raw = Raw::connect(Library::get()?, seat, &id, shared.deadline, || shared.look());
+        let wanted = || shared.refuse().and_then(|()| shared.look());
+        let raw = Raw::connect(Library::get()?, seat, &id, shared.deadline, wanted);
         let raw = raw.map_err(|error| shared.fail(error))?;
         let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
         Ok(Nccl { shared: Arc::clone(shared), further })

@@ -45,32 +45,43 @@ pub(super) fn meet<T>(
         let run = *FIRST.get_or_init(|| id);
         write(path, &text(options, &Found { run, id })).map_err(Error::file(path.display()))?;
         let outcome = connect(&id, options.deadline, &|| Ok(()));
-        // It has served, or nobody is to read it any more.
-        let _ = fs::remove_file(path);
+        // It has served, or nobody is to read it any more. A later run's file stays.
+        if read(options, path).is_ok_and(|now| now.id == id) {
+            let _ = fs::remove_file(path);
+        }
         return outcome;
     }
-    let until = Instant::now() + options.deadline;
-    let left = || until.saturating_duration_since(Instant::now());
+    let begun = Instant::now();
+    let left = || options.deadline.saturating_sub(begun.elapsed());
+    let mut refused = None;
     loop {
-        let found = read_until(options, path, until)?;
-        let (is_stale, looked) = (Cell::new(false), Cell::new(Instant::now()));
+        let found = match (read_until(options, path, left, &refused), refused) {
+            (Err(_), Some((_, error))) => return Err(error),
+            (found, _) => found?,
+        };
+        let looked = Cell::new(Instant::now());
         let wanted = || {
-            if looked.get().elapsed() >= POLL {
-                looked.set(Instant::now());
-                // Rank 0 may know that all have joined before this rank does, and begin the next group.
-                is_stale.set(read(options, path).is_ok_and(|now| now.run != found.run));
+            if looked.get().elapsed() < POLL {
+                return Ok(());
             }
+            looked.set(Instant::now());
+            // Rank 0 may know that all have joined before this rank does, and begin the next group.
+            let is_stale = read(options, path).is_ok_and(|now| now.run != found.run);
             let why = || "it has written another id".to_owned();
-            if is_stale.get() { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
+            if is_stale { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
         };
         let outcome = connect(&found.id, left(), &wanted);
-        if outcome.is_err() && is_stale.get() && !left().is_zero() {
-            continue;
+        match outcome {
+            // Where nobody answers, the id may be one that a run has left: rank 0 may still write its own.
+            Err(error @ (Error::Collective { .. } | Error::PeerLost { .. })) if !left().is_zero() => {
+                refused = Some((found, error));
+            }
+            Err(error) => return Err(error),
+            Ok(connected) => {
+                joined(|ids| ids.push((found.id, options.rank)));
+                return Ok(connected);
+            }
         }
-        if outcome.is_ok() {
-            joined(|ids| ids.push((found.id, options.rank)));
-        }
-        return outcome;
     }
 }
 
@@ -78,17 +89,25 @@ fn joined<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
     look(&mut JOINED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Waits for the file of this job.
-fn read_until(options: &Options, path: &Path, until: Instant) -> Result<Found> {
+/// Waits for the file of this job, with another id than the refused one.
+fn read_until(
+    options: &Options,
+    path: &Path,
+    left: impl Fn() -> Duration,
+    refused: &Option<(Found, Error)>,
+) -> Result<Found> {
     loop {
         let why = match read(options, path) {
+            Ok(found) if refused.as_ref().is_some_and(|(refused, _)| *refused == found) => {
+                "nobody answers by its id".to_owned()
+            }
             Ok(found) if joined(|ids| ids.contains(&(found.id, options.rank))) => {
                 "it is an earlier group's".to_owned()
             }
             Ok(found) => return Ok(found),
             Err(why) => why,
         };
-        if Instant::now() >= until {
+        if left().is_zero() {
             let call = format!("reading {}: {why}", path.display());
             let waited_ms = options.deadline.as_millis() as u64;
             return Err(Error::Deadline { rank: options.rank, call, waited_ms, missing: vec![0] });
@@ -233,6 +252,45 @@ mod tests {
         };
         assert_eq!(meet(&own, &path, || Ok([0; 128]), connect).unwrap(), [41; 128]);
         assert_eq!(join(1, &path, 0).unwrap(), [42; 128]);
+    }
+
+    #[test]
+    fn an_id_by_which_nobody_answers_is_given_up_for_the_one_that_rank_0_writes_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let own = options(1, "a test", Duration::MAX);
+        fs::write(&path, of(&own, 51, 51)).unwrap();
+        let refusal = || {
+            let (call, message) = ("ncclCommInitRankConfig", "connection refused".to_owned());
+            Error::Collective { rank: 1, call, code: 6, message }
+        };
+        let connect = |id: &UniqueId, _, _: &dyn Fn() -> Result<()>| {
+            if *id == [51; 128] { Err(refusal()) } else { Ok(*id) }
+        };
+        thread::scope(|scope| {
+            let one = scope.spawn(|| meet(&own, &path, || Ok([0; 128]), connect));
+            thread::sleep(4 * POLL);
+            write(&path, &of(&own, 52, 52)).unwrap();
+            assert_eq!(one.join().unwrap().unwrap(), [52; 128]);
+        });
+        // If rank 0 never writes, the refusal is the cause.
+        fs::write(&path, of(&own, 51, 51)).unwrap();
+        let own = Options { deadline: SHORT, ..own };
+        let alone = meet(&own, &path, || Ok([0; 128]), connect);
+        assert!(matches!(&alone, Err(Error::Collective { code: 6, .. })), "{alone:?}");
+    }
+
+    #[test]
+    fn rank_0_of_an_old_run_leaves_the_file_of_its_successor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        let [old, new] = ["a test:0", "a test:1"].map(|job| options(0, job, SHORT));
+        let late = |_: &UniqueId, _, _: &dyn Fn() -> Result<()>| -> Result<()> {
+            write(&path, &of(&new, 62, 62)).unwrap();
+            Err(Error::Hook("late".to_owned()))
+        };
+        meet(&old, &path, || Ok([61; 128]), late).unwrap_err();
+        assert_eq!(read(&new, &path).unwrap().id, [62; 128]);
     }
 
     #[test]

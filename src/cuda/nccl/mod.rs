@@ -133,7 +133,7 @@ impl Nccl {
     /// it. Memory of gradients is not registered with it.
     ///
     /// # Errors
-    /// `NcclUnavailable`; `Config` for a null communicator; `Collective` if NCCL does not know it.
+    /// `NcclUnavailable`; `Config` for a null communicator or a deadline of zero; `Collective` if NCCL does not know it.
     ///
     /// # Safety
     /// The communicator was made by the library that [`version`] tells of (a library that the process has loaded comes
@@ -143,9 +143,11 @@ impl Nccl {
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         #[cfg(feature = "cuda")]
         {
+            let options = Options { deadline, ..Options::default() };
+            options.refuse()?;
             // SAFETY: the caller's promise.
             let raw = unsafe { raw::Raw::adopt(library::Library::get()?, communicator)? };
-            Ok(Nccl::around(raw, &Options { deadline, ..Options::default() }, None))
+            Ok(Nccl::around(raw, &options, None))
         }
         #[cfg(not(feature = "cuda"))]
         {

@@ -121,7 +121,6 @@ impl<D: Device> Run<D> {
             self.batch.push(op);
         }
         if !self.batch.is_empty() {
-            // A bucket that no pass steps needs no sum.
             self.device.submit(&self.batch, sum.filter(|_| awaits));
             self.batch.clear();
         }

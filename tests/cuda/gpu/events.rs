@@ -6,7 +6,7 @@ use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Mode, Pass, Stepper, Sums};
+use instep::{AdamW, Borrowed, Error, EventHandle, Mode, Pass, Stepper, Sums};
 
 use super::memory::Gpu;
 use crate::support::{MODES, layout};
@@ -115,6 +115,44 @@ fn trained(captures: bool) -> Vec<f32> {
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU, which names races"]
 fn a_captured_pass_waits_for_the_event_that_it_has_recorded_and_a_replay_needs_none() {
     assert_eq!(trained(true), trained(false));
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU, which names races"]
+fn the_sum_of_a_frozen_bucket_ends_before_its_next_gradient_is_written_and_a_null_event_is_refused() {
+    for mode in MODES {
+        let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
+        let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+        let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
+        let id = layout.ids().next().unwrap();
+        let memory =
+            Borrowed::new().param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
+        let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
+        // SAFETY: the memory outlives the stepper.
+        let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda) }.unwrap();
+        let (sums, summed) = (gpu.beside(), Gpu::event());
+        stepper.set_frozen(id, true).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        // SAFETY: refused.
+        let null = unsafe { pass.bucket_ready_after(0, EventHandle(0)) };
+        assert!(matches!(null, Err(Error::Order { .. })), "{null:?}");
+        sums.fill(gradients, 0.0, LENGTH); // a framework sums every bucket
+        sums.record(summed);
+        // SAFETY: recorded after the sum.
+        unsafe { pass.bucket_ready_after(0, summed) }.unwrap();
+        pass.finish().unwrap();
+        stepper.set_frozen(id, false).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        pass.ptr(id.grad()).unwrap();
+        gpu.fill(gradients, 0.5, LENGTH);
+        gpu.record(summed);
+        // SAFETY: recorded after the sum.
+        unsafe { pass.bucket_ready_after(0, summed) }.unwrap();
+        pass.finish().unwrap();
+        assert_eq!(stepper.step_count(id).unwrap(), 1);
+        gpu.synchronize();
+        stepper.close().unwrap();
+    }
 }
 
 #[test]
