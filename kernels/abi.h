@@ -198,7 +198,7 @@ typedef struct InstepControl {
 /* One contiguous run of one segment, self-contained: no lookup depends on another. 64 bytes. */
 typedef struct InstepTile {
     uint64_t param;        /* of its first element, in bytes from param_base */
-    uint64_t grad_offset;  /* elements from the bucket's gradient base */
+    uint64_t grad_offset;  /* elements from the launch's gradient base */
     uint64_t state_offset; /* elements from each state's base */
     uint64_t element;      /* number of its first element in the whole layout, in registration order; random.h */
     uint32_t count;
@@ -207,7 +207,8 @@ typedef struct InstepTile {
     uint32_t first_record; /* the segment's first optimizer's, which has as many updates as the parameter */
     uint32_t run;          /* of a full tile: full tiles from this one on that follow one another in every stream, at
                             * most INSTEP_LONGEST_RUN; else 1 */
-    uint32_t reserved[3];
+    uint32_t bucket;       /* its bucket, counted from the launch's first one */
+    uint32_t reserved[2];
 } InstepTile;
 
 typedef struct InstepBeginArgs {
@@ -270,7 +271,7 @@ typedef struct InstepStepArgs {
     const InstepTile* tiles;
     uint64_t tile_count;
     void* param_base; /* added to each tile's `param`: null, since tiles carry addresses; see control.h */
-    void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
+    void* grads;      /* the first bucket's gradient base, in grad_dtype, at any element's alignment */
     void* master;     /* of `master_kind`, placed like the states; or null */
     void* copy;       /* also gets each parameter that is stepped, in copy_dtype, placed like the states; or null */
     float* ema;       /* moving average of each parameter that is stepped, placed like the states; or null */
@@ -280,7 +281,7 @@ typedef struct InstepStepArgs {
     uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
-    uint32_t bucket;
+    uint32_t bucket; /* of several that share a launch, the one with the lowest number in their table of tiles */
     uint32_t param_dtype;
     uint32_t grad_dtype;
     uint32_t copy_dtype;

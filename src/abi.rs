@@ -326,10 +326,11 @@ pub struct InstepTile {
     pub first: u32,
     pub first_record: u32,
     pub run: u32,
-    pub reserved: [u32; 3usize],
+    pub bucket: u32,
+    pub reserved: [u32; 2usize],
 }
 layout!(InstepTile: 64 bytes, aligned to 8; param at 0, grad_offset at 8, state_offset at 16, element at 24,
-    count at 32, record at 36, first at 40, first_record at 44, run at 48, reserved at 52);
+    count at 32, record at 36, first at 40, first_record at 44, run at 48, bucket at 52, reserved at 56);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepBeginArgs {

@@ -90,7 +90,9 @@ impl Forecast {
             Action::Add { src, .. } => 3 * src.bytes(),
             Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
             Action::Measure { bucket, .. } => self.step_bytes[bucket as usize].1,
-            Action::Step { bucket } => self.step_bytes[bucket as usize].0,
+            Action::Step { bucket, count } => {
+                self.step_bytes[bucket as usize..][..count as usize].iter().map(|bytes| bytes.0).sum()
+            }
             _ => 0,
         }
     }

@@ -319,7 +319,7 @@ mod tests {
         };
         let on = |stream, action| Traced::Op(Op { stream, action });
         let awaits = on(Stream::Optim, Action::AwaitSum { bucket: 0 });
-        let step = |stream, bucket| on(stream, Action::Step { bucket });
+        let step = |stream, bucket| on(stream, Action::Step { bucket, count: 1 });
         let [write, read] = trainer(0);
         assert_eq!(check(&plan, 0, &[write, read, awaits, step(Stream::Optim, 0)]), []);
         // Without it, or before the trainer's last use, or of another bucket: the gradient and the parameter race.

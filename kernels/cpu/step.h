@@ -130,13 +130,14 @@ uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const I
 
 __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last, uint64_t ahead_bytes) {
     const bool is_last = args->part != INSTEP_PART_MEASURE, rests = steps_nothing(*args);
-    uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
         if (action == INSTEP_ACTION_STEP && !rests) {
-            nonfinite |= step_record(*args, tile, record, ahead_bytes);
+            if (step_record(*args, tile, record, ahead_bytes)) {
+                atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket + tile.bucket);
+            }
             if (tile.first && is_last) record.stepped = 1;
         }
         /* Of two launches, the one that reads sums writes the means of stepped gradients. */
@@ -147,7 +148,6 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         const bool zeroes = args->gradients == INSTEP_GRADIENTS_ZERO && is_last;
         if (action == INSTEP_ACTION_STEP && zeroes) zero_tile(*args, tile);
     }
-    if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ __device__ void step_element(const InstepStepArgs& args) {
     p = Rule::update(s, Rule::flags(s), p, sum * Rule::factor(s, multiplier), state);
     for (uint32_t k = 0; k < args.state_count; ++k) store_element(args.states[k], place, args.moments, state[k]);
     if (!measures) store_element(param_of(args, tile), at, args.param_dtype, p);
-    if (is_nonfinite(sum)) atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
+    if (is_nonfinite(sum)) atomicMin(&args.control->first_nonfinite_bucket, args.bucket + tile.bucket);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 /* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch
- * per bucket.
+ * per bucket, or for neighbours that share one.
  *
  * Blocks have equal shares of consecutive tiles; each lane has four or eight elements of every stream in flight. A run of full
  * aligned tiles in a known format (place.cuh) has a loop without choices. For all others dtypes and options are branches
@@ -189,7 +189,7 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
             if (!common.skips) {
                 const uint32_t nonfinite = step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);
                 if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
-                    atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
+                    atomicMin(&args.control->first_nonfinite_bucket, args.bucket + place.tile().bucket);
                 }
                 if (place.tile().first && is_last && threadIdx.x == 0 && args.records) {
                     args.records[place.tile().record].stepped = 1;

@@ -190,7 +190,7 @@ impl GpuLauncher {
     pub fn step_all(&mut self) -> Result<()> {
         self.submit(Action::Control(Phase::Begin));
         for bucket in 0..self.plan.buckets().len() as u32 {
-            self.submit(Action::Step { bucket });
+            self.submit(Action::Step { bucket, count: 1 });
         }
         self.settle()
     }

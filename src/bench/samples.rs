@@ -102,7 +102,7 @@ impl GpuLauncher {
 
     fn launch(&mut self, work: Work, bucket: u32) -> Result<()> {
         match work {
-            Work::Step => self.submit(Action::Step { bucket }),
+            Work::Step => self.submit(Action::Step { bucket, count: 1 }),
             Work::Norm => self.submit(Action::Norm { bucket }),
             Work::Begin => self.submit(Action::Control(Phase::Begin)),
             Work::Decide => self.submit(Action::Control(Phase::Decide)),

@@ -69,9 +69,9 @@ impl CudaDevice {
     fn tables(&self, op: &Op) -> Vec<(usize, u64, bool)> {
         match op.action {
             _ if self.is_on_host(op) => Vec::new(),
-            Action::Norm { bucket } => self.norms[bucket as usize].iter().map(|l| l.table()).collect(),
-            Action::Measure { .. } | Action::Step { .. } => {
-                self.launches_of(op).iter().map(|l| l.table()).collect()
+            Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => {
+                let (buckets, part) = self.launches_of(op);
+                buckets.iter().flat_map(|launches| &launches[part.clone()]).map(|l| l.table()).collect()
             }
             Action::Control(Phase::Begin) => {
                 let copy =
@@ -93,7 +93,8 @@ impl CudaDevice {
     fn runs_code_of_users(&self, op: &Op) -> bool {
         match op.action {
             Action::Measure { .. } | Action::Step { .. } => {
-                self.launches_of(op).iter().any(|launch| launch.is_custom())
+                let (buckets, part) = self.launches_of(op);
+                buckets.iter().flat_map(|launches| &launches[part.clone()]).any(|launch| launch.is_custom())
             }
             Action::Collective { .. } => true,
             _ => false,

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::mem::{self, ManuallyDrop};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -181,19 +182,26 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the launches of a step, or of the part of it that an op runs.
-    pub(super) fn launches_of(&self, op: &Op) -> &[BucketLaunch] {
-        let part = |bucket: u32, stage: Option<u32>| {
+    /// Returns the launches of the buckets that an op measures or steps, and which of each bucket's it runs.
+    pub(super) fn launches_of(&self, op: &Op) -> (&[Vec<BucketLaunch>], Range<usize>) {
+        let part = |bucket: u32, count: u32, stage: Option<u32>| {
             // The host has the steps that the GPU leaves to it.
-            let Some(launches) = self.steps.get(bucket as usize) else { return &[][..] };
+            let Some(buckets) = self.steps.get(bucket as usize..(bucket + count) as usize) else {
+                return (&[][..], 0..0);
+            };
+            // Buckets that share launches have no stops.
             let stops = &self.stops[bucket as usize];
             let stage = stage.map_or(stops.len(), |stage| stage as usize);
-            &launches[part_of_step(stops, stage, launches.len())]
+            (buckets, part_of_step(stops, stage, buckets[0].len()))
         };
         match op.action {
-            Action::Measure { bucket, stage } => part(bucket, Some(stage)),
-            Action::Step { bucket } => part(bucket, None),
-            _ => &[],
+            Action::Norm { bucket } => {
+                let norms = self.norms.get(bucket as usize..=bucket as usize).unwrap_or_default();
+                (norms, 0..norms.first().map_or(0, Vec::len))
+            }
+            Action::Measure { bucket, stage } => part(bucket, 1, Some(stage)),
+            Action::Step { bucket, count } => part(bucket, count, None),
+            _ => (&[], 0..0),
         }
     }
 

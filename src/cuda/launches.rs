@@ -26,10 +26,12 @@ use crate::optim::{EnqueuedStep, StepParam};
 /// GPU yet; kernels/PERFORMANCE.md.
 const SHARE_BYTES: u64 = 224 << 10;
 
-/// One launch of a bucket, and the user's own code that runs after it.
+/// One launch of a bucket, and the user's own code that runs after it. Neighbours may share it.
 pub(super) struct BucketLaunch {
     kernel: Kernel,
+    grid: Grid,
     shape: Shape,
+    moved_bytes: u64,
     /// Of a norm and of the user's own code, the first field alone.
     args: Box<InstepStepLaunch>,
     custom: Option<EnqueuedParams>,
@@ -51,13 +53,38 @@ pub(super) struct Preparation<'a> {
 impl Preparation<'_> {
     /// Prepares the launches of every bucket and uploads their tiles.
     pub(super) fn launches(&self, kind: Kind, memory: &mut DeviceMemory) -> Result<Vec<Vec<BucketLaunch>>> {
-        (0..self.plan.buckets().len() as u32).map(|bucket| self.of_bucket(kind, bucket, memory)).collect()
+        let (inputs, mut prepared) = ((self.constants, self.assignment), Vec::new());
+        let mut neighbours: Vec<Vec<Launch>> = Vec::new();
+        for (bucket, shares) in (0..).zip(self.assignment.shares_with_next(self.plan)) {
+            let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, inputs);
+            if let Some(first) = neighbours.first() {
+                launches.iter_mut().zip(first).for_each(|(own, first)| own.count_from(&first.args, self.plan));
+            }
+            neighbours.push(launches);
+            if kind == Kind::Norm || !shares {
+                prepared.extend(self.of_neighbours(kind, std::mem::take(&mut neighbours), memory)?);
+            }
+        }
+        Ok(prepared)
     }
 
-    fn of_bucket(&self, kind: Kind, bucket: u32, memory: &mut DeviceMemory) -> Result<Vec<BucketLaunch>> {
-        let inputs = (self.constants, self.assignment);
-        let launches = Launch::all(kind, bucket, self.plan, &memory.regions, inputs);
-        launches.into_iter().map(|launch| Ok(self.prepare(kind, launch, memory)?.0)).collect()
+    /// Prepares the launches of buckets whose tiles follow one another in one table.
+    fn of_neighbours(
+        &self,
+        kind: Kind,
+        buckets: Vec<Vec<Launch>>,
+        memory: &mut DeviceMemory,
+    ) -> Result<Vec<Vec<BucketLaunch>>> {
+        let mut prepared: Vec<_> = buckets.iter().map(|launches| Vec::with_capacity(launches.len())).collect();
+        for place in 0..buckets[0].len() {
+            let tiles: Vec<_> = buckets.iter().flat_map(|launches| &launches[place].tiles).copied().collect();
+            let mut table = memory.keep(self.driver, self.stream, &tiles)?;
+            for (launches, prepared) in buckets.iter().zip(&mut prepared) {
+                prepared.push(self.prepare(kind, &launches[place], table)?);
+                table = table.wrapping_add(launches[place].tiles.len());
+            }
+        }
+        Ok(prepared)
     }
 
     /// Prepares the launches of a plan's one bucket, whose tensors' addresses come with each launch, with the tiles that
@@ -69,50 +96,73 @@ impl Preparation<'_> {
     ) -> Result<Vec<(BucketLaunch, Vec<InstepTile>)>> {
         let inputs = (self.constants, self.assignment);
         let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, inputs);
-        launches.into_iter().map(|launch| self.prepare(kind, launch, memory)).collect()
+        let prepare = |launch: Launch| {
+            let table = memory.keep(self.driver, self.stream, &launch.tiles)?;
+            Ok((self.prepare(kind, &launch, table)?, launch.tiles))
+        };
+        launches.into_iter().map(prepare).collect()
     }
 
-    fn prepare(
-        &self,
-        kind: Kind,
-        launch: Launch,
-        memory: &mut DeviceMemory,
-    ) -> Result<(BucketLaunch, Vec<InstepTile>)> {
-        let Launch { mut args, tiles, moved_bytes } = launch;
-        args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
+    fn prepare(&self, kind: Kind, launch: &Launch, table: *const InstepTile) -> Result<BucketLaunch> {
+        let Launch { mut args, ref tiles, moved_bytes } = *launch;
+        args.tiles = table;
         let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
         let kernel = match kind {
             Kind::Step => self.kernels.step(args.optimizer, args.moments == INSTEP_MOMENTS_8BIT),
             Kind::Norm => self.kernels.norm,
         };
-        let blocks = if is_custom {
-            args.tile_count.min(1) as u32
+        let grid = if is_custom {
+            Grid::One
         } else {
             let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
-            self.blocks(kernel, measures, args.tile_count, moved_bytes)?
+            self.grid(kernel, measures)?
         };
-        args.share = share(args.tile_count, blocks);
-        let launch = BucketLaunch {
+        let shape = grid.shape(&mut args, moved_bytes);
+        Ok(BucketLaunch {
             kernel,
-            shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
-            custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, self.plan, self.assignment)),
+            grid,
+            shape,
+            moved_bytes,
+            custom: is_custom.then(|| EnqueuedParams::new(&args, tiles, self.plan, self.assignment)),
             args: with_nothing_given(args),
-        };
-        Ok((launch, tiles))
+        })
     }
 
-    /// Blocks of a launch. Those that measure end in atomics, so they are as few as are resident at a time, with even shares.
-    /// Those that step have short shares, or are as many as the caller says.
-    fn blocks(&self, kernel: Kernel, measures: bool, tiles: u64, moved_bytes: u64) -> Result<u32> {
+    fn grid(&self, kernel: Kernel, measures: bool) -> Result<Grid> {
         let _entered = Entered::new(&**self.driver)?;
         // SAFETY: `kernels` holds the kernel.
         let resident = unsafe { self.driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
         let most = self.max_blocks.unwrap_or(u32::MAX);
         Ok(match self.max_blocks {
-            _ if measures => even_shares(tiles, resident.min(most)),
-            Some(most) => tiles.min(most.into()) as u32,
-            None => short_shares(tiles, resident, moved_bytes),
+            _ if measures => Grid::Even { most: resident.min(most) },
+            Some(most) => Grid::AtMost { most },
+            None => Grid::Short { resident },
         })
+    }
+}
+
+/// How tiles become blocks. Launches that measure end in atomics, so their blocks are as few as are resident at a time, with
+/// even shares. Those that step have short shares, or are as many as the caller says. The user's own code takes one block.
+#[derive(Clone, Copy)]
+enum Grid {
+    One,
+    Even { most: u32 },
+    AtMost { most: u32 },
+    Short { resident: u32 },
+}
+
+impl Grid {
+    /// Returns the shape of a launch over the tiles of these arguments, and tells them a block's share.
+    fn shape(self, args: &mut InstepStepArgs, moved_bytes: u64) -> Shape {
+        let tiles = args.tile_count;
+        let blocks = match self {
+            Grid::One => tiles.min(1) as u32,
+            Grid::Even { most } => even_shares(tiles, most),
+            Grid::AtMost { most } => tiles.min(most.into()) as u32,
+            Grid::Short { resident } => short_shares(tiles, resident, moved_bytes),
+        };
+        args.share = share(tiles, blocks);
+        Shape { blocks, threads: INSTEP_GPU_THREADS }
     }
 }
 
@@ -189,20 +239,30 @@ impl BucketLaunch {
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
     }
 
-    /// Enqueues the launch.
+    /// Enqueues one launch of a bucket, or of neighbours whose tiles follow one another in a table.
     ///
     /// # Safety
     /// The stepper's memory is alive, and nothing else touches what the kernel touches until it has ended.
-    pub(super) unsafe fn enqueue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
-        if self.shape.blocks == 0 {
+    pub(super) unsafe fn enqueue<'a>(
+        neighbours: impl Iterator<Item = &'a BucketLaunch> + Clone,
+        driver: &dyn Driver,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let Some(first) = neighbours.clone().next() else { return Ok(()) };
+        let sum = |of: fn(&BucketLaunch) -> u64| neighbours.clone().map(of).sum();
+        let (tiles, moved_bytes) = (sum(|launch| launch.args.args.tile_count), sum(|launch| launch.moved_bytes));
+        if tiles == 0 {
             return Ok(());
         }
-        // SAFETY: the kernel takes this struct; the rest is the caller's promise.
-        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&*self.args).cast())? };
-        match &self.custom {
-            Some(custom) => custom.enqueue(stream),
-            None => Ok(()),
+        let (mut args, mut shape, mut shared) = (&*first.args, first.shape, None);
+        if tiles > args.args.tile_count {
+            let together = shared.insert(*args);
+            together.args.tile_count = tiles;
+            (shape, args) = (first.grid.shape(&mut together.args, moved_bytes), together);
         }
+        // SAFETY: the kernel takes this struct; the rest is the caller's promise.
+        unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
+        neighbours.filter_map(|launch| launch.custom.as_ref()).try_for_each(|custom| custom.enqueue(stream))
     }
 }
 

@@ -118,8 +118,7 @@ impl CudaDevice {
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
                 self.engine.launch_one(self.engine.kernels.publish, 1, stream, &args)
             }
-            Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
-            Action::Measure { .. } | Action::Step { .. } => self.launch_bucket(self.launches_of(op), stream),
+            Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => self.launch(op, stream),
             Action::Leave { segment } => self.leave(segment, stream),
             Action::Zero(span) => {
                 let at = address(self.engine.memory.regions.resolve(span));
@@ -243,8 +242,12 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn launch_bucket(&self, launches: &[BucketLaunch], stream: StreamHandle) -> Result<()> {
-        // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
-        launches.iter().try_for_each(|launch| unsafe { launch.enqueue(&*self.driver, stream) })
+    fn launch(&self, op: &Op, stream: StreamHandle) -> Result<()> {
+        let (buckets, mut part) = self.launches_of(op);
+        part.try_for_each(|place| {
+            let launches = buckets.iter().map(|launches| &launches[place]);
+            // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
+            unsafe { BucketLaunch::enqueue(launches, &*self.driver, stream) }
+        })
     }
 }

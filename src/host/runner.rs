@@ -183,11 +183,13 @@ impl Runner {
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Measure { bucket, stage } => self.step(bucket, stage as usize)?,
-            Action::Step { bucket } => {
-                let is_gathered =
-                    self.plan.buckets()[bucket as usize].is_sharded() && !self.plan.shards_params();
-                self.partly_gathered[bucket as usize].store(is_gathered, Ordering::Relaxed);
-                self.step(bucket, self.stops[bucket as usize].len())?;
+            Action::Step { bucket, count } => {
+                for bucket in bucket..bucket + count {
+                    let is_gathered =
+                        self.plan.buckets()[bucket as usize].is_sharded() && !self.plan.shards_params();
+                    self.partly_gathered[bucket as usize].store(is_gathered, Ordering::Relaxed);
+                    self.step(bucket, self.stops[bucket as usize].len())?;
+                }
             }
             // SAFETY: nothing else touches control memory now, as for every op that writes it.
             Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
 use crate::launch::region::Piece;
 use crate::layout::{Gradients, Layout, Moments, Plan, Precision, SegmentAction, Storage};
-use crate::op::Part;
+use crate::op::{Memory, Part, Span};
 use crate::optim::{Optimizer, StepParam};
 
 /// One optimizer with its hyperparameters.
@@ -296,6 +296,34 @@ impl Assignment {
             launches += parts.len();
         }
         stops
+    }
+
+    /// Returns per bucket whether its step can be in one launch with the next bucket's: their launches differ in segments
+    /// alone, and all that is placed like the states goes on in the same memory.
+    pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
+        // Of the caller's memory, pieces lie apart and may move.
+        let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
+        let launches: Vec<_> = (0..plan.buckets().len() as u32)
+            .map(|bucket| {
+                let launches = self.launches(plan, bucket).into_iter();
+                launches.map(|launch| BucketLaunch { segments: Vec::new(), ..launch }).collect::<Vec<_>>()
+            })
+            .collect();
+        let shares = |bucket: usize| {
+            let [this, next] = [Some(&plan.buckets()[bucket]), plan.buckets().get(bucket + 1)];
+            let (Some(this), Some(next)) = (this, next) else { return false };
+            let goes_on = |memory: Memory| {
+                Span::shard(memory, this).end == Span::shard(memory, next).start
+                    || matches!(memory, Memory::Params | Memory::Grads)
+            };
+            (this.storage, this.is_local) == (next.storage, next.is_local)
+                && this.len > 0
+                && next.len > 0
+                && launches[bucket] == launches[bucket + 1]
+                && self.stops(plan, bucket as u32).is_empty()
+                && Memory::of_bucket(this, self.state_count).all(goes_on)
+        };
+        (0..launches.len()).map(|bucket| is_one_piece && shares(bucket)).collect()
     }
 
     /// A launch of some kernel that steps no segment.

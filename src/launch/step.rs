@@ -107,7 +107,7 @@ impl Launch {
     ) -> (Launch, Vec<(Span, usize)>) {
         let action = match kind {
             Kind::Norm => Action::Norm { bucket },
-            Kind::Step => Action::Step { bucket },
+            Kind::Step => Action::Step { bucket, count: 1 },
         };
         let described = &plan.buckets()[bucket as usize];
         let states = launch.first_state..launch.first_state + launch.states;
@@ -160,6 +160,22 @@ impl Launch {
             (launch.segments.iter().copied().map(len_of).sum(), described.segments.clone().map(len_of).sum());
         let moved_bytes = (u128::from(moved_bytes) * own / all.max(1)) as u64;
         (Launch { args, tiles, moved_bytes }, spans)
+    }
+
+    /// Counts its tiles from the first bucket of those that share launches, so that one table and one struct of arguments serve
+    /// them all.
+    pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
+        let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
+        let between = &buckets[first.bucket as usize..self.args.bucket as usize];
+        let [start, own] = [first.bucket, self.args.bucket].map(|k| Span::summed(&buckets[k as usize]).start);
+        let grads = (own - start) / buckets[first.bucket as usize].storage.precision.grad.bytes();
+        let states: u64 = between.iter().map(|bucket| bucket.shard.end - bucket.shard.start).sum();
+        for tile in &mut self.tiles {
+            tile.bucket = ahead;
+            tile.grad_offset += grads;
+            tile.state_offset += states;
+        }
+        self.args = InstepStepArgs { tile_count: self.args.tile_count, ..*first };
     }
 
     /// Takes the addresses from the memory, by the spans that the checker has judged. Tiles get addresses of their
@@ -306,7 +322,8 @@ pub(super) fn tiles(
             first: (at == kept.start).into(),
             first_record: first_record(*index),
             run: run_of(segment.run_end(at, kept.end) - at, longest),
-            reserved: [0; 3],
+            bucket: 0,
+            reserved: [0; 2],
         };
         let mut at = kept.start;
         while at < kept.end {

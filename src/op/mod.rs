@@ -191,10 +191,13 @@ pub enum Action {
         /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
-    /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that.
+    /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that. Neighbours may
+    /// share the op, and then its launch.
     Step {
-        /// Which bucket.
+        /// Which bucket; of several, the lowest.
         bucket: u32,
+        /// Number of buckets, from that one on.
+        count: u32,
     },
     /// One collective.
     Collective {
@@ -379,7 +382,13 @@ impl Op {
                 }
                 touch(Span::CONTROL, true);
             }
-            Action::Measure { bucket, .. } | Action::Step { bucket } => {
+            Action::Step { bucket, count } if count > 1 => {
+                for bucket in bucket..bucket + count {
+                    let action = Action::Step { bucket, count: 1 };
+                    Op { action, ..*self }.accesses(plan, states, frozen, sink);
+                }
+            }
+            Action::Measure { bucket, .. } | Action::Step { bucket, .. } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
@@ -413,7 +422,7 @@ impl Op {
 /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
 pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
     let (mut bytes, storage) = (0, &plan.buckets()[bucket as usize].storage);
-    let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
+    let op = Op { stream: Stream::Optim, action: Action::Step { bucket, count: 1 } };
     op.accesses(plan, states, &Frozen::default(), &mut |access| {
         if access.span.memory != Memory::Control {
             bytes += parts.iter().map(|part| access.moved_bytes(plan, storage, *part)).sum::<u64>();
@@ -454,7 +463,8 @@ impl fmt::Display for Op {
             Action::Control(phase) => write!(f, "control {phase:?}"),
             Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),
             Action::Measure { bucket, .. } => write!(f, "norms of the parameters of bucket {bucket}"),
-            Action::Step { bucket } => write!(f, "step of bucket {bucket}"),
+            Action::Step { bucket, count: 1 } => write!(f, "step of bucket {bucket}"),
+            Action::Step { bucket, count } => write!(f, "step of buckets {bucket} to {}", bucket + count - 1),
             Action::Collective { kind, group, pass, bucket: Some(b), .. } => {
                 let among = if group == Group::Replicas { " among replicas" } else { "" };
                 write!(f, "{kind} of bucket {b}{among}, pass {pass}")

@@ -4,6 +4,7 @@
 //! The only code that writes work for the reduce and optim streams. Every last access to a bucket gets a mark, because
 //! the next access waits for nothing else.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::emitter::Mark;
@@ -35,7 +36,7 @@ impl Schedule {
             if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
                 let collected = self.collect_local(bucket);
                 self.emitter.after(Stream::Optim, &[collected]);
-                self.step(bucket);
+                self.step(bucket..bucket + 1);
             }
             return;
         }
@@ -63,7 +64,7 @@ impl Schedule {
                 if self.policy.measures() {
                     self.emitter.emit(Stream::Optim, Action::Norm { bucket });
                 }
-                self.step(bucket);
+                self.step(bucket..bucket + 1);
             }
             Mode::Normed => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
@@ -157,23 +158,27 @@ impl Schedule {
         described.len > 0 && !self.readiness.is_bucket_frozen(bucket) && !rests
     }
 
-    pub(super) fn step(&mut self, bucket: u32) {
+    /// Steps a bucket, or neighbours that share a launch: one mark stands for all of them.
+    pub(super) fn step(&mut self, buckets: Range<u32>) {
+        let (bucket, count) = (buckets.start, buckets.end - buckets.start);
         if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
             self.share_norm(self.stream_beside_steps(), Some(bucket));
             self.emitter.emit(Stream::Optim, Action::Control(Phase::DecideBucket { bucket }));
         }
-        self.emitter.after(Stream::Optim, &[self.gathered[bucket as usize]]);
+        self.emitter.after(Stream::Optim, &self.gathered[bucket as usize..buckets.end as usize]);
         self.measure(bucket);
-        self.emitter.emit(Stream::Optim, Action::Step { bucket });
+        self.emitter.emit(Stream::Optim, Action::Step { bucket, count });
         if self.plan.gradients_of_step() == Gradients::Release {
-            self.end_gradients(bucket, Stream::Optim, Action::Release);
+            buckets.clone().for_each(|k| self.end_gradients(k, Stream::Optim, Action::Release));
         }
         let stepped = self.emitter.record(Stream::Optim);
-        let uploaded = self.upload(bucket, stepped);
-        let gathered = self.gather(bucket, uploaded);
-        self.consumed[bucket as usize] = Some(stepped);
-        self.stepped[bucket as usize] = Some(gathered);
-        self.last = Some(gathered);
+        for bucket in buckets.rev() {
+            let uploaded = self.upload(bucket, stepped);
+            let gathered = self.gather(bucket, uploaded);
+            self.consumed[bucket as usize] = Some(stepped);
+            self.stepped[bucket as usize] = Some(gathered);
+            self.last = Some(gathered);
+        }
     }
 
     /// Ends the gradients that this rank has stepped.
@@ -233,10 +238,10 @@ impl Schedule {
             self.decide();
         }
         // The last bucket holds the first parameters, which the next forward needs first.
-        for bucket in buckets.rev() {
-            if self.is_stepped(bucket) {
-                self.step(bucket);
-            }
+        let mut end = buckets.end;
+        while let Some(launch) = self.launch_before(end) {
+            end = launch.start;
+            self.step(launch);
         }
     }
 

@@ -18,6 +18,7 @@ mod gather;
 mod micro_batches;
 mod offload;
 mod readiness;
+mod sharing;
 mod touch;
 mod unused;
 
@@ -177,6 +178,8 @@ pub struct Schedule {
     loss_scale_touched: Ticket,
     /// Per bucket, the norms of parts of parameters that ranks add up in its step, one span after the other.
     shared_norms: Vec<Vec<Span>>,
+    /// Per bucket, whether its step may share a launch with the next one's.
+    shares_with_next: Vec<bool>,
     /// A hash of all parameters that were named as unused after their hand-over.
     late_unused: u64,
 }
@@ -211,6 +214,7 @@ impl Schedule {
             decided: None,
             loss_scale_touched: NEVER,
             shared_norms: vec![Vec::new(); plan.buckets().len()],
+            shares_with_next: vec![false; plan.buckets().len()],
             late_unused: 0,
             plan,
             policy,

@@ -171,6 +171,7 @@ impl<D: Device> Stepper<D> {
             return Err(error);
         }
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
+        schedule.share_launches(assignment.shares_with_next(&plan));
         let run = self.run.get_mut();
         schedule.set_pass(run.schedule.pass());
         schedule.set_late_unused(run.schedule.late_unused());

@@ -98,7 +98,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
         Action::Control(Phase::DecideBucket { bucket }) => Some((Kind::Control, Some(bucket))),
         Action::Control(_) | Action::Leave { .. } => Some((Kind::Control, None)),
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
-        Action::Measure { bucket, .. } | Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
+        Action::Measure { bucket, .. } | Action::Step { bucket, .. } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
         Action::Copy { bucket, .. } | Action::Add { bucket, .. } => Some((Kind::Copy, Some(bucket))),
         Action::Count(_) | Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
@@ -107,6 +107,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
 
 fn name(action: &Action, bucket: Option<u32>) -> String {
     let what = match action {
+        Action::Step { bucket, count } if *count > 1 => return format!("step {bucket}-{}", bucket + count - 1),
         Action::Control(Phase::Begin) => "begin".to_owned(),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => "decide".to_owned(),
         Action::Control(Phase::Publish) => "publish".to_owned(),
@@ -142,7 +143,7 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
             Action::Norm { bucket }
             | Action::Control(Phase::DecideBucket { bucket })
             | Action::Measure { bucket, .. }
-            | Action::Step { bucket } => reduced.get(&Some(bucket)).copied(),
+            | Action::Step { bucket, .. } => reduced.get(&Some(bucket)).copied(),
             Action::Control(Phase::Decide) => latest,
             _ => None,
         });
@@ -198,11 +199,11 @@ pub(super) mod samples {
             optim(begin, 500, 700),
             optim(Action::Norm { bucket: 0 }, 2_100, 2_600),
             optim(decide, 4_000, 4_200),
-            optim(Action::Step { bucket: 1 }, 4_200, 6_200),
-            optim(Action::Step { bucket: 0 }, 6_200, 8_200),
+            optim(Action::Step { bucket: 1, count: 1 }, 4_200, 6_200),
+            optim(Action::Step { bucket: 0, count: 1 }, 6_200, 8_200),
             optim(begin, 9_000, 9_100),
             optim(begin, 10_000, 10_100),
-            optim(Action::Step { bucket: 0 }, 13_100, 14_100),
+            optim(Action::Step { bucket: 0, count: 1 }, 13_100, 14_100),
         ];
         let waits = [(5_200, 6_700), (13_600, 15_000), (15_000, 15_000)];
         (ran, waits.map(|(start_ns, end_ns)| Interval { start_ns, end_ns }).to_vec())

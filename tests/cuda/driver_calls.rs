@@ -79,8 +79,9 @@ fn expected(
             let blocks = shared_evenly(tiles(bucket), most.unwrap_or(RESIDENT).min(RESIDENT));
             Some(launch("instep_norm", blocks, INSTEP_GPU_THREADS))
         }
-        Action::Step { bucket } => {
-            let blocks = most.map_or_else(|| shared_shortly(tiles(bucket)), |most| most.min(tiles(bucket)));
+        Action::Step { bucket, count } => {
+            let tiles = (bucket..bucket + count).map(tiles).sum();
+            let blocks = most.map_or_else(|| shared_shortly(tiles), |most| most.min(tiles));
             Some(launch("instep_step_adam", blocks, INSTEP_GPU_THREADS))
         }
         Action::Leave { .. } => Some(Call::CopyOnDevice { stream, bytes: 4 }),

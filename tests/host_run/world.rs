@@ -112,7 +112,8 @@ impl World<'_> {
                         first: (done == 0).into(),
                         first_record: k as u32,
                         run: ((segment.len - done) / full).max(1) as u32,
-                        reserved: [0; 3],
+                        bucket: 0,
+                        reserved: [0; 2],
                     }
                 }));
                 element += segment.len as u64;

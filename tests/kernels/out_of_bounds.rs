@@ -88,7 +88,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         first: (done == 0).into(),
         first_record: segment,
         run: 1,
-        reserved: [0; 3],
+        bucket: 0,
+        reserved: [0; 2],
     };
     let full = INSTEP_TILE_ELEMENTS as usize;
     let cuts = (0..len).step_by(full).map(|done| (done, full.min(len - done)));

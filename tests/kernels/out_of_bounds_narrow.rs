@@ -127,7 +127,8 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
         first: 1,
         first_record: 0,
         run: 1,
-        reserved: [0; 3],
+        bucket: 0,
+        reserved: [0; 2],
     };
     // SAFETY: null pointers and zeros are values of both; what a step reads is set below.
     let (mut begin, mut args) =

@@ -72,7 +72,8 @@ fn step(isa: Isa, options: &Options) -> Left {
         first: (done == 0).into(),
         first_record: segment as u32,
         run: 1,
-        reserved: [0; 3],
+        bucket: 0,
+        reserved: [0; 2],
     };
     let tiles: Vec<_> =
         (0..ACTIONS.len()).flat_map(|s| [tile(s, 0), tile(s, INSTEP_TILE_ELEMENTS as usize)]).collect();

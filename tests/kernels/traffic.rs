@@ -112,7 +112,7 @@ fn every_configuration_moves_and_keeps_the_bytes_that_its_tensors_have() {
         let per_element = |bytes: u64| bytes as f64 / ELEMENTS as f64;
         let what = format!("{optimizer:?} {storage:?} {gradients:?}");
         let launches = if optimizer.descriptor().unwrap().is_scaled { 2 } else { 1 };
-        let step = moved_bytes(&plan, states, Action::Step { bucket: 0 }, launches);
+        let step = moved_bytes(&plan, states, Action::Step { bucket: 0, count: 1 }, launches);
         assert_eq!(per_element(step), moved, "{what}");
         let kept = Memory::of_tensors(&plan, states).map(|memory| Span::whole(memory, &plan).bytes()).sum();
         assert_eq!(per_element(kept), resident, "{what}");

@@ -101,7 +101,8 @@ impl Bucket<'_> {
             first: 1,
             first_record: 0,
             run: 1,
-            reserved: [0; 3],
+            bucket: 0,
+            reserved: [0; 2],
         };
         // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as
         // long as the one tile says, and all instruction sets asked for are available.

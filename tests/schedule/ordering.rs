@@ -278,7 +278,7 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
         schedule.finish().unwrap();
         let steps: Vec<u32> = schedule
             .drain()
-            .filter_map(|op| if let Action::Step { bucket } = op.action { Some(bucket) } else { None })
+            .filter_map(|op| if let Action::Step { bucket, .. } = op.action { Some(bucket) } else { None })
             .collect();
         assert_eq!(steps, [0, 1, 2], "{order:?}");
     }

@@ -245,7 +245,7 @@ fn a_wholly_frozen_bucket_is_neither_reduced_nor_measured_nor_stepped() {
             let list = recorded(&mut stepper);
             let buckets = |list: &[Traced]| -> Vec<u32> {
                 let of = |action| match action {
-                    Action::Norm { bucket } | Action::Step { bucket } => Some(bucket),
+                    Action::Norm { bucket } | Action::Step { bucket, .. } => Some(bucket),
                     Action::Collective { bucket, .. } => bucket,
                     _ => None,
                 };

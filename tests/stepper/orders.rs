@@ -39,7 +39,7 @@ fn train(stepper: &mut Stepper, order: [usize; 3]) -> Result<Vec<u32>> {
     assert_eq!(stepper.check(&recording), []);
     let stepped = |traced: &Traced| match traced {
         Traced::Op(op) => match op.action {
-            Action::Step { bucket } => Some(bucket),
+            Action::Step { bucket, .. } => Some(bucket),
             _ => None,
         },
         _ => None,

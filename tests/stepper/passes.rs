@@ -331,7 +331,7 @@ fn a_parameter_read_between_passes_waits_for_the_step_of_its_bucket_alone() {
             list.iter().rposition(is_it).unwrap()
         };
         let passed = place(Action::Record(awaited.unwrap()));
-        assert!(place(Action::Step { bucket }) < passed, "{mode:?}");
-        assert!(passed < place(Action::Step { bucket: later }), "{mode:?}");
+        assert!(place(Action::Step { bucket, count: 1 }) < passed, "{mode:?}");
+        assert!(passed < place(Action::Step { bucket: later, count: 1 }), "{mode:?}");
     }
 }

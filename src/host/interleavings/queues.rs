@@ -67,7 +67,7 @@ impl Run for Script {
     }
 
     fn run(&self, op: &Op) -> Result<()> {
-        let Action::Step { bucket: work } = op.action else { panic!("only work is run") };
+        let Action::Step { bucket: work, .. } = op.action else { panic!("only work is run") };
         assert!(
             op.stream == Stream::Reduce || self.seen.ran(Stream::Reduce, work),
             "step {work} before its reduce"
@@ -130,10 +130,10 @@ fn train(fault: Option<(Stream, u32, Fault)>) {
         let tick = work + 1;
         let ops = [
             (Stream::Reduce, Action::Wait(ticket(Stream::Compute, tick))),
-            (Stream::Reduce, Action::Step { bucket: work }),
+            (Stream::Reduce, Action::Step { bucket: work, count: 1 }),
             (Stream::Reduce, Action::Record(ticket(Stream::Reduce, tick))),
             (Stream::Optim, Action::Wait(ticket(Stream::Reduce, tick))),
-            (Stream::Optim, Action::Step { bucket: work }),
+            (Stream::Optim, Action::Step { bucket: work, count: 1 }),
             (Stream::Optim, Action::Record(ticket(Stream::Optim, tick))),
             (Stream::Compute, Action::Record(ticket(Stream::Compute, tick))),
         ]
