@@ -29,6 +29,7 @@ TESTS = {
     "cpu": ["--test", "main", "kernels::special"],
     "cpu, codes": ["--test", "main", "precision::eight_bit"],
     "cpu, threads": ["--lib", "pool::"],
+    "launches": ["--test", "main", "kernels::shared_launches"],
     "rust": ["--test", "faults"],
 }
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
@@ -43,6 +44,12 @@ ZEROS = "before backward "
 FORGET = "self.agreement.forget();"
 
 FAULTS = [
+    ("a shared launch that leaves out its last tile", "launches", "src/cuda/launches.rs", "together.args.tile_count = tiles;",
+     "together.args.tile_count = tiles - 1;", "a_shared_launch_gives_the_bits"),
+    ("a shared launch with each bucket's own place of its states", "launches", "src/launch/step.rs", "tile.state_offset += states;",
+     "tile.state_offset += 0 * states;", "a_shared_launch_gives_the_bits"),
+    ("a shared launch that names its first bucket", "launches", "cpu/step.h", "args->bucket + tile.bucket);", "args->bucket);",
+     "a_shared_launch_names_the_first_bucket"),
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
     ("a fused multiply-add by hand", "compiler", "gpu/tile.cuh", "sum.x[i] * factor, state)",
      "__fmaf_rn(sum.x[i], factor, p.x[i]), state)", "fused or called"),

@@ -28,7 +28,7 @@ ln -sfn libnccl.so.2 "$folder/libnccl.so"
 # The tests that the bundle runs on a GPU, but the kernels' own, which take minutes, and those that no CPU can serve:
 # 2^32 conversions, and 33 GiB. Of them, cuda::gpu::calls:: and cuda::gpu::events:: run here alone: one counts the lines of
 # this GPU's trace, the other plays races, which this GPU names.
-usual=(cuda:: bucket_step::gpu bucket_step::one_launch --skip cuda::gpu::large --skip cuda::gpu::conversions --skip rank_of_several)
+usual=(cuda:: bucket_step::gpu bucket_step::one_launch kernels::shared_launches --skip cuda::gpu::large --skip cuda::gpu::conversions --skip rank_of_several)
 
 # Builds the tests of a GPU and lets them find this one.
 prepare() {

@@ -175,7 +175,8 @@ impl Launch {
             tile.grad_offset += grads;
             tile.state_offset += states;
         }
-        self.args = InstepStepArgs { tile_count: self.args.tile_count, ..*first };
+        // A bucket that is clipped on its own keeps its control block, and shares no launch.
+        self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
     /// Takes the addresses from the memory, by the spans that the checker has judged. Tiles get addresses of their

@@ -1,51 +1,56 @@
 //! Which steps share a launch, where all of them come after a decision or after backward.
 //!
-//! A launch costs the GPU a few microseconds beside its work, and has one mark, so whoever waits for one of its buckets waits
-//! for all. Bits do not depend on it: a tile is stepped alike in any launch. On the host a launch costs next to nothing,
-//! and waiting does not, so there each bucket has its own.
+//! A launch costs a GPU a few microseconds beside its work. A shared one has one mark, so whoever waits for one of its buckets
+//! waits for all. Bits do not depend on it: a tile is stepped alike in any launch. A schedule that is told of no neighbours
+//! writes one step per bucket.
 
 use std::ops::Range;
 
-use super::{Mode, Schedule};
+use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
-/// Most bytes of gradients that a launch of several buckets steps: a step of that many reaches nearly a copy's speed, and the
-/// next forward waits for no more (kernels/PERFORMANCE.md).
+/// Most bytes of gradients that a launch of several buckets steps. A bucket of that many reaches nearly a copy's speed, and what
+/// waits for one bucket waits for no more (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
-    /// Says per bucket whether its step may share a launch with the next one's.
+    /// Says per bucket whether its step may share a launch with the next one's, on a device where launches take time.
     pub fn share_launches(&mut self, with_next: Vec<bool>) {
         self.shares_with_next = with_next;
     }
 
-    /// Returns the buckets of the launch that steps the last stepped bucket before this one.
+    /// Returns the buckets of one launch, whose last one is the last stepped bucket before `end`.
     pub(super) fn launch_before(&self, end: u32) -> Option<Range<u32>> {
         let last = (0..end).rfind(|bucket| self.is_stepped(*bucket))?;
-        let is_first_needed = (last + 1..self.plan.buckets().len() as u32).all(|k| !self.is_stepped(k));
-        let is_alone = !self.policy.trainer_is_a_stream || is_first_needed && self.is_awaited_by_bucket();
-        let bytes = |bucket: u32| Span::bucket(&self.plan.buckets()[bucket as usize]).bytes();
-        let (mut first, mut all) = (last, bytes(last));
-        while !is_alone && self.shares_before(first) {
-            all += bytes(first - 1);
-            if self.is_awaited_by_bucket() && all > MOST_BYTES {
-                break;
+        let is_awaited = self.are_buckets_awaited();
+        let is_first = !(end..self.plan.buckets().len() as u32).any(|bucket| self.is_stepped(bucket));
+        let mut first = last;
+        if !(is_awaited && is_first) {
+            let mut bytes = self.gradient_bytes(last);
+            while self.shares_with_previous(first) {
+                bytes += self.gradient_bytes(first - 1);
+                if is_awaited && bytes > MOST_BYTES {
+                    break;
+                }
+                first -= 1;
             }
-            first -= 1;
         }
         Some(first..last + 1)
     }
 
-    /// Returns whether anything waits for a single bucket's step. In Sequential the trainer's stream waits for all of them when
-    /// the pass ends.
-    fn is_awaited_by_bucket(&self) -> bool {
+    /// Returns whether anything waits for single buckets: the next forward, or all-gathers. In Sequential a trainer that is a
+    /// stream waits for all steps when the pass ends.
+    fn are_buckets_awaited(&self) -> bool {
         let are_gathered = self.plan.is_sharded() && !self.plan.shards_params();
         self.policy.mode != Mode::Sequential || are_gathered
     }
 
-    /// Returns whether a bucket's launch may begin with the bucket before it.
-    fn shares_before(&self, bucket: u32) -> bool {
-        let before = bucket.checked_sub(1);
-        before.is_some_and(|before| self.is_stepped(before) && self.shares_with_next[before as usize])
+    fn shares_with_previous(&self, bucket: u32) -> bool {
+        let previous = bucket.checked_sub(1).filter(|_| self.policy.decision != Decision::EachBucket);
+        previous.is_some_and(|k| self.is_stepped(k) && self.shares_with_next[k as usize])
+    }
+
+    fn gradient_bytes(&self, bucket: u32) -> u64 {
+        Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
 }

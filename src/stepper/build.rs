@@ -179,7 +179,9 @@ impl StepperBuilder<'_> {
         let stops = (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket));
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
-        schedule.share_launches(assignment.shares_with_next(&plan));
+        if D::TRAINER_IS_A_STREAM {
+            schedule.share_launches(assignment.shares_with_next(&plan));
+        }
         let agreement = self.agreement(&plan);
         let (device, comms) = make(Blueprint {
             plan: Arc::clone(&plan),

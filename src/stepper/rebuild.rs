@@ -171,7 +171,9 @@ impl<D: Device> Stepper<D> {
             return Err(error);
         }
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
-        schedule.share_launches(assignment.shares_with_next(&plan));
+        if D::TRAINER_IS_A_STREAM {
+            schedule.share_launches(assignment.shares_with_next(&plan));
+        }
         let run = self.run.get_mut();
         schedule.set_pass(run.schedule.pass());
         schedule.set_late_unused(run.schedule.late_unused());

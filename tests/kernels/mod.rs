@@ -7,6 +7,7 @@ mod launcher;
 pub(crate) mod machine_code;
 pub(crate) mod out_of_bounds;
 pub(crate) mod out_of_bounds_narrow;
+mod shared_launches;
 mod special;
 pub(crate) mod step_options;
 pub(crate) mod traffic;

@@ -59,6 +59,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         sharing: Sharing::Nothing,
                         stops: 0,
                         offloads: false,
+                        shares: false,
                         passes,
                     });
                 }
@@ -141,6 +142,26 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_steps_on_the_host
     }
 }
 
+#[test]
+fn shared_launches_have_no_hazard_and_every_wait_beside_them_is_missed_when_deleted() {
+    let mut shared = 0;
+    for case in cases(&[3, 5], 4) {
+        for sharing in [Sharing::Nothing, Sharing::States, Sharing::Params] {
+            let case = Case { sharing, shares: true, ..case };
+            let run = simulate(case);
+            assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+            let several = |entry: &&Traced| {
+                matches!(entry, Traced::Op(Op { action: Action::Step { count: 2.., .. }, .. }))
+            };
+            shared += run.list.iter().filter(several).count();
+            if sharing != Sharing::Params || case.joined.is_empty() {
+                assert_every_wait_is_needed(case);
+            }
+        }
+    }
+    assert!(shared > 100, "{shared} launches are shared");
+}
+
 /// Of the long lists only the plain ones. Each mode is a test of its own, so that they run side by side.
 fn assert_every_wait_of_64_buckets_is_needed(mode: Mode) {
     let plain = |case: &Case| {
@@ -219,6 +240,7 @@ fn four_thousand_buckets_are_checked_whole() {
         sharing: Sharing::Nothing,
         stops: 0,
         offloads: false,
+        shares: true,
         passes: 3,
     };
     let run = simulate(case);

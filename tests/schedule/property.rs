@@ -121,6 +121,8 @@ struct Events {
     sharded: bool,
     /// Whether each micro-batch is summed.
     summed: bool,
+    /// Whether neighbours share launches.
+    shares: bool,
     mode: Mode,
     norm: bool,
     /// Each pass, whether it is abandoned, and what follows it.
@@ -161,11 +163,11 @@ fn events() -> impl Strategy<Value = Events> {
     let pause = prop_oneof![2 => Just(Vec::new()), 1 => vec(between, 1..4)];
     let passes = vec((inside, prop::bool::weighted(0.25), pause), 1..7);
     let params = vec((select(vec![0, 1, 100, 300]), 1..3u32, prop::bool::weighted(0.2)), 1..6);
-    let sharing = (any::<bool>(), any::<bool>(), 1..4u32);
+    let sharing = (any::<bool>(), any::<bool>(), any::<bool>(), 1..4u32);
     let options = (any::<bool>(), any::<bool>(), sharing, select(MODES.to_vec()), any::<bool>());
     (params, select(vec![1, 1500]), 1..4u32, options, passes).prop_map(
         |(params, cap, world_size, (used, contributors, sharing, mode, norm), passes)| {
-            let (sharded, summed, micro_batches) = sharing;
+            let (sharded, summed, shares, micro_batches) = sharing;
             let norm = norm && mode != Mode::Eager;
             Events {
                 params,
@@ -175,6 +177,7 @@ fn events() -> impl Strategy<Value = Events> {
                 contributors,
                 sharded,
                 summed,
+                shares,
                 mode,
                 norm,
                 passes,
@@ -202,6 +205,9 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let plan = Arc::new(plan);
     let policy = Policy::new(events.mode, if events.norm { Decision::WholePass } else { Decision::None });
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
+    if events.shares {
+        schedule.share_launches(vec![true; plan.buckets().len()]);
+    }
     let mut list = Vec::new();
     let (mut load, mut written) = (true, BTreeSet::new());
     for (inside, abandoned, afterwards) in &events.passes {

@@ -77,6 +77,8 @@ pub(super) struct Case {
     pub(super) stops: usize,
     /// Steps run on the host, on memory of its own.
     pub(super) offloads: bool,
+    /// Neighbours may share launches; then no step stops.
+    pub(super) shares: bool,
     pub(super) passes: usize,
 }
 
@@ -127,6 +129,9 @@ pub(super) fn simulate(case: Case) -> Simulated {
     };
     schedule
         .share_norms_of_parameters((0..plan.buckets().len()).map(|k| vec![norms(k); case.stops]).collect());
+    if case.shares {
+        schedule.share_launches(vec![true; plan.buckets().len()]);
+    }
     let mut list = Vec::new();
     let mut starts = Vec::new();
     let forward: Vec<usize> = match case.order {

@@ -109,6 +109,21 @@ ncclAllReduce             0         0      1      0    3
 all                       5         2      7     10   38
 ";
 
+/// The same of a stepper with buckets in the caller's memory, apart, and with its own, where neighbours share launches: the
+/// calls of a whole pass.
+const OWN: &str = "
+                        3 buckets    24 buckets
+Sequential             apart  own   apart  own
+cuEventRecord              6    4      27    4
+instep_step_adam           3    1      24    1
+all                       22   18      85   39
+
+Normed                 apart  own   apart  own
+cuEventRecord              6    5      27    5
+instep_step_adam           3    2      24    2
+all                       26   24     131   87
+";
+
 /// This process's trace, read as it grows.
 struct Trace {
     path: String,
@@ -271,6 +286,70 @@ fn of_caller() {
     assert_tables([sequential, eager, normed, (Mode::Eager, false)].map(of), BY_CALLER);
 }
 
+/// Returns the calls of a steady pass with one event for all sums.
+fn of_pass(mode: Mode, is_own: bool, buckets: usize, gpu: &Gpu, cuda: &Cuda) -> BTreeMap<String, usize> {
+    let layout = layout(&vec![LENGTH; buckets]);
+    let mut builder = Stepper::builder(&layout, AdamW::default()).mode(mode).unused(Unused::StepZero);
+    if mode == Mode::Normed {
+        builder = builder.clip(Clip::Global(1.0));
+    }
+    let sums = Sums::by_caller(0, 4);
+    let mut stepper = if is_own {
+        // SAFETY: the stream lives as long as the process.
+        unsafe { builder.bucket_cap_bytes(1).cuda(sums, cuda) }.unwrap()
+    } else {
+        let mut memory = Borrowed::new();
+        for id in layout.ids() {
+            let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
+            memory = memory.param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
+        }
+        // SAFETY: so does the memory, and what touches it keeps to the stepper's order.
+        unsafe { builder.cuda_borrowing(sums, memory, cuda) }.unwrap()
+    };
+    assert_eq!(stepper.plan().buckets().len(), buckets);
+    let (mut trace, summed) = (Trace::open(), Gpu::event());
+    let mut counts = BTreeMap::new();
+    for _ in 0..PASSES {
+        trace.take();
+        let mut lines = Vec::new();
+        let mut pass = stepper.begin().unwrap();
+        let addresses: Vec<_> =
+            layout.ids().map(|id| pass.ptr(id.grad()).unwrap().0 as usize as *mut f32).collect();
+        lines.extend(trace.take());
+        addresses.iter().for_each(|address| gpu.fill(*address, 0.5, LENGTH));
+        gpu.record(summed);
+        trace.take();
+        // SAFETY: recorded after the sums.
+        (0..buckets as u32).for_each(|bucket| unsafe { pass.bucket_ready_after(bucket, summed).unwrap() });
+        pass.finish().unwrap();
+        lines.extend(trace.take());
+        gpu.synchronize();
+        counts = BTreeMap::from([("all".to_owned(), lines.len())]);
+        lines.iter().for_each(|line| *counts.entry(name_of(line).to_owned()).or_default() += 1);
+    }
+    stepper.close().unwrap();
+    counts
+}
+
+/// The program's sums again, with 3 buckets and with 24.
+fn of_own() {
+    let gpu = Gpu::open();
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let of = |mode: Mode| {
+        let ways = [(false, 3), (true, 3), (false, 24), (true, 24)];
+        let ways = ways.map(|(is_own, buckets)| of_pass(mode, is_own, buckets, &gpu, &cuda));
+        let row = |name: &str| {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|way: usize| ways[way].get(name).copied().unwrap_or(0));
+            format!("{name:<22}{a:>6}{b:>5}{c:>8}{d:>5}\n")
+        };
+        let rows = ["cuEventRecord", "instep_step_adam", "all"].map(row).concat();
+        format!("{:<22} apart  own   apart  own\n{rows}", format!("{mode:?}"))
+    };
+    let found = [Mode::Sequential, Mode::Normed].map(of).join("\n");
+    let found = format!("\n{:<24}3 buckets    24 buckets\n{found}", "");
+    assert!(found == OWN, "the calls are now{found}");
+}
+
 /// A scene of a rank of two, for `nccl.rs`.
 pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
@@ -380,6 +459,12 @@ fn alone(test: &str, scene: impl FnOnce()) {
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
 fn a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs() {
     alone("a_steady_pass_makes_the_calls_of_the_table_beside_sums_of_the_programs", of_caller);
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_steady_pass_launches_fewer_steps_where_the_stepper_owns_its_buckets() {
+    alone("a_steady_pass_launches_fewer_steps_where_the_stepper_owns_its_buckets", of_own);
 }
 
 #[cfg(feature = "cuda")]
