@@ -58,7 +58,10 @@ impl Preparation<'_> {
         for (bucket, shares) in (0..).zip(self.assignment.shares_with_next(self.plan)) {
             let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, inputs);
             if let Some(first) = neighbours.first() {
-                launches.iter_mut().zip(first).for_each(|(own, first)| own.count_from(&first.args, self.plan));
+                launches
+                    .iter_mut()
+                    .zip(first)
+                    .for_each(|(own, first)| own.count_from(&first.args, self.plan));
             }
             neighbours.push(launches);
             if kind == Kind::Norm || !shares {
@@ -75,7 +78,8 @@ impl Preparation<'_> {
         buckets: Vec<Vec<Launch>>,
         memory: &mut DeviceMemory,
     ) -> Result<Vec<Vec<BucketLaunch>>> {
-        let mut prepared: Vec<_> = buckets.iter().map(|launches| Vec::with_capacity(launches.len())).collect();
+        let mut prepared: Vec<_> =
+            buckets.iter().map(|launches| Vec::with_capacity(launches.len())).collect();
         for place in 0..buckets[0].len() {
             let tiles: Vec<_> = buckets.iter().flat_map(|launches| &launches[place].tiles).copied().collect();
             let mut table = memory.keep(self.driver, self.stream, &tiles)?;
@@ -250,7 +254,8 @@ impl BucketLaunch {
     ) -> Result<()> {
         let Some(first) = neighbours.clone().next() else { return Ok(()) };
         let sum = |of: fn(&BucketLaunch) -> u64| neighbours.clone().map(of).sum();
-        let (tiles, moved_bytes) = (sum(|launch| launch.args.args.tile_count), sum(|launch| launch.moved_bytes));
+        let (tiles, moved_bytes) =
+            (sum(|launch| launch.args.args.tile_count), sum(|launch| launch.moved_bytes));
         if tiles == 0 {
             return Ok(());
         }

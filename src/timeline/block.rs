@@ -107,7 +107,9 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
 
 fn name(action: &Action, bucket: Option<u32>) -> String {
     let what = match action {
-        Action::Step { bucket, count } if *count > 1 => return format!("step {bucket}-{}", bucket + count - 1),
+        Action::Step { bucket, count } if *count > 1 => {
+            return format!("step {bucket}-{}", bucket + count - 1);
+        }
         Action::Control(Phase::Begin) => "begin".to_owned(),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => "decide".to_owned(),
         Action::Control(Phase::Publish) => "publish".to_owned(),

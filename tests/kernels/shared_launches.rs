@@ -21,7 +21,15 @@ type Build = for<'a> fn(StepperBuilder<'a>) -> StepperBuilder<'a>;
 
 fn options(mode: Mode) -> Options {
     let max_norm = (mode == Mode::Normed).then_some(0.5);
-    Options { mode, max_norm, cap: Some(1), world_size: 3, record: true, unused: Unused::Skip, ..Options::default() }
+    Options {
+        mode,
+        max_norm,
+        cap: Some(1),
+        world_size: 3,
+        record: true,
+        unused: Unused::Skip,
+        ..Options::default()
+    }
 }
 
 /// Trains on the host and on the GPU, and compares them after each pass. Returns how many steps shared a launch.
@@ -65,7 +73,8 @@ fn a_shared_launch_gives_the_bits_of_a_launch_per_bucket() {
         let bf16 = Precision { param: DType::BF16, grad: DType::BF16, ..Precision::F32 };
         builder.precision(bf16).copy_params(DType::F16).ema(0.9)
     };
-    let codes: Build = |builder| builder.precision(Precision { moments: Moments::EightBit, ..Precision::F32 });
+    let codes: Build =
+        |builder| builder.precision(Precision { moments: Moments::EightBit, ..Precision::F32 });
     let plain: Build = |builder| builder;
     let adamw = Optim::of(AdamW { lr: 0.01, ..AdamW::default() });
     let of_rules = few_optimizers().into_iter().map(|optim| (optim, plain));

@@ -159,7 +159,11 @@ fn a_step_that_zeroes_claims_its_gradients_as_written_and_a_release_its_span() {
     };
     let whole = instep::op::Span::elements(Memory::Grads, &cut, 0, 512);
     for (gradients, writes) in ALL.into_iter().zip([false, true, false, true]) {
-        assert_eq!(claims(gradients, Action::Step { bucket: 0, count: 1 }), [(whole, writes)], "{gradients:?}");
+        assert_eq!(
+            claims(gradients, Action::Step { bucket: 0, count: 1 }),
+            [(whole, writes)],
+            "{gradients:?}"
+        );
         assert_eq!(claims(gradients, Action::Release(whole)), [(whole, true)]);
     }
 }
