@@ -116,7 +116,7 @@ const OWN: &str = "
 Sequential             apart  own   apart  own
 cuEventRecord              6    4      27    4
 instep_step_adam           3    1      24    1
-all                       22   18      85   39
+all                       22   18     106   60
 
 Normed                 apart  own   apart  own
 cuEventRecord              6    5      27    5
@@ -313,8 +313,13 @@ fn of_pass(mode: Mode, is_own: bool, buckets: usize, gpu: &Gpu, cuda: &Cuda) -> 
         trace.take();
         let mut lines = Vec::new();
         let mut pass = stepper.begin().unwrap();
+        // From the first bucket on, which is stepped last.
+        let mut ids: Vec<_> = layout.ids().collect();
+        if is_own {
+            ids.reverse();
+        }
         let addresses: Vec<_> =
-            layout.ids().map(|id| pass.ptr(id.grad()).unwrap().0 as usize as *mut f32).collect();
+            ids.iter().map(|id| pass.ptr(id.grad()).unwrap().0 as usize as *mut f32).collect();
         lines.extend(trace.take());
         addresses.iter().for_each(|address| gpu.fill(*address, 0.5, LENGTH));
         gpu.record(summed);
