@@ -6,6 +6,7 @@ The reference steps after backward, with the gradients that our side saw: DDP's 
 import contextlib
 import copy
 import io
+import warnings
 from typing import Any, Optional
 
 import torch
@@ -213,12 +214,18 @@ def in_backward(rank: int, world: int, model: str, view: bool, before: bool, opt
         attach(ours)
     theirs = DistributedDataParallel(twin, gradient_as_bucket_view=view, **CAP)
     wanted = TORCH[optimizer](theirs.parameters(), **options)
-    assert len(get_in_backward_optimizers(ours)) == len(list(ours.parameters()))
+    attached = get_in_backward_optimizers(ours)
+    assert len(attached) == len(list(ours.parameters()))
+    schedules = [torch.optim.lr_scheduler.ConstantLR(one, 1.0) for one in attached]
     for step in range(8):
         batch = ours.module.batch()
         for side in (ours, theirs):
             loss_of(side, batch).backward()
         assert all(p.grad is None for p in ours.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Such as "lr_scheduler.step() before optimizer.step()".
+            for schedule in schedules:
+                schedule.step()
         wanted.step()
         wanted.zero_grad()
         assert_close(ours, theirs, 64, f"step {step}")

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +22,7 @@ from instep.torch import (
     apply_optimizer_in_backward,
     functional,
     get_in_backward_optimizers,
+    offload,
     register_ddp,
     register_fsdp,
 )
@@ -256,6 +259,97 @@ def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
     if wrapper != "fsdp1":
         with torch.no_grad():  # No backward follows, so nothing would be missed.
             model(torch.ones(2, 4, dtype=torch.bfloat16))
+
+
+def there_and_back(rank: int, world: int, wrapper: str) -> None:
+    """A model that is converted and converted back has other hooks too, though its parameters look as before."""
+    model = net()
+    if wrapper == "in-backward":
+        apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
+        model = DistributedDataParallel(model)
+    elif wrapper == "offload":
+        model = DistributedDataParallel(model)
+        offload(model, "sgd", lr=0.1)
+    else:
+        model, _ = registered(wrapper, lr=0.1, model=model)
+    train(model)
+    for layer in model.module:
+        layer.weight.data = layer.weight.data.clone()  # Its hooks are where they were.
+    train(model)
+    for param in model.parameters():
+        param.requires_grad_(False)
+    model(torch.ones(2, 4))
+    for param in model.parameters():
+        param.requires_grad_(True)
+    model.to(torch.bfloat16).to(torch.float32)
+    assert "0.weight: converted and back" in raised(lambda: model(torch.ones(2, 4)))
+
+
+ENTRIES = [*WRAPPERS, "in-backward", "in-backward-ddp", "offload", "offload-ddp", "offload-fsdp"]
+
+
+def entered(entry: str, model: nn.Module) -> tuple[nn.Module, Any]:
+    """A model, and what steps it inside backward: of parameters' own optimizers, the first."""
+    if entry.startswith("in-backward"):
+        apply_optimizer_in_backward("adamw", model.parameters(), {"lr": 0.1})
+        wrapped = DistributedDataParallel(model) if entry.endswith("ddp") else model
+        return wrapped, get_in_backward_optimizers(model)[0]
+    if entry.startswith("offload"):
+        policy = CPUOffloadPolicy(pin_memory=False)
+        wrapped = fully_shard(model, offload_policy=policy) if entry.endswith("fsdp") else model
+        wrapped = DistributedDataParallel(model) if entry.endswith("ddp") else wrapped
+        return wrapped, offload(wrapped, "adamw", lr=0.1)
+    return registered(entry, "adamw", model, lr=0.1)
+
+
+def freed(rank: int, world: int, entry: str) -> None:
+    """A model lets go of its optimizer when it goes, and keeps it before that, though nobody else does."""
+    model, stepped = entered(entry, net())
+    train(model)
+    seen = weakref.ref(stepped), weakref.ref(stepped._engine)
+    before = values(model)
+    del stepped
+    gc.collect()
+    train(model)
+    if entry.startswith("offload"):
+        seen[0]().wait()
+    assert not all(map(torch.equal, before, values(model)))
+    del model
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+
+
+class WithOwn(nn.Module):
+    """A parameter of its own beside its child's, of the same shape, as class tokens and positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child, self.own = nn.Linear(4, 4, bias=False), nn.Parameter(torch.full((4, 4), 0.5))
+        nn.init.constant_(self.child.weight, 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(x * torch.arange(1.0, 5.0)) @ self.own
+
+
+def in_order(rank: int, world: int, entry: str) -> None:
+    """Parameters have torch's numbers in a state dict: those of the model's order."""
+    (model, stepped), other = entered(entry, WithOwn()), WithOwn()
+    theirs = wrap({"offload-ddp": "ddp", "offload-fsdp": "fsdp2"}.get(entry, entry), other) if entry != "offload" else other
+    wanted = torch.optim.AdamW(theirs.parameters(), lr=0.1)
+    train(theirs)
+    wanted.step()
+    with torch.no_grad():
+        for mine, his in zip(model.parameters(), theirs.parameters()):
+            mine.copy_(his)
+    stepped.load_state_dict(copy.deepcopy(wanted.state_dict()))
+    for net_ in (model, theirs):
+        net_.zero_grad()
+        train(net_)
+    wanted.step()
+    if entry.startswith("offload"):
+        stepped.wait()
+    for mine, his in zip(values(model), values(theirs)):
+        torch.testing.assert_close(mine, his)
 
 
 def restrided(rank: int, world: int, wrapper: str, steps: int) -> None:

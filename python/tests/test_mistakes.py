@@ -1,7 +1,7 @@
 """Loops that torch would obey and that do something else here: each is refused or warned of, on real processes. 11 s."""
 
 import pytest
-from mistakes_cases import CHANGES, SHARDED, WRAPPERS
+from mistakes_cases import CHANGES, ENTRIES, SHARDED, WRAPPERS
 
 BOTH = pytest.mark.parametrize("wrapper", WRAPPERS)
 
@@ -62,6 +62,21 @@ def test_a_parameter_is_stepped_in_one_way_inside_backward(two):
 @pytest.mark.parametrize("wrapper", ["ddp", "ddp-view", "fsdp1"])
 def test_a_model_that_is_converted_after_registration_is_refused(two, wrapper, steps):
     two.run("mistakes_cases", "converted", wrapper=wrapper, steps=steps)
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "ddp-view", "in-backward", "offload"])
+def test_a_model_that_is_converted_and_back_after_it_was_wrapped_is_refused(two, wrapper):
+    two.run("mistakes_cases", "there_and_back", wrapper=wrapper)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_model_keeps_its_optimizer_and_takes_it_along_when_it_goes(two, entry):
+    two.run("mistakes_cases", "freed", entry=entry)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if not entry.startswith("in-backward")])
+def test_states_have_torchs_numbers_in_a_model_with_parameters_of_its_own(two, entry):
+    two.run("mistakes_cases", "in_order", entry=entry)
 
 
 @pytest.mark.parametrize("steps", [0, 2])

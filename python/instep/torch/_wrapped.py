@@ -6,12 +6,15 @@ takes a gradient later. Nothing would be stepped then, without a word.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 _form = attrgetter("_cdata", "dtype", "device")
@@ -58,7 +61,7 @@ class Wrapped:
 
     def follow(self) -> None:
         """Takes the tensors as they are now."""
-        self._forms, self._strides = list(map(_form, self.params)), list(map(Tensor.stride, self.params))
+        self._forms = list(map(_form, self.params))
 
     def refuse_converted(self) -> None:
         """Raises if there are any, since the wrapper cannot follow."""
@@ -68,16 +71,6 @@ class Wrapped:
                 "convert first, then wrap and register anew"
             )
 
-    def refuse_restrided(self) -> None:
-        """Raises if the elements of one lie in another order: a bucket was laid out by the old one."""
-        strides = list(map(Tensor.stride, self.params))
-        if strides != self._strides:
-            name = next(name for name, old, new in zip(self.names, self._strides, strides) if old != new)
-            raise RuntimeError(
-                f"{name}: has other strides than when it was wrapped, and the buckets did not follow; "
-                "set the memory format first, then wrap and register anew"
-            )
-
     def refuse_unfrozen(self, remedy: str) -> None:
         """Raises if a parameter takes a gradient that took none."""
         for name, param in self.frozen:
@@ -85,6 +78,63 @@ class Wrapped:
                 raise RuntimeError(
                     f"{name}: takes a gradient, which it did not when it was wrapped, so nothing steps it; {remedy}"
                 )
+
+
+class WrappedByDDP(Wrapped):
+    """The parameters that DDP reduces. Its hooks are on the nodes that accumulated their gradients when they were wrapped."""
+
+    def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(model, stepped, frozen)
+        self._strides = list(map(Tensor.stride, self.params))
+        self._nodes = list(map(_node_of, self.params))
+        self._note_storages()
+
+    def refuse_changed(self) -> None:
+        """Raises if DDP would not find a gradient, or would lay it out otherwise than its parameter."""
+        self.refuse_converted()
+        strides = list(map(Tensor.stride, self.params))
+        if strides != self._strides:
+            name = next(name for name, old, new in zip(self.names, self._strides, strides) if old != new)
+            raise RuntimeError(
+                f"{name}: has other strides than when it was wrapped, and the buckets did not follow; "
+                "set the memory format first, then wrap and register anew"
+            )
+        if list(map(_storage_of, self.params)) == self._storages:
+            return
+        for name, param, node in zip(self.names, self.params, self._nodes):
+            if param.requires_grad and _node_of(param) is not node:
+                raise RuntimeError(
+                    f"{name}: converted and back after it was wrapped, and the hooks did not follow; "
+                    "convert first, then wrap and register anew"
+                )
+        self._note_storages()
+
+    def _note_storages(self) -> None:
+        # A weak reference keeps the address, but no memory: a conversion gives memory back, and may get the same again.
+        self._seen = [StorageWeakRef(param.untyped_storage()) for param in self.params]
+        self._storages = list(map(_storage_of, self.params))
+
+
+def _storage_of(param: Tensor) -> int:
+    address: int = param.untyped_storage()._cdata
+    return address
+
+
+def _node_of(param: Tensor) -> Optional[Node]:
+    """The node that accumulates a parameter's gradients. A conversion to another type or device makes a new one."""
+    return get_gradient_edge(param).node if param.requires_grad else None
+
+
+def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
+    """A method as a hook of a parameter, which keeps no object alive: the garbage collector does not see such hooks."""
+    method = weakref.WeakMethod(call)
+
+    def hook(*given: Any) -> None:
+        found = method()
+        if found is not None:
+            found(*given)
+
+    return hook
 
 
 def before_forward(model: nn.Module, check: Callable[[], None]) -> None:

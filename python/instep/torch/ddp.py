@@ -27,7 +27,7 @@ from ._norm import GlobalNorm
 from ._running import claim, refuse_attached, refuse_claimed
 from ._stepped import SteppedGradients
 from ._usage import usage_of
-from ._wrapped import Wrapped, before_backward, before_forward
+from ._wrapped import WrappedByDDP, before_backward, before_forward
 from .optimizer import address
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class DDPOptimizer(BackwardOptimizer):
         self._stepped = SteppedGradients(self._own, self._own == self._managed or not ddp.gradient_as_bucket_view)
         self.hook = self._hook()
         ddp.register_comm_hook(None, self.hook)
-        self._wrapped = Wrapped(ddp, managed, frozen_in(ddp.module) if params is None else [])
+        self._wrapped = WrappedByDDP(ddp, managed, frozen_in(ddp.module) if params is None else [])
         before_forward(ddp, self._refuse_unhooked)
         if gradients != "clear":
             before_backward(ddp, lambda _: self._stepped.warn_if_kept())
@@ -163,8 +163,7 @@ class DDPOptimizer(BackwardOptimizer):
 
     def _refuse_unhooked(self) -> None:
         """Before a forward pass: DDP's own hooks must be where gradients come."""
-        self._wrapped.refuse_converted()
-        self._wrapped.refuse_restrided()
+        self._wrapped.refuse_changed()
         self._wrapped.refuse_unfrozen("unfreeze it before you wrap the model")
 
     def _refuse_params(self, params: list[Tensor]) -> None:

@@ -27,7 +27,7 @@ from ._offload_waiting import Waiting, budget
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
 from ._stepped import SteppedGradients
-from ._wrapped import Wrapped, before_backward, before_forward
+from ._wrapped import Wrapped, before_backward, before_forward, of_one_that_lives
 from .ddp import frozen_in
 from .optimizer import address
 
@@ -113,7 +113,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._guard = threading.RLock()
         self._units = units_of(module)
         self._unit_of = {param: unit for unit in self._units for param in unit.params}
-        chosen = list(self._unit_of) if params is None else list(params)
+        # In the model's order, by which state dicts of torch number them. Units have another one.
+        chosen = [p for p in module.parameters() if p in self._unit_of] if params is None else list(params)
         self._refuse_whole(module, params is None)
         self._is_beside = is_offloaded(module)
         if self._is_beside:
@@ -341,7 +342,7 @@ class Arrival:
 def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
     """Has a function called for each reduced gradient of a parameter. Returns the hook, which can be removed."""
     if is_distributed(param):
-        return param.register_post_accumulate_grad_hook(arrive)
+        return param.register_post_accumulate_grad_hook(of_one_that_lives(arrive))
     arrival = Arrival(param, arrive)
     setattr(param, ATTACHED, [arrival])
     return arrival

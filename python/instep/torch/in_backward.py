@@ -26,7 +26,7 @@ from ._later import Agreement
 from ._running import ATTACHED, refuse_claimed
 from ._state import GroupSnapshot
 from ._usage import usage_of, watch
-from ._wrapped import Wrapped, before_forward
+from ._wrapped import WrappedByDDP, before_forward
 from .optimizer import FusedOptimizer, key_of
 
 if TYPE_CHECKING:
@@ -157,12 +157,8 @@ class BucketHook:
         self.is_queued = False
         self.agreement = Agreement((self.group, param.device) for param in self.params[:1])
         self.failure: Optional[Exception] = None
-        self.wrapped = Wrapped(ddp, self.params, [])
-        before_forward(ddp, self._refuse_unhooked)
-
-    def _refuse_unhooked(self) -> None:
-        self.wrapped.refuse_converted()
-        self.wrapped.refuse_restrided()
+        self.wrapped = WrappedByDDP(ddp, self.params, [])
+        before_forward(ddp, self.wrapped.refuse_changed)
 
     def __call__(self, _: Any, bucket: GradBucket) -> Future[Tensor]:
         params, buffer = bucket.parameters(), bucket.buffer()
@@ -239,6 +235,7 @@ class BucketHook:
             with engine.lock:
                 for optimizer, _, _ in of_call:
                     optimizer._follow_states()
+                    optimizer._opt_called = True  # What schedulers of torch look for.
                 of_call[0][0]._adopt([param for _, param, _ in of_call])
                 for batch in engine.route([p for _, p, _ in of_call]).batches([g for _, _, g in of_call]):
                     engine.step(batch, (divisor, 1.0, 0, 0))

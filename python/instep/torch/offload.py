@@ -31,7 +31,7 @@ from ._offload_waiting import Waiting, budget
 from ._running import claim, refuse_attached, refuse_claimed
 from ._sharded import is_distributed, shard_of
 from ._stepped import SteppedGradients
-from ._wrapped import Wrapped, before_forward
+from ._wrapped import Wrapped, before_forward, of_one_that_lives
 from .ddp import DDPOptimizer, frozen_in
 from .fsdp import FSDPOptimizer, register_fsdp
 
@@ -252,7 +252,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._start(module, memory, own, self._decides)
         self._with_gradient: list[Tensor] = []
         for param in own:
-            param.register_post_accumulate_grad_hook(self._arrive)
+            param.register_post_accumulate_grad_hook(of_one_that_lives(self._arrive))
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._refuse_unhooked)
         claim(self)
@@ -291,7 +291,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._offload = core
         self._gates.follow()
         for param in added:
-            param.register_post_accumulate_grad_hook(self._arrive)
+            param.register_post_accumulate_grad_hook(of_one_that_lives(self._arrive))
         self._wrapped = Wrapped(self._module, self._own, [pair for pair in self._wrapped.frozen if pair[1] not in self._own])
 
     @contextlib.contextmanager
