@@ -1,5 +1,6 @@
 """What every rank runs where a loop that torch would obey does something else here: each is said, on all ranks alike."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -10,6 +11,7 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
@@ -288,18 +290,18 @@ def there_and_back(rank: int, world: int, wrapper: str) -> None:
 ENTRIES = [*WRAPPERS, "in-backward", "in-backward-ddp", "offload", "offload-ddp", "offload-fsdp"]
 
 
-def entered(entry: str, model: nn.Module) -> tuple[nn.Module, Any]:
+def entered(entry: str, model: nn.Module, **options: Any) -> tuple[nn.Module, Any]:
     """A model, and what steps it inside backward: of parameters' own optimizers, the first."""
     if entry.startswith("in-backward"):
-        apply_optimizer_in_backward("adamw", model.parameters(), {"lr": 0.1})
+        apply_optimizer_in_backward("adamw", model.parameters(), {"lr": 0.1, **options})
         wrapped = DistributedDataParallel(model) if entry.endswith("ddp") else model
         return wrapped, get_in_backward_optimizers(model)[0]
     if entry.startswith("offload"):
         policy = CPUOffloadPolicy(pin_memory=False)
         wrapped = fully_shard(model, offload_policy=policy) if entry.endswith("fsdp") else model
         wrapped = DistributedDataParallel(model) if entry.endswith("ddp") else wrapped
-        return wrapped, offload(wrapped, "adamw", lr=0.1)
-    return registered(entry, "adamw", model, lr=0.1)
+        return wrapped, offload(wrapped, "adamw", lr=0.1, **options)
+    return registered(entry, "adamw", model, lr=0.1, **options)
 
 
 def freed(rank: int, world: int, entry: str) -> None:
@@ -317,6 +319,50 @@ def freed(rank: int, world: int, entry: str) -> None:
     del model
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
+
+
+class Recomputed(nn.Module):
+    """Layers that are computed again in backward, but for the second, in passes of their own inside the first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.requires_grad_(True)
+        for number, layer in enumerate(self.layers):
+            x = layer(x) if number == 1 else torch.utils.checkpoint.checkpoint(layer, x.tanh(), use_reentrant=True)
+        return x
+
+
+def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> None:
+    """Passes inside a backward pass belong to its step: one clip, and one step of each parameter."""
+    base = Recomputed()
+    alone = copy.deepcopy(base)
+    for number, layer in enumerate(base.layers):
+        if entry in ("fsdp2", "offload-fsdp"):
+            fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=False)) if entry != "fsdp2" else fully_shard(layer)
+        elif entry == "fsdp1":
+            base.layers[number] = wrap(entry, layer)
+    model, stepped = entered(entry, base, **({} if max_norm is None else {"max_norm": max_norm}))
+    wanted = torch.optim.AdamW(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        for side in (model, alone):
+            train(side)
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), max_norm)
+            torch.testing.assert_close(torch.tensor(stepped.last_norm()), norm.detach())
+        wanted.step()
+        for side in (model, alone):
+            side.zero_grad()
+        if entry.startswith("offload"):
+            stepped.wait()
+        context = FullyShardedDataParallel.summon_full_params(model) if entry == "fsdp1" else contextlib.nullcontext()
+        with context:
+            for mine, his in zip(base.parameters(), alone.parameters()):
+                mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
+                torch.testing.assert_close(mine, his, rtol=1e-4, atol=1e-5)
 
 
 class WithOwn(nn.Module):

@@ -79,6 +79,11 @@ def test_states_have_torchs_numbers_in_a_model_with_parameters_of_its_own(two, e
     two.run("mistakes_cases", "in_order", entry=entry)
 
 
+@pytest.mark.parametrize("entry, max_norm", [(e, n) for e in ENTRIES for n in (None, 0.5) if n is None or "in-b" not in e])
+def test_passes_of_checkpoints_inside_a_backward_pass_belong_to_its_step(two, entry, max_norm):
+    two.run("mistakes_cases", "recomputed", entry=entry, max_norm=max_norm)
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("wrapper", ["ddp", "ddp-view", "in-backward"])
 def test_a_model_that_gets_another_memory_format_after_it_was_wrapped_is_refused(two, wrapper, steps):

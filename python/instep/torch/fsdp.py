@@ -24,6 +24,7 @@ from ._later import Agreement, Member
 from ._norm import GlobalNorm
 from ._offload_fsdp import Shards, is_offloaded, norm_beside, offload_shards
 from ._offload_waiting import Waiting, budget
+from ._outermost import Outermost
 from ._running import ATTACHED, claim, refuse_attached, refuse_claimed
 from ._sharded import Holders, is_distributed, shard_of
 from ._stepped import SteppedGradients
@@ -127,7 +128,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         for unit in self._units:
             unit.params = [param for param in unit.params if param in self._own]
         own = [param for unit in self._units for param in unit.params]
-        self._pass: Optional[int] = None
+        self._backward, self._has_begun = Outermost(self._end), False
         self._failure: Optional[Exception] = None
         self._measured: list[tuple[Batch, Prepared]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -161,6 +162,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     def _follow_conversions(self) -> None:
         """Before a forward pass: the hooks go along with parameters that torch has moved to other tensors."""
+        self._backward.forget()
         converted = self._wrapped.converted()
         if any(not is_distributed(param) for _, param in converted):
             self._wrapped.refuse_converted()  # FSDP1 trains its own memory, of which these were views.
@@ -180,7 +182,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: a unit's parameters are those of its module."""
-        if hasattr(self, "_pass"):
+        if hasattr(self, "_backward"):
             raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
         super().add_param_group(param_group)
 
@@ -191,6 +193,9 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
     def _open(self, _: Tensor) -> None:
         with self._guard:
             self._stepped.warn_if_kept()
+            if not self._backward.is_open:
+                self._has_begun = False
+                self._backward.open()
             if self._may_hold_nothing:
                 # A rank to which FSDP1 has given no part of any parameter that is used decides with the others.
                 self._begin()
@@ -215,9 +220,9 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     def _begin(self) -> None:
         """Opens a pass with its first gradient. What an earlier one left when it failed is forgotten."""
-        current = torch._C._current_graph_task_id()
-        if self._pass is not None and current in (self._pass, -1):
+        if self._has_begun and self._backward.is_open:
             return
+        self._backward.open()
         for unit in self._units:
             unit.arrived.clear()
         self._measured.clear()
@@ -228,8 +233,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
             if self._offload is None:
                 self._pass_norm().begin((1, 1.0, address(scale), 0))
         self._opt_called = True  # What schedulers of torch look for.
-        self._pass = current
-        Variable._execution_engine.queue_callback(self._end)
+        self._has_begun = True
         if self._offload is not None:
             self._try(self._offload.prepare)
         self._try(self._follow)
@@ -292,7 +296,9 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
     def _end(self) -> None:
         """After backward, and after what FSDP does then: steps what waits, and lets the caller's stream wait for it."""
         with self._guard:
-            self._pass = None
+            if not self._has_begun:
+                return
+            self._has_begun = False
             self._agreement.ask(self._in_common)
             has_stepped = any(unit.arrived for unit in self._units)
             for unit in self._units:

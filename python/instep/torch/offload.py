@@ -28,10 +28,11 @@ from ._offload_gates import Gates
 from ._offload_ring import Ring
 from ._offload_simulated import Simulated
 from ._offload_waiting import Waiting, budget
+from ._outermost import Outermost
 from ._running import claim, refuse_attached, refuse_claimed
 from ._sharded import is_distributed, shard_of
 from ._stepped import SteppedGradients
-from ._wrapped import Wrapped, before_forward, of_one_that_lives
+from ._wrapped import Wrapped, before_backward, before_forward, of_one_that_lives
 from .ddp import DDPOptimizer, frozen_in
 from .fsdp import FSDPOptimizer, register_fsdp
 
@@ -255,6 +256,8 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
             param.register_post_accumulate_grad_hook(of_one_that_lives(self._arrive))
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._refuse_unhooked)
+        self._backward = Outermost(self._end)
+        before_backward(module, self._backward.open)
         claim(self)
 
     def _refuse_others(self, params: Iterable[Tensor]) -> None:
@@ -267,6 +270,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._refuse_cut_ones(params)
 
     def _refuse_unhooked(self) -> None:
+        self._backward.forget()
         self._wrapped.refuse_converted()
         self._wrapped.refuse_unfrozen("add it by add_param_group")
 
@@ -316,7 +320,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
                 self._adopt(self._listed())
                 core.begin((1, 1.0), None if self._scaler is None else self._scaler._get_scale_async())
                 self._opt_called = True  # What schedulers of torch look for.
-            Variable._execution_engine.queue_callback(self._end)
+            self._backward.open()
         grad, param.grad = param.grad, None
         self._with_gradient.append(param)
         core.take(param, grad, is_last=self._syncs)
@@ -324,6 +328,8 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
     @torch.no_grad()
     def _end(self) -> None:
         assert self._offload is not None, "hooks come after it"
+        if not self._offload.is_open:
+            return
         if self._syncs and self._memory.accumulate == "device":
             # What an earlier backward has used, and not this one.
             for param in self._own:

@@ -1,0 +1,62 @@
+"""The backward pass that a step belongs to: the outermost, of those that reentrant checkpoints run inside it.
+
+A checkpoint with ``use_reentrant=True`` runs a backward pass of its own inside a node of another one, so parameters have
+gradients in several passes, and all are of one step. Autograd calls nobody when a pass ends with an error; it drops the
+callback then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch.autograd import Variable
+
+
+class Outermost:
+    """Calls a function once, at the end of the outermost backward pass in which it was opened."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.end = end
+        self._callback: Optional[weakref.ref[End]] = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the end is to come."""
+        return self._callback is not None and self._callback() is not None
+
+    def open(self, *_: Any) -> None:
+        """In the pass that runs now, unless it runs inside that in which it was opened before."""
+        if not self.is_open:
+            callback = End(self)
+            self._callback = weakref.ref(callback)
+            Variable._execution_engine.queue_callback(callback)
+
+    def forget(self) -> None:
+        """Before a forward pass. Outside of backward no pass can be under way."""
+        if torch._C._current_graph_task_id() == -1:
+            self._callback = None
+
+    def close(self) -> None:
+        """The pass is over."""
+        self._callback = None
+        self.end()
+
+
+class End:
+    """What autograd calls at the end, after what the wrapper does then."""
+
+    def __init__(self, of: Outermost) -> None:
+        self.of, self.is_last = of, False
+
+    def __call__(self) -> None:
+        if self.of._callback is None or self.of._callback() is not self:
+            return
+        if self.is_last:
+            self.of.close()
+            return
+        # FSDP reduces what is left in such a callback, which may come after this one.
+        self.is_last = True
+        Variable._execution_engine.queue_callback(self)
