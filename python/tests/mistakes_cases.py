@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import instep
@@ -489,24 +489,25 @@ def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(model, mesh=mesh["dp"])
 
 
+class Spread(nn.Module):
+    """A weight that is cut over a mesh, whose gradient is the input."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.mesh, self.weight = mesh, nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * distribute_tensor(x, self.mesh, [Shard(0)])).sum()
+
+
 def norm_over_two_dimensions(rank: int, world: int, entry: str) -> None:
     """On a mesh of 2 x 2 every rank has one element of the gradient (1, 2, 3, 4), and the norm is 5.477 on all."""
-    from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.placement_types import _StridedShard
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     whole = torch.tensor([1.0, 2.0, 3.0, 4.0])
     if entry == "register_fsdp":
-
-        class Weight(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.weight = nn.Parameter(distribute_tensor(torch.zeros(4), mesh["tp"], [Shard(0)]))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return (self.weight * distribute_tensor(x, mesh["tp"], [Shard(0)])).sum()
-
-        model = fully_shard(Weight(), mesh=mesh["dp"])
+        model = fully_shard(Spread(mesh["tp"]), mesh=mesh["dp"])
         param = model.weight
         assert any(isinstance(placement, _StridedShard) for placement in param.placements), param.placements
         stepped = register_fsdp(model, "sgd", lr=1.0, max_norm=1.0)
@@ -518,6 +519,24 @@ def norm_over_two_dimensions(rank: int, world: int, entry: str) -> None:
         stepped.step()
     assert abs(stepped.last_norm() - 30**0.5) < 1e-6, stepped.last_norm()
     assert torch.allclose(param.full_tensor(), -whole / 30**0.5, atol=1e-5), param.full_tensor()
+
+
+def skipped_over_two_dimensions(rank: int, world: int, scales: bool) -> None:
+    """One infinite gradient, which lies on one rank of a mesh of 2 x 2, skips the step on all of them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if scales else None
+    model = fully_shard(Spread(mesh["tp"]), mesh=mesh["dp"])
+    stepped = register_fsdp(model, "sgd", lr=1.0, skip_nonfinite=not scales, grad_scaler=scaler)
+    for last in (4.0, float("inf")):
+        before = values(model)
+        loss = model(torch.tensor([1.0, 2.0, 3.0, last]))
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.step(stepped)
+            scaler.update()
+        assert torch.equal(before[0], values(model)[0]) == (last == float("inf")), last
+        stepped.zero_grad()
+    assert scaler is None or scaler.get_scale() == 2.0
 
 
 def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional[float]) -> None:
@@ -545,7 +564,7 @@ def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional
 
 def unfit_shards(rank: int, world: int) -> None:
     """What a rank cannot step by its shard is refused when the optimizer is made, at every entry."""
-    from torch.distributed.tensor import Partial, Shard, distribute_tensor
+    from torch.distributed.tensor import Partial
     from torch.testing._internal.two_tensor import TwoTensor
 
     def refused(text: str, call: Callable[[], Any]) -> None:

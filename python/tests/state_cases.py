@@ -1,6 +1,7 @@
 """Cases of FusedOptimizer in what torch.distributed puts around an optimizer, for `test_distributed_states`."""
 
 import copy
+import io
 from typing import Any
 
 import torch
@@ -9,15 +10,17 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import instep
 from instep.torch import (
     FusedOptimizer,
     apply_optimizer_in_backward,
     get_in_backward_optimizers,
+    offload,
     register_ddp,
     register_fsdp,
 )
@@ -142,6 +145,13 @@ def entered(entry: str, key: str, options: dict[str, Any]) -> tuple[nn.Module, l
     net = Scaled()
     if entry == "after":
         return net, [FusedOptimizer(net.parameters(), key, **options)]
+    if entry == "named":
+        return net, [getattr(instep.torch, instep.OPTIMIZERS[key].name)(net.parameters(), **options)]
+    if entry == "offload":
+        return net, [offload(net, key, **options)]
+    if entry == "fsdp1":
+        wrapped = FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
+        return wrapped, [register_fsdp(wrapped, key, **options)]
     if entry == "ddp":
         ddp = DistributedDataParallel(net)
         return ddp, [register_ddp(ddp, key, **options)]
@@ -222,3 +232,42 @@ def issue(rank: int, world: int, entry: str) -> None:
     for param in net.parameters():
         torch.testing.assert_close(whole(param), torch.full(param.shape, 0.9926), rtol=0, atol=5e-5)
     assert all(held["step"] == 6 for one in optimizers for held in one.state.values())
+
+
+def pass_over(net: nn.Module, optimizers: list[Any], entry: str, scale: float) -> None:
+    """A backward pass, and its step."""
+    net(torch.tensor(scale)).backward()
+    for one in optimizers if entry in ("after", "named") else ():
+        one.step()
+    if entry == "offload":
+        optimizers[0].wait()
+    net.zero_grad()
+
+
+def shown(rank: int, world: int, entry: str) -> None:
+    """States are as in torch at every entry: live, alone in their memory, there for hooks, beside a user's own entries."""
+    for key in instep.OPTIMIZERS:
+        if key == "lamb" and entry.startswith("fsdp"):
+            continue
+        net, optimizers = entered(entry, key, {"lr": 0.1})
+        for number in range(3):
+            pass_over(net, optimizers, entry, 1.0 - number)
+            for one in optimizers:
+                one.state["epoch"] = number
+                saved = one.state_dict()["state"]
+                assert saved.pop("epoch") == number
+                held = {param: entries for param, entries in one.state.items() if param != "epoch"}
+                assert len(saved) == len(held) and (key != "sgd" or not held), (key, saved, held)
+                for entries in (entries for param, entries in held.items() if param.numel() > 0):  # FSDP1 has empty shards.
+                    assert entries["step"] == number + 1 and entries["step"].dtype == torch.float32, (key, entries)
+                    assert any(all(state[name] is value for name, value in entries.items()) for state in saved.values())
+                    stream = io.BytesIO()
+                    torch.save(entries, stream)
+                    assert len(stream.getvalue()) < 8000, (key, len(stream.getvalue()))
+        _, others = entered(entry, key, {"lr": 0.1})
+        for one, other in zip(optimizers, others):
+            seen: list[Any] = []
+            other.register_load_state_dict_post_hook(lambda who, seen=seen: seen.extend(dict(who.state).items()))
+            other.load_state_dict(one.state_dict())
+            assert ("epoch", 2) in seen and len(seen) == len(one.state), (key, seen)
+            assert all(held["step"] == 3 for param, held in seen if param != "epoch" and param.numel() > 0), (key, seen)

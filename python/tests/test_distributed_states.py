@@ -1,4 +1,4 @@
-"""FusedOptimizer inside ZeRO, local SGD, and distributed checkpoints of other world sizes, beside torch's. 25 s."""
+"""FusedOptimizer inside ZeRO, local SGD, and distributed checkpoints of other world sizes, beside torch's. 29 s."""
 
 import pytest
 import state_cases
@@ -60,6 +60,11 @@ def test_a_checkpoint_goes_from_two_ranks_to_four_to_one_and_to_torchs_optimizer
 
 
 ENTRIES = ["after", "ddp", "fsdp", "in_backward"]
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, "named", "fsdp1", "offload"])
+def test_states_of_all_optimizers_are_shown_as_in_torch_at_every_entry(two, entry):
+    two.run("state_cases", "shown", entry=entry)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

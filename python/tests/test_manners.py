@@ -216,6 +216,20 @@ def test_gradients_of_another_type_than_their_parameters_are_taken_as_they_are(d
     assert float(optimizer.state[params[0]]["momentum_buffer"][0]) == pytest.approx(70000, rel=4e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_every_optimizer_steps_with_float32_gradients_as_they_are(key, dtype):
+    param, whole = one(dtype=dtype), one()
+    param.grad_dtype = torch.float32
+    optimizers = [FusedOptimizer([some], key, lr=2.0**-17, states="float32") for some in (param, whole)]
+    param.grad, whole.grad = torch.full((4,), 70000.0), torch.full((4,), 70000.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.equal(param, whole.to(dtype))
+    for name, value in optimizers[1].state[whole].items():
+        assert torch.equal(optimizers[0].state[param][name], value) and torch.isfinite(value).all()
+
+
 def test_a_float32_gradient_moves_a_bfloat16_parameter_by_its_own_value():
     param, whole = one(dtype=torch.bfloat16), one()
     param.grad_dtype = torch.float32

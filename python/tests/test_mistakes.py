@@ -112,6 +112,11 @@ def test_every_dimension_of_a_mesh_counts_in_the_norm(four, entry):
     four.run("mistakes_cases", "norm_over_two_dimensions", entry=entry)
 
 
+@pytest.mark.parametrize("scales", [False, True])
+def test_every_dimension_of_a_mesh_counts_where_a_step_is_skipped(four, scales):
+    four.run("mistakes_cases", "skipped_over_two_dimensions", scales=scales)
+
+
 @pytest.mark.turns(4)
 @pytest.mark.parametrize("key", SHARDED)
 def test_fsdp_over_tensor_parallelism_steps_as_one_process(four, key):

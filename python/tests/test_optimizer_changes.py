@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+import instep
 from instep.torch import FusedOptimizer
 
 TORCH = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim) if name[0].isupper()}
@@ -421,3 +422,18 @@ def test_sharded_and_fake_parameters_are_refused_by_name():
         FusedOptimizer([empty], "sgd").step()
     with pytest.raises(ValueError, match="betas = .*not 2 numbers"):
         FusedOptimizer([torch.nn.Parameter(torch.ones(1))], "adamw", betas=(0.9, 0.99, 0.9))
+
+
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_states_that_a_step_under_inference_mode_makes_go_on_outside_of_it(key):
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, 6)) for _ in range(2)]
+    optimizers = [FusedOptimizer([param], key, lr=0.1) for param in params]
+    for is_inside in (True, False, True):
+        for param, optimizer in zip(params, optimizers):
+            param.grad = torch.linspace(2, -1, 6)
+            with torch.inference_mode(is_inside and optimizer is optimizers[0]):
+                optimizer.step()
+    assert torch.equal(*params)
+    for name, value in optimizers[1].state[params[1]].items():
+        ours = optimizers[0].state[params[0]][name]
+        assert torch.equal(ours, value) and not ours.is_inference() and not ours.requires_grad

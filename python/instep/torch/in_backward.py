@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class InBackwardOptimizer(FusedOptimizer):
     """The optimizer of one parameter. Those of one call share their states' memory, so that a bucket is one launch."""
 
+    _opt_called: bool
+
     def __init__(self, param: Tensor, shared: Shared, kwargs: dict[str, Any]) -> None:
         self._given: Optional[Shared] = shared
         if kwargs.get("max_norm") is not None:

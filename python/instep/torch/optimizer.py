@@ -203,6 +203,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if new:
             self._place(new)
 
+    @torch.inference_mode(False)  # States of a step under it go on outside of it.
+    @torch.no_grad()
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
         """Lays out parameters, with what ``state`` holds for them. Those that are gone lose their place."""
         engine, reader, params = self._engine, Reader(self._engine), list(params)
