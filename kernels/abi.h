@@ -183,6 +183,7 @@ typedef struct InstepControl {
     double norm;                       /* of the averaged gradients, after Decide */
     double previous_norm;              /* the last finite one, for the next pass to clip by; negative: none yet */
     double clip;                       /* coefficient that Begin or Decide chose; 1 without clipping or when skipped */
+    double max_norm;                   /* of a further clip set, set for good; negative: it is not clipped */
     double divisor;                    /* ranks to take the mean over; 0: as many as contributed */
     double loss_scale;                 /* factor in this pass's loss, divided out */
     float multiplier;                  /* applied to every gradient that is stepped, once the divisor is known */
@@ -229,14 +230,14 @@ typedef struct InstepBeginArgs {
     double clip;              /* a clip coefficient that the caller knows; 1: no clipping */
     const float* grad_scale;  /* a loss scale that another program keeps, in the place of `loss_scale`; or null */
     const float* found_inf;   /* that program's flag: if it is not 0, the pass changes nothing; or null */
-    InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
-    uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
+    InstepControl* further_controls; /* blocks of single buckets or of further clip sets, opened like `control` */
+    uint64_t further_count;
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
     InstepControl* control;
     const void* contributors;  /* any bucket's count of ranks that had data, in grad_dtype, or null */
-    double max_norm;           /* negative: no clipping */
+    double max_norm;           /* of `control`; negative: no clipping */
     double growth_factor;      /* of a dynamic loss scale, and what it is multiplied by in a skipped pass */
     double backoff_factor;
     double largest_loss_scale; /* that divides out as a normal f32 */
@@ -247,6 +248,8 @@ typedef struct InstepDecideArgs {
     uint32_t grad_dtype;
     float* found_inf; /* the flag of another program's loss scaler: not 0 makes the pass change nothing, and 1 is written
                        * if it changes nothing, else 0; or null */
+    InstepControl* set_controls; /* blocks of the further clip sets, which have norms of their own and skip as `control` does */
+    uint64_t set_count;
 } InstepDecideArgs;
 
 /* A rule that is scaled by norms of the whole parameter needs two launches, one after the other. */

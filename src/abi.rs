@@ -299,6 +299,7 @@ pub struct InstepControl {
     pub norm: f64,
     pub previous_norm: f64,
     pub clip: f64,
+    pub max_norm: f64,
     pub divisor: f64,
     pub loss_scale: f64,
     pub multiplier: f32,
@@ -310,10 +311,10 @@ pub struct InstepControl {
     pub skip: u32,
     pub decided: u32,
 }
-layout!(InstepControl: 264 bytes, aligned to 8; next_loss_scale at 0, growth_tracker at 4, limbs at 8, passes at 184,
-    norm at 192, previous_norm at 200, clip at 208, divisor at 216, loss_scale at 224, multiplier at 232,
-    average_multiplier at 236, local_multiplier at 240, reserved at 244, max_abs_bits at 248,
-    first_nonfinite_bucket at 252, skip at 256, decided at 260);
+layout!(InstepControl: 272 bytes, aligned to 8; next_loss_scale at 0, growth_tracker at 4, limbs at 8, passes at 184,
+    norm at 192, previous_norm at 200, clip at 208, max_norm at 216, divisor at 224, loss_scale at 232,
+    multiplier at 240, average_multiplier at 244, local_multiplier at 248, reserved at 252, max_abs_bits at 256,
+    first_nonfinite_bucket at 260, skip at 264, decided at 268);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepTile {
@@ -350,13 +351,13 @@ pub struct InstepBeginArgs {
     pub clip: f64,
     pub grad_scale: *const f32,
     pub found_inf: *const f32,
-    pub bucket_controls: *mut InstepControl,
-    pub bucket_count: u64,
+    pub further_controls: *mut InstepControl,
+    pub further_count: u64,
 }
 layout!(InstepBeginArgs: 144 bytes, aligned to 8; control at 0, records at 8, hypers at 16, lr_multipliers at 24,
     actions at 32, record_count at 40, norms at 48, ring at 56, slot_words at 64, slot_count at 72, divisor at 80,
-    loss_scale at 88, previous_max_norm at 96, clip at 104, grad_scale at 112, found_inf at 120, bucket_controls at 128,
-    bucket_count at 136);
+    loss_scale at 88, previous_max_norm at 96, clip at 104, grad_scale at 112, found_inf at 120,
+    further_controls at 128, further_count at 136);
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepDecideArgs {
@@ -372,10 +373,12 @@ pub struct InstepDecideArgs {
     pub bucket: u32,
     pub grad_dtype: u32,
     pub found_inf: *mut f32,
+    pub set_controls: *mut InstepControl,
+    pub set_count: u64,
 }
-layout!(InstepDecideArgs: 80 bytes, aligned to 8; control at 0, contributors at 8, max_norm at 16, growth_factor at 24,
+layout!(InstepDecideArgs: 96 bytes, aligned to 8; control at 0, contributors at 8, max_norm at 16, growth_factor at 24,
     backoff_factor at 32, largest_loss_scale at 40, skip_nonfinite at 48, growth_interval at 52, pass_control at 56,
-    bucket at 64, grad_dtype at 68, found_inf at 72);
+    bucket at 64, grad_dtype at 68, found_inf at 72, set_controls at 80, set_count at 88);
 pub const INSTEP_PART_WHOLE: InstepStepPart = 0;
 pub const INSTEP_PART_MEASURE: InstepStepPart = 1;
 pub const INSTEP_PART_APPLY: InstepStepPart = 2;

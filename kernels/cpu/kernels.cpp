@@ -15,7 +15,7 @@ namespace {
 
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(*args, args->control);
-    for (uint64_t b = 0; b < args->bucket_count; ++b) begin_pass(*args, &args->bucket_controls[b]);
+    for (uint64_t b = 0; b < args->further_count; ++b) begin_pass(*args, &args->further_controls[b]);
     for (uint64_t k = 0; k < args->record_count; ++k) {
         begin_record(*args, k);
     }

@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     }
     __syncthreads();
 #pragma unroll 1
-    for (uint64_t k = threadIdx.x; k <= args.bucket_count; k += INSTEP_GPU_THREADS) {
-        begin_pass(args, k == 0 ? args.control : &args.bucket_controls[k - 1]);
+    for (uint64_t k = threadIdx.x; k <= args.further_count; k += INSTEP_GPU_THREADS) {
+        begin_pass(args, k == 0 ? args.control : &args.further_controls[k - 1]);
     }
 #pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.record_count; k += INSTEP_GPU_THREADS) {

@@ -53,10 +53,10 @@ INSTEP_INLINE double loss_scale_of(const InstepBeginArgs& args, const InstepCont
 }
 
 /* Opens a pass in one control block. Only the decisions that depend on the previous pass are made; the accumulators are
- * empty. */
+ * empty. A dynamic loss scale is the pass's, in every block. */
 INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
-    const double loss_scale = loss_scale_of(args, *control);
+    const double loss_scale = loss_scale_of(args, *args.control);
     const bool clips = args.previous_max_norm >= 0.0 && control->previous_norm >= 0.0;
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
     control->passes += 1;
@@ -217,34 +217,50 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
 }
 
-/* Norm of the averaged gradients, clip coefficient, whether to skip, and the consequences for the next pass.
- * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
-INSTEP_INLINE void decide(const InstepDecideArgs& args) {
-    InstepControl* control = args.control;
+/* The norm of one clip set's averaged gradients, and its clip coefficient. Returns whether one of its means is not finite, as
+ * its step would see it: a finite sum may overflow when a small loss scale is divided out. */
+INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* control, double max_norm) {
     const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
     const double multiplier = 1.0 / (ranks * control->loss_scale);
     const uint32_t worst = control->max_abs_bits;
     control->norm = canonical(multiplier * norm_value(control->limbs, worst));
-    if (args.max_norm >= 0.0) {
-        control->clip = clip_coefficient(args.max_norm, control->norm);
-    }
+    if (max_norm >= 0.0) control->clip = clip_coefficient(max_norm, control->norm);
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
-    /* Tests the gradient as the step sees it: a finite sum may overflow when a small loss scale is divided out. */
+    control->decided = 1;
     const bool overflows = is_nonfinite(float_of(worst) * control->multiplier);
+    /* The norm named a bucket whose mean overflows, and the clip has made it finite. Steps come after such a decision. */
+    if (max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
+    return overflows;
+}
+
+/* Norms, clip coefficients, whether to skip, and the consequences for the next pass. All clip sets skip if one does.
+ * Without skip_nonfinite a non-finite norm clips its set as IEEE says: infinity to 0, NaN to NaN. */
+INSTEP_INLINE void decide(const InstepDecideArgs& args) {
+    InstepControl* control = args.control;
+    bool overflows = decide_set(args, control, args.max_norm);
+    for (uint64_t k = 0; k < args.set_count; ++k) {
+        InstepControl* const set = &args.set_controls[k];
+        overflows |= decide_set(args, set, set->max_norm);
+        /* The status is of the pass. */
+        if (set->first_nonfinite_bucket < control->first_nonfinite_bucket) {
+            control->first_nonfinite_bucket = set->first_nonfinite_bucket;
+        }
+    }
     const bool spoils = args.skip_nonfinite && overflows;
     const bool forbidden = args.found_inf && *args.found_inf != 0.0f;
     control->skip |= spoils | forbidden; /* Begin has set it where a flag that only forbids is not 0 */
     if (control->skip) control->clip = 1.0;
+    for (uint64_t k = 0; k < args.set_count; ++k) {
+        args.set_controls[k].skip = control->skip;
+        if (control->skip) args.set_controls[k].clip = 1.0;
+    }
     if (args.found_inf) *args.found_inf = control->skip ? 1.0f : 0.0f;
-    control->decided = 1;
-    /* The status is of the pass. Decisions follow each other, so no other thread writes there. */
+    /* Decisions follow each other, so no other thread writes there. */
     if (args.pass_control && overflows && args.bucket < args.pass_control->first_nonfinite_bucket) {
         args.pass_control->first_nonfinite_bucket = args.bucket;
     }
-    /* The norm named a bucket whose mean overflows, and the clip has made it finite. Steps come after such a decision. */
-    if (args.max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* nothing was learnt */
-    if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
+    if (control->max_abs_bits < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
     if (args.growth_interval != 0) adapt_loss_scale(args);
 }
 

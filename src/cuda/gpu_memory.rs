@@ -21,7 +21,7 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
+    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records, first_sets,
 };
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
@@ -134,11 +134,15 @@ impl DeviceMemory {
         (constants, assignment): (&StepConstants, &Assignment),
     ) -> Result<()> {
         let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
-        // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs
-        // on it yet.
+        let sets: Vec<InstepControl> = first_sets(plan, constants).collect();
+        // SAFETY: control memory was made for a block, those of these clip sets and that many records, and more, which stays
+        // zeros; nothing runs on it yet.
         unsafe {
             let control = first_control(constants);
             driver.upload(address(self.regions.control()), bytes_of(&control), stream)?;
+            if !sets.is_empty() {
+                driver.upload(address(self.regions.further_controls().0), bytes_of_all(&sets), stream)?;
+            }
             if !records.is_empty() {
                 driver.upload(address(self.regions.records()), bytes_of_all(&records), stream)?;
             }

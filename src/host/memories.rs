@@ -316,6 +316,16 @@ impl Memories {
         }
     }
 
+    /// Sets the control blocks of the clip sets after the first.
+    ///
+    /// # Safety
+    /// No op has been submitted, and there are so many of these blocks.
+    pub(crate) unsafe fn write_sets(&self, sets: impl Iterator<Item = InstepControl>) {
+        let first = self.regions().further_controls().0;
+        // SAFETY: control memory was made for these blocks, aligned; nobody touches it, by the contract.
+        sets.enumerate().for_each(|(k, set)| unsafe { first.add(k).write(set) });
+    }
+
     /// Sets the control block alone, with the outcome of passes before the first one on this memory.
     ///
     /// # Safety

@@ -18,7 +18,7 @@ use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::launch::{
-    Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
+    Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args, first_sets,
     first_control, first_records, part_of_step,
 };
 use crate::layout::Plan;
@@ -272,6 +272,7 @@ fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assig
     // SAFETY: no op has been submitted yet.
     unsafe {
         memories.write_control(first_control(constants), first_records(plan, memories.regions(), assignment));
+        memories.write_sets(first_sets(plan, constants));
         memories.write_settings(&Settings::new(plan, assignment));
     }
 }

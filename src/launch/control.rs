@@ -33,7 +33,8 @@ pub(crate) fn decide_args(
         LossScale::Dynamic(scaler) => (scaler, constants.largest_loss_scale),
     };
     let external = constants.loss_scale.external();
-    let control = bucket.map_or(regions.control(), |bucket| regions.control_of(bucket));
+    let control = bucket.map_or(regions.control(), |bucket| regions.control_of(plan, bucket));
+    let (set_controls, set_count) = (regions.further_controls().0, plan.max_norms().len() as u64);
     InstepDecideArgs {
         contributors: count.map_or(ptr::null(), |(bucket, at)| regions.gradient(plan, bucket, at).cast()),
         growth_factor: scaler.growth_factor,
@@ -44,6 +45,8 @@ pub(crate) fn decide_args(
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
         grad_dtype: dtype_code(counting.map_or(DType::F32, |bucket| bucket.storage.precision.grad)),
         found_inf: external.map_or(ptr::null_mut(), |scaler| scaler.found_inf.as_ptr().cast()),
+        set_controls,
+        set_count,
         ..decide_block(control, constants.decided_max_norm(), constants.skip_nonfinite)
     }
 }
@@ -67,8 +70,8 @@ pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
         clip: 1.0,
         grad_scale: ptr::null(),
         found_inf: ptr::null(),
-        bucket_controls: ptr::null_mut(),
-        bucket_count: 0,
+        further_controls: ptr::null_mut(),
+        further_count: 0,
     }
 }
 
@@ -91,12 +94,14 @@ pub(crate) fn decide_block(
         bucket: INSTEP_NO_BUCKET,
         grad_dtype: dtype_code(DType::F32),
         found_inf: ptr::null_mut(),
+        set_controls: ptr::null_mut(),
+        set_count: 0,
     }
 }
 
 /// Returns the arguments of a pass's Begin. Its settings are in the memory from which Begin reads them.
 pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
-    let (bucket_controls, bucket_count) = regions.bucket_controls();
+    let (further_controls, further_count) = regions.further_controls();
     let external = constants.loss_scale.external();
     InstepBeginArgs {
         records: regions.records(),
@@ -109,8 +114,8 @@ pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> Instep
         loss_scale: constants.constant_loss_scale(),
         grad_scale: external.map_or(ptr::null(), |scaler| scaler.scale.as_ptr().cast_const().cast()),
         previous_max_norm: constants.previous_max_norm().unwrap_or(-1.0),
-        bucket_controls,
-        bucket_count: bucket_count as u64,
+        further_controls,
+        further_count: further_count as u64,
         ..begin_block(regions.control())
     }
 }
@@ -126,6 +131,7 @@ pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
         norm: 0.0,
         previous_norm: -1.0,
         clip: 1.0,
+        max_norm: -1.0,
         divisor: 0.0,
         loss_scale,
         multiplier: 0.0,
@@ -137,6 +143,15 @@ pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
         skip: 0,
         decided: 0,
     }
+}
+
+/// The control blocks of the clip sets after the first, before the first pass.
+pub(crate) fn first_sets<'a>(
+    plan: &'a Plan,
+    constants: &StepConstants,
+) -> impl Iterator<Item = InstepControl> + use<'a> {
+    let first = first_control(constants);
+    plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
 /// The control block as another plan takes it over, whose buckets have other numbers.

@@ -16,7 +16,7 @@ pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
 pub use control::StepCount;
 pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
 pub(crate) use control::{
-    begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
+    begin_args, begin_block, decide_args, decide_block, first_control, first_sets, status_of, without_bucket,
 };
 pub(crate) use region::Bases;
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};

@@ -12,7 +12,7 @@ use crate::abi::{INSTEP_MAX_STATES, InstepControl, InstepHyper, InstepNorms, Ins
 use crate::error::Result;
 use crate::handle::Address;
 use crate::layout::{Bucket, Plan};
-use crate::op::{BUCKET_CONTROLS_AT, Memory, Span};
+use crate::op::{FURTHER_CONTROLS_AT, Memory, Span};
 
 /// A cache line, and the widest vector.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -71,20 +71,29 @@ pub(crate) struct Counts {
     pub(crate) records: usize,
     /// Norms of records whose rules scale the change by them.
     pub(crate) norms: usize,
+    /// Control blocks of single buckets, each of which is clipped on its own.
     pub(crate) bucket_controls: usize,
+    /// Control blocks of clip sets after the first. There are none beside blocks of single buckets.
+    pub(crate) set_controls: usize,
     pub(crate) states: usize,
 }
 
 impl Counts {
-    /// Bytes of control memory: the pass's control block, the blocks of single buckets, the records, then their norms.
+    /// Bytes of control memory: the pass's control block, the blocks of single buckets or of further clip sets, the records,
+    /// then their norms.
     pub(crate) fn control_bytes(&self) -> usize {
         self.norms_at() + self.norms * size_of::<InstepNorms>()
     }
 
+    /// Control blocks after the pass's.
+    fn further_controls(&self) -> usize {
+        self.bucket_controls + self.set_controls
+    }
+
     /// Returns the offset of the records in control memory.
     fn records_at(&self) -> usize {
-        let blocks = self.bucket_controls * size_of::<InstepControl>();
-        BUCKET_CONTROLS_AT as usize + blocks
+        let blocks = self.further_controls() * size_of::<InstepControl>();
+        FURTHER_CONTROLS_AT as usize + blocks
     }
 
     /// Returns the offset of the norms in control memory.
@@ -230,15 +239,17 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// The first control block of a single bucket, and how many there are: one for each bucket, or none.
-    pub(crate) fn bucket_controls(&self) -> (*mut InstepControl, usize) {
-        (self.control.base().wrapping_add(BUCKET_CONTROLS_AT as usize).cast(), self.counts.bucket_controls)
+    /// The first control block after the pass's, and how many there are: of single buckets, or of further clip sets.
+    pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
+        let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
+        (first, self.counts.further_controls())
     }
 
-    /// The control block that a bucket is stepped by: its own, or the pass's.
-    pub(crate) fn control_of(&self, bucket: u32) -> *mut InstepControl {
-        let (first, count) = self.bucket_controls();
-        if count == 0 { self.control() } else { first.wrapping_add(bucket as usize) }
+    /// The control block that a bucket is stepped by: its own, its clip set's, or the pass's.
+    pub(crate) fn control_of(&self, plan: &Plan, bucket: u32) -> *mut InstepControl {
+        let of_set = plan.buckets()[bucket as usize].clip_set.checked_sub(1);
+        let own = if self.counts.bucket_controls > 0 { Some(bucket) } else { of_set };
+        own.map_or(self.control(), |own| self.further_controls().0.wrapping_add(own as usize))
     }
 
     /// The first record.

@@ -145,6 +145,7 @@ impl StepConstants {
             norms: assignment.norm_count(),
             // One for each bucket, or none.
             bucket_controls: if self.clips_per_bucket() { plan.buckets().len() } else { 0 },
+            set_controls: plan.max_norms().len(),
             states: assignment.state_count(),
         }
     }

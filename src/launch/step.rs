@@ -113,7 +113,7 @@ impl Launch {
         let states = launch.first_state..launch.first_state + launch.states;
         let mut args = InstepStepArgs {
             // One that is not summed over ranks takes no part in norms and clips.
-            control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
+            control: if described.is_local { regions.control() } else { regions.control_of(plan, bucket) },
             records: regions.records(),
             optimizer: launch.kernel,
             state_count: launch.states as u32,

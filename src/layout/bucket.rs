@@ -124,6 +124,9 @@ pub struct Bucket {
     pub is_local: bool,
     /// The storage of all its parameters.
     pub storage: Storage,
+    /// The clip set of all its parameters, which are clipped together. 0 is that of the stepper's own
+    /// [`Clip`](crate::Clip); the others are those of [groups](crate::StepperBuilder::group_clip).
+    pub clip_set: u32,
     /// The first byte in each memory of tensors.
     pub(crate) first_bytes: FirstBytes,
 }

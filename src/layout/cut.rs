@@ -1,7 +1,7 @@
 //! Cuts a layout into buckets, for one bucket cap and world size.
 //!
-//! A bucket holds parameters of one precision, in the order given, up to a cap. The assignment is DDP's: each type keeps an
-//! open bucket of its own, and a bucket closes at the parameter that reaches its cap. Buckets follow each other in the order
+//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. The assignment is DDP's: each
+//! kind keeps an open bucket of its own, and a bucket closes at the parameter that reaches its cap. Buckets follow each other in the order
 //! of their last parameters, so backward completes them in that order. Every segment starts on a multiple of 256 elements and
 //! every bucket is padded to world_size x 256, so shard cuts, norm leaves and vectors agree for any cap. Every sum and product
 //! is checked: what passes 2^56 elements is an error.
@@ -11,9 +11,9 @@ use std::ops::Range;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::bucket::{Cut, FirstBytes};
-use crate::layout::element_types::Resolved;
+use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Segment, Storage, Storages, Tails};
+use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Segment, Storages, Tails};
 
 impl Plan {
     /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for. Parameters of one precision fill
@@ -40,7 +40,7 @@ impl Plan {
             return Err(Error::range("bucket_cap_bytes", 0, "1 or more"));
         }
         if tails.used || tails.contributors {
-            let grads = resolved.kinds.iter().map(|storage| storage.precision.grad);
+            let grads = resolved.kinds.iter().map(|kind| kind.storage.precision.grad);
             if let Some(grad) = { grads }.find(|grad| world_size > largest_count(*grad)) {
                 let wrong = format_args!("too few bits to count {world_size} ranks");
                 let remedy = "use Unused::StepZero and no uneven_inputs";
@@ -118,7 +118,7 @@ impl Plan {
         order: impl Iterator<Item = u32>,
     ) -> Result<Plan> {
         let parameters = layout.parameters();
-        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages) };
+        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages, &resolved) };
         let elements = layout.first_elements();
         // Local ones last, so that what is broadcast and reduced lies in one piece before them.
         let (summed, local): (Vec<u32>, Vec<u32>) =
@@ -157,7 +157,7 @@ impl Plan {
         &mut self,
         segments: Range<u32>,
         cut: Cut,
-        storage: Storage,
+        Kind { storage, clip_set }: Kind,
         is_local: bool,
     ) -> Option<()> {
         let Cut { shards, tails, .. } = cut;
@@ -212,6 +212,7 @@ impl Plan {
             contributors,
             is_local,
             storage,
+            clip_set,
             first_bytes,
         });
         Some(())
@@ -237,7 +238,7 @@ fn largest_count(dtype: DType) -> u32 {
 pub(super) struct Filling<'a> {
     resolved: &'a Resolved,
     caps: BucketCaps,
-    /// One for each storage.
+    /// One for each kind.
     open: Vec<Open>,
 }
 
@@ -248,14 +249,14 @@ struct Open {
     bytes: u64,
     /// The place of the last parameter in the order.
     last: usize,
-    /// Whether a bucket of this storage has been closed before.
+    /// Whether a bucket of this kind has been closed before.
     has_first: bool,
 }
 
-/// A full bucket, or the last one of its storage.
+/// A full bucket, or the last one of its kind.
 pub(super) struct Filled {
     pub(super) params: Vec<u32>,
-    /// Its place among the storages.
+    /// Its place among the kinds.
     pub(super) kind: u32,
     last: usize,
 }
@@ -271,7 +272,7 @@ impl<'a> Filling<'a> {
         for (place, param) in order.iter().enumerate() {
             let kind = self.resolved.of[*param as usize];
             let (open, caps) = (&mut self.open[kind as usize], self.caps);
-            let grad_bytes = self.resolved.kinds[kind as usize].precision.grad.bytes();
+            let grad_bytes = self.resolved.kinds[kind as usize].storage.precision.grad.bytes();
             open.params.push(*param);
             open.last = place;
             // Only compared with the cap.
@@ -299,7 +300,7 @@ impl Open {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Gradients, SegmentAction};
+    use crate::layout::{Gradients, SegmentAction, Storage};
 
     const NO_TAILS: Tails = Tails { used: false, contributors: false };
     const ALL_TAILS: Tails = Tails { used: true, contributors: true };

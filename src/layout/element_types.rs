@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
-use crate::error::{Error, Result, one_of};
+use crate::error::{Error, Result};
 use crate::layout::Layout;
 
 /// The bits that a 16-bit parameter lacks, kept so that small updates are not lost.
@@ -212,20 +212,22 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: one for the layout, and precisions of single groups.
+/// The storage of all parameters of a layout: one for the layout, and precisions of single groups. Also the clips of single
+/// groups, because a bucket holds parameters of one precision that are clipped together.
 ///
 /// A parameter with a [type of its own](crate::LayoutBuilder::dtype) takes that type for itself and its gradient, and the
 /// rest of its group's precision as far as it applies: in f32 it has no [master](Master), and values that lose no bits
 /// are not rounded stochastically.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
     common: Storage,
     groups: Vec<(String, Precision)>,
+    clips: Vec<(String, Option<f64>)>,
 }
 
 impl From<Storage> for Storages {
     fn from(common: Storage) -> Self {
-        Storages { common, groups: Vec::new() }
+        Storages { common, ..Storages::default() }
     }
 }
 
@@ -235,17 +237,33 @@ impl From<Precision> for Storages {
     }
 }
 
-/// The storages that the parameters of a layout differ in, and which of them each parameter has.
+/// The kinds of buckets that a layout needs, and which of them each parameter has.
 pub(super) struct Resolved {
-    pub(super) kinds: Vec<Storage>,
+    pub(super) kinds: Vec<Kind>,
     /// Per parameter, an index into `kinds`.
     pub(super) of: Vec<u32>,
+    /// The largest norm of each clip set after the first; `None`: it is not clipped.
+    pub(super) max_norms: Vec<Option<f64>>,
+}
+
+/// What all parameters of a bucket have in common.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(super) struct Kind {
+    pub(super) storage: Storage,
+    /// See [`Bucket::clip_set`](super::Bucket::clip_set).
+    pub(super) clip_set: u32,
 }
 
 impl Storages {
     /// Sets the precision of one group.
     pub fn group(mut self, name: impl Into<String>, precision: Precision) -> Self {
         self.groups.push((name.into(), precision));
+        self
+    }
+
+    /// Clips one group alone, to this norm, or does not clip it.
+    pub fn group_clip(mut self, name: impl Into<String>, max_norm: Option<f64>) -> Self {
+        self.clips.push((name.into(), max_norm));
         self
     }
 
@@ -264,7 +282,9 @@ impl Storages {
     /// parameter whose own type does not go with its group's precision.
     pub(super) fn resolve(&self, layout: &Layout) -> Result<Resolved> {
         let of_group = self.of_groups(layout)?;
-        let mut resolved = Resolved { kinds: Vec::new(), of: Vec::with_capacity(layout.parameters().len()) };
+        let (clip_set_of_group, max_norms) = self.clip_sets(layout)?;
+        let of = Vec::with_capacity(layout.parameters().len());
+        let mut resolved = Resolved { kinds: Vec::new(), of, max_norms };
         let mut known = HashMap::new();
         for parameter in layout.parameters() {
             let key = (parameter.group, parameter.dtype);
@@ -274,7 +294,9 @@ impl Storages {
                     let of_group = of_group[parameter.group as usize];
                     let precision = parameter.dtype.map_or(of_group, |dtype| of_group.with_type(dtype));
                     precision.validate().map_err(|error| refused(&parameter.name, error))?;
-                    let index = resolved.index(Storage { precision, ..self.common });
+                    let storage = Storage { precision, ..self.common };
+                    let clip_set = clip_set_of_group[parameter.group as usize];
+                    let index = resolved.index(Kind { storage, clip_set });
                     known.insert(key, index);
                     index
                 }
@@ -287,34 +309,56 @@ impl Storages {
     fn of_groups(&self, layout: &Layout) -> Result<Vec<Precision>> {
         self.common.precision.validate()?;
         let mut of_group = vec![self.common.precision; layout.groups().len()];
-        let mut is_set = vec![false; of_group.len()];
-        for (name, precision) in &self.groups {
-            let Some(group) = layout.group(name) else {
-                let known = one_of(name, layout.groups().iter().map(String::as_str));
-                let wrong = "not a group of the layout";
-                return Err(Error::config("group_precision", name, wrong, format_args!("use {known}")));
-            };
-            if std::mem::replace(&mut is_set[group], true) {
-                return Err(Error::config("group_precision", name, "has a precision already", "set it once"));
-            }
+        for (group, precision) in by_group("group_precision", "a precision", layout, &self.groups)? {
             precision.validate()?;
             of_group[group] = *precision;
         }
         Ok(of_group)
     }
+
+    /// The clip set of each group, and the largest norms of all sets after the first. Groups that are not clipped are one set.
+    pub(crate) fn clip_sets(&self, layout: &Layout) -> Result<(Vec<u32>, Vec<Option<f64>>)> {
+        let (mut of_group, mut max_norms) = (vec![0; layout.groups().len()], Vec::new());
+        for (group, max_norm) in by_group("group_clip", "a clip", layout, &self.clips)? {
+            let known = max_norms.iter().position(|known| max_norm.is_none() && known == max_norm);
+            of_group[group] = 1 + known.unwrap_or(max_norms.len()) as u32;
+            if known.is_none() {
+                max_norms.push(*max_norm);
+            }
+        }
+        Ok((of_group, max_norms))
+    }
+}
+
+/// Finds the groups of a list of what single groups have, of which none may be named twice.
+fn by_group<'a, T>(
+    option: &'static str,
+    what: &str,
+    layout: &Layout,
+    given: &'a [(String, T)],
+) -> Result<Vec<(usize, &'a T)>> {
+    let mut found: Vec<(usize, &T)> = Vec::with_capacity(given.len());
+    for (name, of_group) in given {
+        let group = layout.require_group(option, name)?;
+        if found.iter().any(|(known, _)| *known == group) {
+            return Err(Error::config(option, name, format_args!("has {what} already"), "set it once"));
+        }
+        found.push((group, of_group));
+    }
+    Ok(found)
 }
 
 impl Resolved {
-    fn index(&mut self, storage: Storage) -> u32 {
-        let known = self.kinds.iter().position(|known| *known == storage);
+    fn index(&mut self, kind: Kind) -> u32 {
+        let known = self.kinds.iter().position(|known| *known == kind);
         known.unwrap_or_else(|| {
-            self.kinds.push(storage);
+            self.kinds.push(kind);
             self.kinds.len() - 1
         }) as u32
     }
 
-    /// The storage of a parameter.
-    pub(super) fn storage(&self, param: usize) -> Storage {
+    /// The kind of a parameter's bucket.
+    pub(super) fn kind(&self, param: usize) -> Kind {
         self.kinds[self.of[param] as usize]
     }
 }
@@ -488,7 +532,7 @@ mod tests {
             assert!(error.contains(wrong), "{error}");
         }
         let resolved = common().group("low", low).resolve(&layout).unwrap();
-        let types: Vec<DType> = resolved.kinds.iter().map(|storage| storage.precision.param).collect();
+        let types: Vec<DType> = resolved.kinds.iter().map(|kind| kind.storage.precision.param).collect();
         assert_eq!((types, resolved.of), (vec![DType::BF16, DType::F16], vec![0, 1]));
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
+use crate::layout::element_types::Kind;
 use crate::layout::foreign::Rows;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Segment, Storages};
@@ -23,14 +24,14 @@ impl Plan {
         let storages = storages.into();
         let resolved = storages.resolve(layout)?;
         bucket.refuse(layout, 0)?;
-        let storage = bucket.storage(layout, &resolved, 0)?;
+        let Kind { storage, clip_set } = bucket.kind(layout, &resolved, 0)?;
         let elements = layout.first_elements();
         let mut listed: Vec<(usize, usize, u64)> = Vec::with_capacity(bucket.gradients.len());
         for (place, (id, offset)) in bucket.gradients.iter().enumerate() {
             listed.push((layout.index(*id)?, place, *offset));
         }
         listed.sort_by_key(|(_, _, offset)| *offset);
-        let mut plan = Plan::empty(layout.parameters().len(), storages);
+        let mut plan = Plan::empty(layout.parameters().len(), storages, &resolved);
         for (index, (param, _, offset)) in listed.iter().enumerate() {
             let parameter = &layout.parameters()[*param];
             if storage.precision.moments == Moments::EightBit && offset % QUANTUM != 0 {
@@ -67,6 +68,7 @@ impl Plan {
             contributors: None,
             is_local: false,
             storage,
+            clip_set,
             first_bytes: FirstBytes::default(),
         });
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))

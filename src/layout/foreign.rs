@@ -7,9 +7,9 @@ use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
-use crate::layout::element_types::Resolved;
+use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage, Storages};
+use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storages};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,28 +85,32 @@ impl ForeignBucket {
         self.refuse_overlap(layout, bucket)
     }
 
-    /// The storage of all its parameters.
+    /// What all its parameters have in common.
     ///
     /// # Errors
     /// `Layout` if they differ in it.
-    pub(super) fn storage(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Storage> {
-        let mut of_all: Option<(usize, Storage)> = None;
+    pub(super) fn kind(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Kind> {
+        let mut of_all: Option<(usize, Kind)> = None;
         for (id, _) in &self.gradients {
             let param = layout.index(*id)?;
-            let storage = resolved.storage(param);
-            let (first, expected) = *of_all.get_or_insert((param, storage));
-            if storage != expected {
-                let name = |param: usize| &layout.parameters()[param].name;
+            let kind = resolved.kind(param);
+            let (first, expected) = *of_all.get_or_insert((param, kind));
+            let name = |param: usize| &layout.parameters()[param].name;
+            let thing = || format!("gradients of `{}` and `{}`", name(first), name(param));
+            if kind.clip_set != expected.clip_set {
+                let wrong = format_args!("are not clipped together, but share bucket {bucket}");
+                return Err(Error::layout(thing(), wrong, "give each clip buckets of its own"));
+            }
+            if kind != expected {
                 let wrong = format_args!(
                     "differ in precision, but share bucket {bucket}: {:?} and {:?}",
-                    expected.precision, storage.precision
+                    expected.storage.precision, kind.storage.precision
                 );
                 let remedy = "give each precision buckets of its own";
-                let thing = format_args!("gradients of `{}` and `{}`", name(first), name(param));
-                return Err(Error::layout(thing, wrong, remedy));
+                return Err(Error::layout(thing(), wrong, remedy));
             }
         }
-        Ok(of_all.map_or_else(Storage::default, |(_, storage)| storage))
+        Ok(of_all.map_or_else(Kind::default, |(_, kind)| kind))
     }
 
     fn refuse_overlap(&self, layout: &Layout, bucket: usize) -> Result<()> {
@@ -146,7 +150,7 @@ impl Plan {
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their
-    /// bucket, or differ in [precision](crate::Precision) inside one; `Config` if a precision is one that no kernel has.
+    /// bucket, or differ in [precision](crate::Precision) or [clip](crate::StepperBuilder::group_clip) inside one; `Config` if a precision is one that no kernel has.
     pub fn foreign(
         layout: &Layout,
         buckets: &[ForeignBucket],
@@ -154,7 +158,7 @@ impl Plan {
     ) -> Result<Plan> {
         let (parameters, storages) = (layout.parameters(), storages.into());
         let resolved = storages.resolve(layout)?;
-        let mut plan = Plan::empty(parameters.len(), storages);
+        let mut plan = Plan::empty(parameters.len(), storages, &resolved);
         let elements = layout.first_elements();
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
@@ -164,7 +168,7 @@ impl Plan {
                     ("are of a bucket that is stepped alone", "use a BucketStep, or a Strategy");
                 return Err(Error::unsupported(format_args!("rows of bucket {index}"), wrong, remedy));
             }
-            let storage = bucket.storage(layout, &resolved, index)?;
+            let Kind { storage, clip_set } = bucket.kind(layout, &resolved, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
             let wrong = "takes the plan past 2^56 elements";
             let too_large = || Error::layout(format_args!("bucket {index}"), wrong, "use smaller buckets");
@@ -203,6 +207,7 @@ impl Plan {
                 contributors: None,
                 is_local: false,
                 storage,
+                clip_set,
                 first_bytes: FirstBytes::default(),
             });
         }

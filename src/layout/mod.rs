@@ -332,6 +332,17 @@ impl Layout {
         self.groups.find(name).map(|group| group as usize)
     }
 
+    /// The same, for an option that names the group.
+    ///
+    /// # Errors
+    /// `Config` if there is none of that name.
+    pub(crate) fn require_group(&self, option: &'static str, name: &str) -> Result<usize> {
+        self.group(name).ok_or_else(|| {
+            let known = one_of(name, self.groups().iter().map(String::as_str));
+            Error::config(option, name, "not a group of the layout", format_args!("use {known}"))
+        })
+    }
+
     /// Returns the parameter called `name`.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::ops::Range;
 use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::bucket::{Cut, FirstBytes};
+use crate::layout::element_types::Resolved;
 use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage, Storages};
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
@@ -16,7 +17,7 @@ pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 pub(super) const TOO_MANY_ELEMENTS: u64 = 1 << 56;
 
 /// A layout cut into buckets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub(super) buckets: Vec<Bucket>,
     pub(super) segments: Vec<Segment>,
@@ -35,12 +36,14 @@ pub struct Plan {
     pub(super) cut: Option<Cut>,
     /// The storages that buckets differ in.
     pub(super) storages: Vec<Storage>,
-    /// What `storages` were derived from.
+    /// What `storages` and `max_norms` were derived from.
     pub(super) asked: Storages,
+    /// The largest norm of each clip set after the first.
+    pub(super) max_norms: Vec<Option<f64>>,
 }
 
 impl Plan {
-    pub(super) fn empty(parameters: usize, asked: Storages) -> Plan {
+    pub(super) fn empty(parameters: usize, asked: Storages, resolved: &Resolved) -> Plan {
         Plan {
             buckets: Vec::new(),
             segments: Vec::with_capacity(parameters),
@@ -55,6 +58,7 @@ impl Plan {
             cut: None,
             storages: Vec::new(),
             asked,
+            max_norms: resolved.max_norms.clone(),
         }
     }
 
@@ -245,6 +249,11 @@ impl Plan {
     /// Returns the storages that [buckets](Bucket::storage) differ in; there is one at least.
     pub fn storages(&self) -> &[Storage] {
         &self.storages
+    }
+
+    /// Returns the largest norm of each [clip set](Bucket::clip_set) after the first; `None`: it is not clipped.
+    pub fn max_norms(&self) -> &[Option<f64>] {
+        &self.max_norms
     }
 
     /// The storage that it was asked for.

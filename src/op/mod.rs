@@ -15,7 +15,7 @@ pub(crate) use agreement::Agreed;
 pub use agreement::Words;
 pub use agreement::difference;
 pub(crate) use agreement::{Line, WrittenValues, explain};
-pub(crate) use span::{BUCKET_CONTROLS_AT, bytes_of};
+pub(crate) use span::{FURTHER_CONTROLS_AT, bytes_of};
 pub use span::{Memory, Span};
 
 /// A queue of operations that run in order.
@@ -432,10 +432,11 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
 }
 
 /// The most ops that one pass writes: per bucket its waits, marks, work and broadcasts, per segment two zeros or a
-/// broadcast.
+/// broadcast, per further clip set two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
-    64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
+    let of_sets = 2 * plan.max_norms().len();
+    64 + of_sets + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
 /// Returns the runs of this rank's part of the bucket between frozen segments: one run if nothing is frozen.

@@ -41,8 +41,8 @@ pub enum Memory {
     Sums,
 }
 
-/// Where the control blocks of single buckets lie in control memory, after the pass's.
-pub(crate) const BUCKET_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
+/// Where the control blocks of single buckets, or of further clip sets, lie in control memory: after the pass's.
+pub(crate) const FURTHER_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
 
 const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 
@@ -250,9 +250,9 @@ impl Span {
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field of the control block of a bucket that is clipped on its own.
-    pub(crate) fn of_control_block(self, bucket: u32) -> Span {
-        let offset = BUCKET_CONTROLS_AT + u64::from(bucket) * size_of::<InstepControl>() as u64;
+    /// Returns the same field of a further control block: that of a bucket which is clipped on its own, or of a clip set.
+    pub(crate) fn of_control_block(self, block: u32) -> Span {
+        let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }
     }
 

@@ -90,11 +90,15 @@ impl Schedule {
         }
     }
 
-    /// Adds up the ranks' sums of squares, of the pass or of one bucket, and finds the largest magnitude.
+    /// Adds up the ranks' sums of squares, of the pass's clip sets or of one bucket, and finds the largest magnitudes.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
-        let of_block = |span: Span| bucket.map_or(span, |bucket| span.of_control_block(bucket));
+        let sets = (0..self.plan.max_norms().len() as u32).map(Some);
+        let blocks = if bucket.is_some() { vec![bucket] } else { std::iter::once(None).chain(sets).collect() };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
-        self.share(stream, bucket, &parts.map(|(kind, span)| (kind, of_block(span))));
+        let of_block = |block: Option<u32>| {
+            parts.map(|(kind, span)| (kind, block.map_or(span, |block| span.of_control_block(block))))
+        };
+        self.share(stream, bucket, &blocks.into_iter().flat_map(of_block).collect::<Vec<_>>());
     }
 
     /// The stream on which ranks combine numbers in the middle of a bucket's step, where it holds up no next sum if it can.

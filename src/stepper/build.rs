@@ -226,7 +226,7 @@ impl StepperBuilder<'_> {
         match self.clip {
             Some(Clip::PerBucket(_)) => Decision::EachBucket,
             _ if self.loss_scale.skips_nonfinite() => Decision::WholePassAndLossScale,
-            None if !self.skip_nonfinite => Decision::None,
+            None if !self.skip_nonfinite && self.group_clips.is_empty() => Decision::None,
             _ => Decision::WholePass,
         }
     }
@@ -280,7 +280,9 @@ impl StepperBuilder<'_> {
         let (copy, ema) = (self.copy_dtype, self.ema_decay.is_some());
         let common = Storages::from(Storage { precision: self.precision, copy, ema });
         let groups = self.group_precisions.iter();
-        groups.fold(common, |storages, (group, precision)| storages.group(group, *precision))
+        let storages = groups.fold(common, |storages, (group, precision)| storages.group(group, *precision));
+        let clips = self.group_clips.iter();
+        clips.fold(storages, |storages, (group, max_norm)| storages.group_clip(group, *max_norm))
     }
 
     /// Refuses an optimizer for a parameter that is to have none.
@@ -318,6 +320,7 @@ impl StepperBuilder<'_> {
         if let Some(clip) = self.clip {
             self.refuse_clip(clip)?;
         }
+        self.refuse_group_clips()?;
         if self.skip_nonfinite && self.mode == Mode::Eager {
             return Err(Error::config("skip_nonfinite", true, UNSEEN, "use Normed or Sequential"));
         }
@@ -371,6 +374,25 @@ impl StepperBuilder<'_> {
         }
     }
 
+    fn refuse_group_clips(&self) -> Result<()> {
+        let Some((group, _)) = self.group_clips.first() else { return Ok(()) };
+        if self.mode == Mode::Eager {
+            return Err(Error::config("group_clip", group, UNSEEN, "use Normed or Sequential"));
+        }
+        if let Some(clip @ (Clip::Previous(_) | Clip::PerBucket(_))) = self.clip {
+            let wrong = format_args!("cannot be combined with {clip:?}, which is not by the norm of a group");
+            return Err(Error::config("group_clip", group, wrong, "use Clip::Global or no clip"));
+        }
+        let is_norm = |max_norm: &f64| *max_norm > 0.0 && max_norm.is_finite();
+        match self.group_clips.iter().find(|(_, max_norm)| !max_norm.as_ref().is_none_or(is_norm)) {
+            Some((group, max_norm)) => {
+                let wrong = format_args!("{} is out of range", max_norm.unwrap_or_default());
+                Err(Error::config("group_clip", group, wrong, "use a finite number above 0, or None"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Gradients are multiplied by its reciprocal in f32, where it must neither vanish nor overflow.
     fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
         let multiplier = |divisor: f64| (1.0 / (divisor * loss_scale)) as f32;
@@ -412,6 +434,9 @@ impl StepperBuilder<'_> {
         }
         for (group, precision) in &self.group_precisions {
             options.push_str(&format!("\nof group {group:?}: {precision:?}"));
+        }
+        for (group, max_norm) in &self.group_clips {
+            options.push_str(&format!("\nclip of group {group:?}: {max_norm:?}"));
         }
         Agreement::new(self.layout, plan, &options)
     }

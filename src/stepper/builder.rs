@@ -45,6 +45,7 @@ pub struct StepperBuilder<'a> {
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) gradient_divisor: Option<f64>,
     pub(super) clip: Option<Clip>,
+    pub(super) group_clips: Vec<(String, Option<f64>)>,
     pub(super) skip_nonfinite: bool,
     pub(super) loss_scale: LossScale,
     pub(super) isa: Option<Isa>,
@@ -93,6 +94,7 @@ impl<'a> StepperBuilder<'a> {
             uneven_inputs: None,
             gradient_divisor: None,
             clip: None,
+            group_clips: Vec::new(),
             skip_nonfinite: false,
             loss_scale: LossScale::Constant(1.0),
             isa: None,
@@ -371,6 +373,35 @@ impl<'a> StepperBuilder<'a> {
     /// nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
+        self
+    }
+
+    /// Clips one group of the layout alone, by the norm of its own gradients, exactly; or, with `None`, does not clip it. All
+    /// other groups are clipped together, by [`clip`](Self::clip). What is clipped together shares no bucket with what is not.
+    /// [`Stepper::group_norm`](crate::Stepper::group_norm) is the norm. Refused in Eager, and beside [`Clip::Previous`] and
+    /// [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a loss scaler, a gradient that is not finite in any
+    /// group skips the steps of all.
+    ///
+    /// ```
+    /// use instep::{Clip, Layout, Mode, Sgd, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("w", 1).param("expert", 1).in_group("experts");
+    /// let layout = layout.param("bias", 1).in_group("biases").build()?;
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).mode(Mode::Normed);
+    /// let builder = builder.clip(Clip::Global(1.0)).group_clip("experts", 2.0).group_clip("biases", None);
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// for param in layout.ids() {
+    ///     pass.grads().write(param, &[8.0])?;
+    /// }
+    /// pass.finish()?;
+    /// let stepped = layout.ids().map(|param| Ok(stepper.view::<f32>(param)?[0].round()));
+    /// assert_eq!(stepped.collect::<Result<Vec<f32>, instep::Error>>()?, [-1.0, -2.0, -8.0]);
+    /// assert_eq!(stepper.group_norm("experts")?, Some(8.0));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn group_clip(mut self, group: impl Into<String>, max_norm: impl Into<Option<f64>>) -> Self {
+        self.group_clips.push((group.into(), max_norm.into()));
         self
     }
 

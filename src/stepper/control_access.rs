@@ -166,7 +166,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// After its touch has been settled.
-    fn copy_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
+    pub(super) fn copy_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         assert!(span.memory == Memory::Control && span.bytes() == BYTES as u64, "{span:?}");
         let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);
         run.note(Access { span, writes: false });

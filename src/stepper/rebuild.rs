@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::error::{Error, Result, one_of};
+use crate::error::{Error, Result};
 use crate::launch::{Assignment, BorrowedPieces, Settings};
 use crate::layout::{Gradients, ParamId, Plan, SegmentAction};
 use crate::op::{Access, CollectiveKind, Memory, Span};
@@ -290,11 +290,7 @@ impl<D: Device> Stepper<D> {
     /// Otherwise as for [`add_optimizer_for`](Self::add_optimizer_for).
     pub fn add_group(&mut self, name: &str, optimizer: impl Optimizer + 'static) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
-        let Some(group) = self.layout.group(name) else {
-            let known = one_of(name, self.layout.groups().iter().map(String::as_str));
-            let remedy = format_args!("use {known}");
-            return Err(Error::config("group", name, "not a group of the layout", remedy));
-        };
+        let group = self.layout.require_group("group", name)?;
         if self.optimizers.of_group(name) > 0 {
             let remedy = "change it with Stepper::set_hyper, or add one with Stepper::add_optimizer_for";
             return Err(Error::config("group", name, "has an optimizer already", remedy));

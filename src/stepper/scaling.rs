@@ -14,10 +14,13 @@ use crate::op::{Access, Memory, Span};
 use crate::optim::{Clip, LossScale, ScalerState};
 use crate::stepper::stepper::Stepper;
 
-const PREVIOUS_NORM: Span = {
-    let start = offset_of!(InstepControl, previous_norm) as u64;
-    Span { memory: Memory::Control, start, end: start + 8 }
-};
+const PREVIOUS_NORM: Span = field(offset_of!(InstepControl, previous_norm), 8);
+const NORM: Span = field(offset_of!(InstepControl, norm), 8);
+const DECIDED: Span = field(offset_of!(InstepControl, decided), 4);
+
+const fn field(offset: usize, bytes: u64) -> Span {
+    Span { memory: Memory::Control, start: offset as u64, end: offset as u64 + bytes }
+}
 
 impl<D: Device> Stepper<D> {
     /// Returns the state of dynamic loss scaling after the last pass, to save it: the scale of the next pass, and how
@@ -99,6 +102,26 @@ impl<D: Device> Stepper<D> {
         self.loaded.previous_norm = Some(norm);
         self.agreement.forget();
         Ok(())
+    }
+
+    /// Returns the norm of the averaged gradients that those of this group are clipped with, after the last pass: of the group
+    /// alone if it is [clipped alone](crate::StepperBuilder::group_clip), of all groups that are not clipped if it is one of
+    /// them, and otherwise [`Status::norm`](crate::Status::norm), of all groups that are clipped together. `None` where that is
+    /// `None`, and after [`rebuild_buckets`](Self::rebuild_buckets) until the next pass.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Config` if the layout has no such group, `Poisoned` after a failure.
+    pub fn group_norm(&self, group: &str) -> Result<Option<f64>> {
+        let index = self.layout.require_group("group", group)?;
+        let status = self.status()?;
+        let clip_set = self.plan.asked().clip_sets(&self.layout)?.0[index];
+        let Some(block) = clip_set.checked_sub(1) else { return Ok(status.norm) };
+        let is_decided = self.copy_control_part(DECIDED.of_control_block(block))? != [0; 4];
+        let norm = f64::from_ne_bytes(self.copy_control_part(NORM.of_control_block(block))?);
+        Ok(is_decided.then_some(norm))
     }
 
     /// Returns whether a pass is clipped by the norm of the one before, which a checkpoint then has, in every mode.

@@ -215,8 +215,8 @@ impl World<'_> {
             clip: 1.0,
             grad_scale: std::ptr::null(),
             found_inf: std::ptr::null(),
-            bucket_controls: self.bucket_controls.address(0),
-            bucket_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
+            further_controls: self.bucket_controls.address(0),
+            further_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),
@@ -231,6 +231,8 @@ impl World<'_> {
             bucket: INSTEP_NO_BUCKET,
             grad_dtype: dtype_code(case.precision.grad),
             found_inf: ptr::null_mut(),
+            set_controls: ptr::null_mut(),
+            set_count: 0,
         };
         let decide_bucket = |world: &mut Self, bucket: usize| InstepDecideArgs {
             control: world.control_of(bucket),

@@ -165,6 +165,8 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
                     bucket: 0,
                     grad_dtype: instep::abi::INSTEP_DTYPE_F32,
                     found_inf: std::ptr::null_mut(),
+                    set_controls: std::ptr::null_mut(),
+                    set_count: 0,
                 });
                 control
             };

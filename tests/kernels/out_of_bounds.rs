@@ -146,8 +146,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         clip: 1.0,
         grad_scale: std::ptr::null(),
         found_inf: std::ptr::null(),
-        bucket_controls: std::ptr::null_mut(),
-        bucket_count: 0,
+        further_controls: std::ptr::null_mut(),
+        further_count: 0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,
@@ -162,6 +162,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         bucket: 0,
         grad_dtype: INSTEP_DTYPE_F32,
         found_inf: std::ptr::null_mut(),
+        set_controls: std::ptr::null_mut(),
+        set_count: 0,
     };
     for step in 0..3 {
         // SAFETY: every pointer leads into a buffer above, which is as long as the tiles and arguments say.

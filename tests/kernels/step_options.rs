@@ -106,8 +106,8 @@ fn step(isa: Isa, options: &Options) -> Left {
             clip: CLIP,
             grad_scale: std::ptr::null(),
             found_inf: std::ptr::null(),
-            bucket_controls: std::ptr::null_mut(),
-            bucket_count: 0,
+            further_controls: std::ptr::null_mut(),
+            further_count: 0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();

@@ -128,8 +128,8 @@ impl Bucket<'_> {
                 clip: 1.0,
                 grad_scale: std::ptr::null(),
                 found_inf: std::ptr::null(),
-                bucket_controls: std::ptr::null_mut(),
-                bucket_count: 0,
+                further_controls: std::ptr::null_mut(),
+                further_count: 0,
             };
             let step = InstepStepArgs {
                 control: &mut control,

@@ -158,11 +158,7 @@ impl Rates {
     ) -> Result<Rates> {
         let mut named = Vec::with_capacity(of_groups.len());
         for (group, schedule) in of_groups {
-            if layout.group(&group).is_none() {
-                let known = one_of(&group, layout.groups().iter().map(String::as_str));
-                let remedy = format_args!("use {known}");
-                return Err(Error::config("lr_schedule", group, "not a group of the layout", remedy));
-            }
+            layout.require_group("lr_schedule", &group)?;
             let count = optimizers.of_group(&group);
             if count != 1 {
                 let wrong = format_args!("this group has {count} optimizers, and a schedule drives one");

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result, one_of};
+use crate::error::{Error, Result};
 use crate::launch::{Assignment, refuse_storage};
 use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::{Optimizer, short};
@@ -114,16 +114,7 @@ impl Optimizers {
         registered: Vec<Registered>,
     ) -> Result<Optimizers> {
         let groups = layout.groups();
-        let place = |name: &String| {
-            layout.group(name).ok_or_else(|| {
-                Error::config(
-                    "group",
-                    name,
-                    "not a group of the layout",
-                    format_args!("use {}", one_of(name, groups.iter().map(String::as_str))),
-                )
-            })
-        };
+        let place = |name: &String| layout.require_group("group", name);
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
         let mut further: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
         let mut own: Vec<(Target, Box<dyn Optimizer>)> = Vec::new();
