@@ -68,6 +68,7 @@
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`], and in shards [`StepperBuilder::accumulation`] |
 //! | clip by the global norm, skip non-finite passes (Normed and Sequential) | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; [`StepperBuilder::grad_scaler`] for PyTorch's |
+//! | clip a group alone or not at all | [`StepperBuilder::group_clip`], [`Stepper::group_norm`] |
 //! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out, or have a parameter without a gradient refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |

@@ -90,6 +90,10 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
         );
         return Err(Fault::new(INSTEP_CONFIG, text));
     }
+    if let Some((group, _)) = groups.clips.first() {
+        let text = format_args!("group `{group}`: has a clip of its own; decide a norm for each clip");
+        return Err(Fault::new(INSTEP_CONFIG, text));
+    }
     let names = groups.names(&layout);
     let mut builder = BucketStep::builder(&layout, groups.optimizer).precision(groups.precision);
     for (group, optimizer) in groups.optimizers {

@@ -22,6 +22,13 @@ pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
 /// The next 8 bits of it.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
+/// A group is clipped together with all groups that have this, by the stepper's clip. The default.
+pub const INSTEP_GROUP_CLIP_TOGETHER: u32 = 0;
+/// A group is clipped alone, by the norm of its own gradients, exactly. Refused in INSTEP_MODE_EAGER.
+pub const INSTEP_GROUP_CLIP_ALONE: u32 = 1;
+/// A group is not clipped. Refused in INSTEP_MODE_EAGER.
+pub const INSTEP_GROUP_CLIP_NONE: u32 = 2;
+
 /// Optimizer states are f32. The default.
 pub const INSTEP_STATES_F32: u32 = 0;
 /// Optimizer states are bf16.

@@ -9,9 +9,12 @@ use instep::cuda::Cuda;
 use instep::{DType, Layout, Optimizer, Precision, Rounding, StreamHandle};
 
 use crate::arguments::{Growing, list, read_any, text};
-use crate::codes::{dtype, flag, master, states, zero};
+use crate::codes::{
+    INSTEP_GROUP_CLIP_ALONE, INSTEP_GROUP_CLIP_NONE, INSTEP_GROUP_CLIP_TOGETHER, code, dtype, flag, master,
+    states, zero,
+};
 use crate::optimizer::{build, instep_optimizer, name_of};
-use crate::status::Result;
+use crate::status::{Fault, Result};
 
 /// What one group of parameters has of its own.
 #[repr(C)]
@@ -23,6 +26,12 @@ pub struct instep_group {
     pub optimizer: *const instep_optimizer,
     /// Its element types; null: those of all others. A bucket step has one precision, so it takes null alone.
     pub precision: *const instep_precision,
+    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
+    pub clip: u32,
+    /// Zero; anything else is refused.
+    pub reserved: u32,
+    /// The largest norm of a group that is clipped alone; else 0.
+    pub max_norm: f64,
 }
 
 /// Element types of the tensors. Arithmetic is f32 for all of them.
@@ -76,12 +85,14 @@ unsafe impl Growing for instep_cuda {
     const NAME: &'static str = "instep_cuda";
 }
 
-/// Optimizers and precisions of a layout: the default ones, and those of groups.
+/// Optimizers, precisions and clips of a layout: the default ones, and those of groups.
 pub(crate) struct Groups {
     pub(crate) optimizer: Box<dyn Optimizer>,
     pub(crate) precision: Precision,
     pub(crate) optimizers: Vec<(String, Box<dyn Optimizer>)>,
     pub(crate) precisions: Vec<(String, Precision)>,
+    /// The largest norms of groups that are clipped alone; `None`: the group is not clipped.
+    pub(crate) clips: Vec<(String, Option<f64>)>,
 }
 
 impl Groups {
@@ -96,7 +107,7 @@ impl Groups {
         // SAFETY: the caller's promise, here and below.
         let (optimizer, precision, all) =
             unsafe { (build(optimizer)?, self::precision(precision)?, list(groups, group_count, "groups")?) };
-        let (mut optimizers, mut precisions) = (Vec::new(), Vec::new());
+        let (mut optimizers, mut precisions, mut clips) = (Vec::new(), Vec::new(), Vec::new());
         for group in all {
             // SAFETY: the caller's promise.
             unsafe {
@@ -107,9 +118,20 @@ impl Groups {
                 if !group.precision.is_null() {
                     precisions.push((name.to_owned(), self::precision(group.precision)?));
                 }
+                zero("reserved", group.reserved)?;
+                let codes = [INSTEP_GROUP_CLIP_TOGETHER, INSTEP_GROUP_CLIP_ALONE, INSTEP_GROUP_CLIP_NONE];
+                match code("clip", group.clip, &codes.map(|clip| (clip, clip)))? {
+                    INSTEP_GROUP_CLIP_ALONE => clips.push((name.to_owned(), Some(group.max_norm))),
+                    _ if group.max_norm != 0.0 => {
+                        let wrong = "set, but the group's clip is not INSTEP_GROUP_CLIP_ALONE";
+                        return Err(Fault::argument("max_norm", wrong, "set clip, or leave it 0"));
+                    }
+                    INSTEP_GROUP_CLIP_NONE => clips.push((name.to_owned(), None)),
+                    _ => {}
+                }
             }
         }
-        Ok(Groups { optimizer, precision, optimizers, precisions })
+        Ok(Groups { optimizer, precision, optimizers, precisions, clips })
     }
 
     /// Names each group's optimizer.

@@ -199,6 +199,32 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
+/// Reads the norm that a group was clipped by in the last pass, and whether it is known; null is the group "default". It is the
+/// group's own if the group is clipped alone, that of all unclipped groups if it is not clipped, and otherwise that of the
+/// status. It is not known where that is not, or after instep_stepper_rebuild_buckets.
+///
+/// Any thread, one at a time, between passes. Waits for all steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_group_norm(
+    stepper: *mut instep_stepper,
+    group: *const c_char,
+    out_norm: *mut f64,
+    out_has_norm: *mut u32,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (group, to_norm, to_has_norm) = unsafe {
+            (group_name(group)?, Out::new(out_norm, "out_norm")?, Out::new(out_has_norm, "out_has_norm")?)
+        };
+        STEPPERS.with(stepper, |training| {
+            let norm = on_any!(&training.engine, stepper => stepper.group_norm(group))?;
+            to_norm.put(norm.unwrap_or_default());
+            to_has_norm.put(norm.is_some().into());
+            Ok(())
+        })
+    })
+}
+
 /// Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
 ///
 /// Any thread, one at a time. With 1 between passes only, and it waits for all steps; with 0 it never waits.

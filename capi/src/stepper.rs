@@ -115,6 +115,9 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     for (group, precision) in groups.precisions {
         builder = builder.group_precision(group, precision);
     }
+    for (group, max_norm) in groups.clips {
+        builder = builder.group_clip(group, max_norm);
+    }
     let copy = dtype("copy", options.copy)?;
     // SAFETY: the caller's promise.
     let builder = unsafe { configured(builder, options, copy)? };

@@ -3,8 +3,9 @@
 //! A test reads the library's sources, so an error with a name that has no word here is noticed.
 
 /// Names of Rust, and what stands for each in C. A name that another one begins with comes after it.
-const WORDS: [(&str, &str); 20] = [
+const WORDS: [(&str, &str); 21] = [
     ("Borrowed::param", "instep_memory.params"),
+    ("Clip::Global", "INSTEP_CLIP_GLOBAL"),
     ("Clip::PerBucket", "INSTEP_CLIP_PER_BUCKET"),
     ("Clip::Previous", "INSTEP_CLIP_PREVIOUS"),
     ("Divisor::WorldSize", "INSTEP_INPUTS_BY_WORLD_SIZE"),

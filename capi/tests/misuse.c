@@ -123,6 +123,12 @@ static void bucket_steps(void) {
     ANSWERS(INSTEP_LAYOUT, instep_bucket_step_create(&wrong, &untouched));
     wrong.groups = &(instep_group){.name = "default", .precision = &precision};
     SAYS(INSTEP_CONFIG, "group `default`: has a precision of its own;", instep_bucket_step_create(&wrong, &untouched));
+    wrong.groups = &(instep_group){.name = "default", .clip = INSTEP_GROUP_CLIP_NONE};
+    SAYS(INSTEP_CONFIG, "group `default`: has a clip of its own;", instep_bucket_step_create(&wrong, &untouched));
+    wrong.groups = &(instep_group){.name = "default", .clip = INSTEP_GROUP_CLIP_NONE, .max_norm = 1};
+    SAYS(INSTEP_ARGUMENT, "max_norm: set, but the group's clip", instep_bucket_step_create(&wrong, &untouched));
+    wrong.groups = &(instep_group){.name = "default", .clip = 3};
+    SAYS(INSTEP_ARGUMENT, "clip: 3 stands for nothing;", instep_bucket_step_create(&wrong, &untouched));
     wrong = options;
     wrong.threads = 100000;
     SAYS(INSTEP_CONFIG, "threads = 100000: out of range; use 1 to 1024", instep_bucket_step_create(&wrong, &untouched));

@@ -99,6 +99,49 @@ static void tensors_and_progress(void) {
     OK(instep_layout_free(layout));
 }
 
+static void clips_of_groups(void) {
+    instep_layout* layout = layout_of("a", 1);
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b", .group = "alone"}, NULL));
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "c", .group = "free"}, NULL));
+    instep_group groups[] = {{.name = "alone", .clip = INSTEP_GROUP_CLIP_ALONE, .max_norm = 2},
+                             {.name = "free", .clip = INSTEP_GROUP_CLIP_NONE}};
+    instep_stepper_options options = {
+        .size = sizeof options,
+        .layout = layout,
+        .optimizer = &sgd,
+        .groups = groups,
+        .group_count = 2,
+        .mode = INSTEP_MODE_NORMED,
+        .clip = INSTEP_CLIP_GLOBAL,
+        .max_norm = 1,
+        .threads = 1,
+    };
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    OK(instep_stepper_begin(stepper, 1));
+    for (uint32_t param = 0; param < 3; ++param) write_grad(stepper, param, 8);
+    OK(instep_stepper_finish(stepper));
+    const float expected[] = {-1, -2, -8};
+    for (uint32_t param = 0; param < 3; ++param) {
+        float off = read(stepper, INSTEP_PARAM, param, NULL) - expected[param];
+        CHECK(off < 1e-5f && off > -1e-5f);
+    }
+    const char* const names[] = {NULL, "alone", "free"};
+    for (int k = 0; k < 3; ++k) {
+        double norm = 0;
+        uint32_t has_norm = 0;
+        OK(instep_stepper_group_norm(stepper, names[k], &norm, &has_norm));
+        CHECK(norm == 8 && has_norm == 1);
+    }
+    double norm;
+    uint32_t has_norm;
+    ANSWERS(INSTEP_CONFIG, instep_stepper_group_norm(stepper, "other", &norm, &has_norm));
+    OK(instep_stepper_free(stepper));
+    groups[0].max_norm = -1;
+    SAYS(INSTEP_CONFIG, "group_clip = alone: -1 is out of range;", instep_stepper_create(&options, &stepper));
+    OK(instep_layout_free(layout));
+}
+
 static void status_and_loss_scale(void) {
     instep_layout* layout = layout_of("w", 1);
     instep_loss_scaler scaler = {.size = sizeof scaler, .initial_scale = 8};
@@ -362,6 +405,7 @@ int main(int count, char** arguments) {
     progress_of_a_bucket();
     rows_of_shards();
     between_passes(path);
+    clips_of_groups();
     status_and_loss_scale();
     abandoned_passes();
     return 0;

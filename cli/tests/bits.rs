@@ -100,6 +100,30 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
 }
 
 #[test]
+fn a_group_is_clipped_together_with_others_or_alone_or_not_at_all() {
+    let shapes: [(&str, &[usize]); 3] = [("a", &[700]), ("b", &[300]), ("c", &[5])];
+    let config = |clip: &str, groups: &str| {
+        format!(r#"{{"optimizer":"adamw","world_size":3,"clip":{clip},"groups":[{groups}]}}"#)
+    };
+    let all = config(
+        r#"{"global":0.5}"#,
+        r#"{"params":["a"]},{"params":["b"],"max_norm":0.25},{"max_norm":null,"params":["c"]}"#,
+    );
+    let only = |mut content: Content, name: &str| {
+        content.tensors.retain(|tensor, _| tensor.split('.').any(|part| part == name));
+        content.metadata.retain(|key, _| key.ends_with(&format!(".{name}")));
+        content
+    };
+    let whole = replayed(&all, &input(&shapes, 4), &[]);
+    assert_eq!(whole.metadata.len(), 3);
+    for (name, clip) in [("a", r#"{"global":0.5}"#), ("b", r#"{"global":0.25}"#), ("c", "null")] {
+        let alone = config(clip, &format!(r#"{{"params":["{name}"]}}"#));
+        let content = only(input(&shapes, 4), name);
+        assert_eq!(replayed(&alone, &content, &[]), only(whole.clone(), name), "{name}");
+    }
+}
+
+#[test]
 fn a_bucket_that_is_stepped_alone_makes_the_same_output() {
     let content = input(&[("w", &[700])], 4);
     let config =

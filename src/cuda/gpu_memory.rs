@@ -21,7 +21,8 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records, first_sets,
+    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
+    first_sets,
 };
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};

@@ -18,8 +18,8 @@ use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::launch::{
-    Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args, first_sets,
-    first_control, first_records, part_of_step,
+    Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
+    first_control, first_records, first_sets, part_of_step,
 };
 use crate::layout::Plan;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Words};

@@ -162,7 +162,8 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
 /// not summed over ranks](crate::LayoutBuilder::local) are neither clipped nor part of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
-    /// Clips by the norm of all gradients, exactly. Refused in Eager.
+    /// Clips by the norm of all gradients, exactly, but for those of groups with a
+    /// [clip of their own](crate::StepperBuilder::group_clip). Refused in Eager.
     Global(f64),
     /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows
     /// suddenly is stepped as large as it is, and the next pass is clipped. The first pass is not clipped, a norm that

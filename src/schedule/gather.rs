@@ -93,7 +93,8 @@ impl Schedule {
     /// Adds up the ranks' sums of squares, of the pass's clip sets or of one bucket, and finds the largest magnitudes.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
         let sets = (0..self.plan.max_norms().len() as u32).map(Some);
-        let blocks = if bucket.is_some() { vec![bucket] } else { std::iter::once(None).chain(sets).collect() };
+        let blocks =
+            if bucket.is_some() { vec![bucket] } else { std::iter::once(None).chain(sets).collect() };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
         let of_block = |block: Option<u32>| {
             parts.map(|(kind, span)| (kind, block.map_or(span, |block| span.of_control_block(block))))

@@ -387,7 +387,7 @@ impl StepperBuilder<'_> {
         match self.group_clips.iter().find(|(_, max_norm)| !max_norm.as_ref().is_none_or(is_norm)) {
             Some((group, max_norm)) => {
                 let wrong = format_args!("{} is out of range", max_norm.unwrap_or_default());
-                Err(Error::config("group_clip", group, wrong, "use a finite number above 0, or None"))
+                Err(Error::config("group_clip", group, wrong, "use a finite number above 0"))
             }
             None => Ok(()),
         }

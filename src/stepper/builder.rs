@@ -285,7 +285,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Gives one group of the layout its own precision. Parameters of different precisions share no bucket; clipping,
-    /// skipping and the loss scale are one for all.
+    /// skipping and the loss scale know no precisions.
     ///
     /// ```
     /// use instep::{AdamW, DType, Layout, Master, Precision, Solo, Stepper};

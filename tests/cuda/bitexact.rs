@@ -6,18 +6,18 @@
 
 use std::num::NonZeroU32;
 
-use instep::cuda::Cuda;
+use instep::cuda::{Cuda, CudaDevice};
 use instep::hazard::Traced;
 use instep::layout::LayoutBuilder;
 use instep::op::{Action, Op, Stream};
-use instep::{AdamW, Device, Divisor, Layout, Mode, Result, RmsProp, Sgd, Solo, Stepper, Unused};
+use instep::{AdamW, Device, Divisor, Layout, Mode, Pass, Result, RmsProp, Sgd, Solo, Stepper, Unused};
 
 use crate::support::device::cuda;
 use crate::support::hardware;
 use crate::support::stand_in::COMPUTE;
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, Presummed, few_optimizers, layout, optimizers, paint_gradient,
-    paint_params, painted, pass,
+    LENGTHS, MODES, Optim, Options, Outcome, Presummed, few_optimizers, grouped, layout, optimizers,
+    paint_gradient, paint_params, painted, pass, with_group_clips,
 };
 
 /// Runs the same trainer on the host and on the GPU.
@@ -249,6 +249,43 @@ fn the_latest_status_is_the_last_passs_once_it_has_ended() {
         assert_eq!(stepper.latest_status(), Some(waited));
         assert_eq!(waited.pass, step as u64 + 1);
     }
+}
+
+#[test]
+fn a_replayed_graph_clips_each_group_as_the_host_does() {
+    let (layout, options) =
+        (grouped(&[300, 5, 2049, 700]), Options { max_norm: None, ..options(Mode::Normed) });
+    let builder = || with_group_clips(few_optimizers()[3].builder(&layout)).mode(Mode::Normed);
+    let builder = || builder().skip_nonfinite(true).bucket_cap_bytes(1 << 10);
+    let gradient = painted(&options);
+    let mut host = builder().host(Presummed(3)).unwrap();
+    // SAFETY: the trainer's stream is the stand-in's, which is a number, or one of this test's own.
+    let mut gpu = unsafe { builder().cuda(Presummed(3), &capturable()) }.unwrap();
+    paint_params(&mut host);
+    paint_params(&mut gpu);
+    pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+    pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+    let hand_over = |mut pass: Pass<'_, CudaDevice>| {
+        for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
+            pass.ptr(id.grad())?;
+            pass.grad_ready(id)?;
+        }
+        pass.finish()
+    };
+    let captured = gpu.capture(hand_over).unwrap();
+    for _ in 0..3 {
+        pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+        // SAFETY: the capture holds no work of the trainer.
+        unsafe { gpu.replay(&captured).unwrap() };
+    }
+    for group in ["default", "alone", "free"] {
+        let norms = (gpu.group_norm(group).unwrap(), host.group_norm(group).unwrap());
+        assert!(norms.0 == norms.1 && norms.0.is_some(), "{group}: {norms:?}");
+    }
+    let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+    gpu.assert_same(&host, "groups");
+    assert_eq!(gpu.status, host.status);
+    assert!(host.status.clip < 1.0);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use instep::{
 };
 
 use super::shards::shapes;
+use crate::support::with_group_clips;
 
 /// A stepper, and what its trainer does.
 #[derive(Clone, Copy)]
@@ -43,7 +44,7 @@ pub(crate) const PLAIN: Case = Case {
     shard_size: None,
 };
 
-pub(crate) const CASES: [Case; 26] = [
+pub(crate) const CASES: [Case; 28] = [
     Case { name: "eager", leaves_out: true, ..PLAIN },
     Case {
         name: "clip_and_skip",
@@ -59,6 +60,24 @@ pub(crate) const CASES: [Case; 26] = [
             builder.mode(Mode::Sequential).clip(Clip::Global(0.5)).loss_scale(LossScale::Dynamic(scaler))
         },
         overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "groups_clipped",
+        build: |builder| with_group_clips(builder).mode(Mode::Normed).skip_nonfinite(true),
+        leaves_out: true,
+        overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "groups_clipped_and_scaled_over_contributors",
+        build: |builder| {
+            let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
+            let builder = with_group_clips(builder).mode(Mode::Sequential).loss_scale(scaler);
+            builder.uneven_inputs(Divisor::ContributingRanks)
+        },
+        overflows: true,
+        joins: true,
         ..PLAIN
     },
     Case {

@@ -18,14 +18,14 @@ use instep::{
 use super::shard_cases::{CASES, Case, PLAIN, builder};
 use crate::support::device::cuda;
 use crate::support::stand_in::COMPUTE;
-use crate::support::{Outcome, assert_same_bits, hardware, layout, paint};
+use crate::support::{Outcome, assert_same_bits, grouped, hardware, paint};
 
 /// Cuts fall inside parameters; some parameters and shards are empty.
 pub(crate) const LENS: [usize; 6] = [5 * 257, 17, 64 * 60, 1, 0, 700];
 const STEPS: usize = 4;
 
 pub(crate) fn shapes() -> &'static Layout {
-    static LAYOUT: LazyLock<Layout> = LazyLock::new(|| layout(&LENS));
+    static LAYOUT: LazyLock<Layout> = LazyLock::new(|| grouped(&LENS));
     &LAYOUT
 }
 

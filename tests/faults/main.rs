@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agreement;
+mod clips;
 mod gradients;
 mod local;
 mod uneven;

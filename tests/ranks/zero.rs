@@ -8,9 +8,9 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use instep::{
-    Accumulation, Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Master,
-    Mode, Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Stepper, StepperBuilder, Strategy, Unused,
-    bf16, in_process,
+    Accumulation, Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Lamb, Layout, LossScale, LossScaler,
+    Master, Mode, Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Stepper, StepperBuilder, Strategy,
+    Unused, bf16, in_process,
 };
 
 use crate::support::{self, MODES, Outcome, assert_same_bits, optimizers, paint};
@@ -265,6 +265,26 @@ fn clipping_skipping_and_loss_scaling_decide_as_whole_steps_do() {
         });
         assert_same_bits_each_way(3, finite, "each bucket", &WAYS, || {
             adamw().mode(mode).clip(Clip::PerBucket(0.25)).loss_scale(8.0)
+        });
+    }
+}
+
+#[test]
+fn groups_that_are_clipped_apart_decide_as_whole_steps_do() {
+    static LAYOUT: LazyLock<Layout> = LazyLock::new(|| support::grouped(&LENS));
+    let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
+    let course = Course { overflows: true, leaves_out: true, freezes: true, ..Course::default() };
+    for mode in [Mode::Sequential, Mode::Normed] {
+        let clipped = |builder| support::with_group_clips(builder).mode(mode).bucket_cap_bytes(20_000);
+        assert_same_bits_each_way(3, course, "groups, skip", &WAYS, || {
+            clipped(Stepper::builder(&LAYOUT, AdamW::default())).skip_nonfinite(true)
+        });
+        assert_same_bits_each_way(2, course, "groups, loss scale", &WAYS, || {
+            clipped(Stepper::builder(&LAYOUT, Lamb::default())).loss_scale(LossScale::Dynamic(scaler))
+        });
+        let joined = Course { overflows: false, freezes: false, joins: true, ..course };
+        assert_same_bits_each_way(4, joined, "groups, uneven", &WAYS, || {
+            clipped(Stepper::builder(&LAYOUT, Adam::default())).uneven_inputs(Divisor::ContributingRanks)
         });
     }
 }

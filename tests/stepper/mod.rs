@@ -13,6 +13,7 @@ pub(crate) mod freeze_thaw;
 pub(crate) mod freezing;
 mod grad_scaler;
 pub(crate) mod gradients;
+pub(crate) mod group_clips;
 pub(crate) mod groups;
 pub(crate) mod hypers;
 pub(crate) mod late_groups;

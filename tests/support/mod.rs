@@ -165,6 +165,19 @@ pub(crate) fn layout(lengths: &[usize]) -> Layout {
     named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
 }
 
+/// The same in three groups, in turn: "default", "alone" and "free", for clips that [`with_group_clips`] sets.
+pub(crate) fn grouped(lengths: &[usize]) -> Layout {
+    let add = |builder: instep::LayoutBuilder, (k, len): (usize, &usize)| {
+        builder.param(format!("p{k}"), *len).in_group(["default", "alone", "free"][k % 3])
+    };
+    lengths.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
+}
+
+/// Clips the groups of a [`grouped`] layout together, alone and not at all.
+pub(crate) fn with_group_clips(builder: StepperBuilder<'_>) -> StepperBuilder<'_> {
+    builder.clip(Clip::Global(0.5)).group_clip("alone", 0.25).group_clip("free", None)
+}
+
 /// A number in (-1, 1) with a full mantissa: sums and products of round numbers would be exact, and nothing that
 /// depends on their order would show. The cycle is the prime 8191.
 pub(crate) fn paint(row: usize, column: usize) -> f32 {

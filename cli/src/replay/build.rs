@@ -19,6 +19,9 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
         builder = builder.group(group_name(index), group.optimizer.clone());
+        if let Some(max_norm) = group.max_norm {
+            builder = builder.group_clip(group_name(index), max_norm);
+        }
     }
     // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. A stepper of n ranks
     // would pad buckets to n ranks, and n comes from a file.

@@ -16,9 +16,12 @@ pub struct Group {
     pub params: Vec<String>,
     /// Their optimizer; the same kind in every group.
     pub optimizer: Box<dyn Optimizer>,
+    /// The norm to which they are clipped alone, or that they are not clipped; `None`: `clip` of the file has them.
+    pub max_norm: Option<Option<f64>>,
 }
 
 const PARAMS: &str = "params";
+const MAX_NORM: &str = "max_norm";
 
 /// Returns the file's groups; nothing else of the file is looked at.
 pub(super) fn read(text: &[u8], descriptor: &'static Descriptor) -> serde_json::Result<Vec<Group>> {
@@ -92,11 +95,18 @@ impl<'de> Visitor<'de> for Keys {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Group, A::Error> {
         let mut params: Option<Vec<String>> = None;
         let mut optimizer = self.0.build();
+        let mut max_norm: Option<Option<f64>> = None;
         let mut given: Vec<&str> = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             if key == PARAMS {
                 if params.replace(map.next_value()?).is_some() {
                     return Err(Error::duplicate_field(PARAMS));
+                }
+                continue;
+            }
+            if key == MAX_NORM {
+                if max_norm.replace(map.next_value()?).is_some() {
+                    return Err(Error::duplicate_field(MAX_NORM));
                 }
                 continue;
             }
@@ -108,13 +118,13 @@ impl<'de> Visitor<'de> for Keys {
             let value = value(field, &mut map)?;
             optimizer.set(field.name, value).map_err(Error::custom)?;
         }
-        Ok(Group { params: params.unwrap_or_default(), optimizer })
+        Ok(Group { params: params.unwrap_or_default(), optimizer, max_norm })
     }
 }
 
 fn unknown<E: Error>(key: &str, descriptor: &Descriptor) -> E {
     let keys: Vec<&str> =
-        [PARAMS].into_iter().chain(descriptor.fields.iter().map(|field| field.name)).collect();
+        [PARAMS, MAX_NORM].into_iter().chain(descriptor.fields.iter().map(|field| field.name)).collect();
     E::custom(format_args!("unknown field `{key}`, expected one of `{}`", keys.join("`, `")))
 }
 

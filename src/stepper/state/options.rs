@@ -116,11 +116,13 @@ pub struct Status {
     pub abandoned: u64,
     /// Whether the pass was skipped, because of a gradient that is not finite: it has changed nothing.
     pub skipped: bool,
-    /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
+    /// Norm of all averaged gradients, but for those of groups with a
+    /// [clip of their own](crate::StepperBuilder::group_clip), for which there is
+    /// [`group_norm`](crate::Stepper::group_norm): infinite or NaN if one of them is; `None` if neither mode nor option asked for
     /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
     /// norm](crate::Clip::Previous) asks.
     pub norm: Option<f64>,
-    /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
+    /// Factor that clipping multiplied those by; 1 without clipping, in a skipped pass, and with
     /// [`Clip::PerBucket`](crate::Clip::PerBucket), where each bucket has its own.
     pub clip: f64,
     /// The factor in the loss that was divided out of them.
