@@ -54,6 +54,15 @@
 // The next 8 bits of it.
 #define INSTEP_MASTER_REMAINDER8 3
 
+// A group is clipped together with all groups that have this, by the stepper's clip. The default.
+#define INSTEP_GROUP_CLIP_TOGETHER 0
+
+// A group is clipped alone, by the norm of its own gradients, exactly. Refused in INSTEP_MODE_EAGER.
+#define INSTEP_GROUP_CLIP_ALONE 1
+
+// A group is not clipped. Refused in INSTEP_MODE_EAGER.
+#define INSTEP_GROUP_CLIP_NONE 2
+
 // Optimizer states are f32. The default.
 #define INSTEP_STATES_F32 0
 
@@ -275,6 +284,12 @@ typedef struct {
   const instep_optimizer *optimizer;
   // Its element types; null: those of all others. A bucket step has one precision, so it takes null alone.
   const instep_precision *precision;
+  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
+  uint32_t clip;
+  // Zero; anything else is refused.
+  uint32_t reserved;
+  // The largest norm of a group that is clipped alone; else 0.
+  double max_norm;
 } instep_group;
 
 // A GPU, and how it is used.
@@ -998,6 +1013,16 @@ instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t para
 //
 // Any thread, one at a time. With a loss_scaler it waits for the decision of the pass before: ask after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
+
+// Reads the norm that a group was clipped by in the last pass, and whether it is known; null is the group "default". It is the
+// group's own if the group is clipped alone, that of all unclipped groups if it is not clipped, and otherwise that of the
+// status. It is not known where that is not, or after instep_stepper_rebuild_buckets.
+//
+// Any thread, one at a time, between passes. Waits for all steps.
+instep_status instep_stepper_group_norm(instep_stepper *stepper,
+                                        const char *group,
+                                        double *out_norm,
+                                        uint32_t *out_has_norm);
 
 // Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
 //

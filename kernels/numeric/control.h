@@ -237,10 +237,10 @@ INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* contr
  * Without skip_nonfinite a non-finite norm clips its set as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
-    bool overflows = decide_set(args, control, args.max_norm);
-    for (uint64_t k = 0; k < args.set_count; ++k) {
-        InstepControl* const set = &args.set_controls[k];
-        overflows |= decide_set(args, set, set->max_norm);
+    bool overflows = false;
+    for (uint64_t k = 0; k <= args.set_count; ++k) {
+        InstepControl* const set = k == 0 ? control : &args.set_controls[k - 1];
+        overflows |= decide_set(args, set, k == 0 ? args.max_norm : set->max_norm);
         /* The status is of the pass. */
         if (set->first_nonfinite_bucket < control->first_nonfinite_bucket) {
             control->first_nonfinite_bucket = set->first_nonfinite_bucket;
