@@ -299,7 +299,7 @@ impl Assignment {
     }
 
     /// Returns per bucket whether its step can be in one launch with the next bucket's: their launches differ in segments
-    /// alone, and all that is placed like the states goes on in the same memory.
+    /// alone, they are clipped together, and all that is placed like the states goes on in the same memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // Of the caller's memory, pieces lie apart and may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
@@ -316,7 +316,7 @@ impl Assignment {
                 Span::shard(memory, this).end == Span::shard(memory, next).start
                     || matches!(memory, Memory::Params | Memory::Grads)
             };
-            (this.storage, this.is_local) == (next.storage, next.is_local)
+            (this.storage, this.is_local, this.clip_set) == (next.storage, next.is_local, next.clip_set)
                 && this.len > 0
                 && next.len > 0
                 && launches[bucket] == launches[bucket + 1]

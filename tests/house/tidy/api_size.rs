@@ -6,7 +6,7 @@ use super::{code_lines, files, name, read};
 
 /// The types; their builders are not counted.
 const TYPES: [&str; 4] = ["Stepper", "Pass", "Params", "Grads"];
-const MOST: usize = 77;
+const MOST: usize = 78;
 
 /// The type that an inherent `impl` line is for.
 fn implemented(line: &str) -> Option<&str> {
