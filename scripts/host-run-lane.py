@@ -52,7 +52,8 @@ def main():
             runtime = subprocess.check_output([*compiler, "-print-file-name=libasan.so"], text=True).strip()
             # The program leaks by design.
             environment.update(LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="print_stacktrace=1")
-        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "cuda::bitexact::", "bucket_step::one_launch::", "cuda::training::digits"]
+        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "cuda::bitexact::", "bucket_step::one_launch::",
+                                                                   "kernels::shared_launches::", "cuda::training::digits"]
         listed = subprocess.run([*command, "--include-ignored", "--list", *names], cwd=ROOT, env=environment,
                                 stdout=subprocess.PIPE, text=True)
         if listed.returncode == 0 and ": test" not in listed.stdout:
