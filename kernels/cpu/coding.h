@@ -36,7 +36,7 @@ INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) 
     return is_signed ? signed_value(real(load_signed_bytes(codes)), scale) : unsigned_value(real(load_bytes(codes)), scale);
 }
 
-INSTEP_INLINE Words random_words(const Coding& c, uint32_t i) { return c.position.bits(lane_numbers() + i, c.stream); }
+INSTEP_INLINE Words mixed_words(const Coding& c, uint32_t i) { return c.position.mixed(lane_numbers() + i); }
 
 /* Values on the way to their codes. Those of an unsigned state are not below zero. */
 struct Rough {
@@ -59,52 +59,46 @@ INSTEP_INLINE Rough roughly(const Coding& c, uint32_t i) {
     return {x, power, rough_root<SIGNED>(power)};
 }
 
-/* The code just below the threshold next to a rough root, and distance_to it. */
+/* The threshold next to a rough root, its power, distance_to it, and the code just below it. */
 struct Candidate {
-    Floats x, power, below;
-    Words distance;
+    Floats x, power, threshold, threshold_power;
+    Words distance, below;
 };
 
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE Candidate candidate_of(const Rough& r) {
-    Floats below, threshold;
-    if (STOCHASTIC) {
-        /* No floor is above that of the largest code but one; the largest has a rule of its own. */
-        const Words whole = bits_of(rounded(r.root)), least = bits_of(Floats{} + 1.0f), most = bits_of(Floats{} + (SIGNED ? 126.0f : 254.0f));
-        threshold = float_of(larger(smaller(whole, most), least)); /* as integers: one instruction each */
-        below = threshold - 1.0f;
-    } else {
-        below = rounded_down(r.root);
-        threshold = below + 0.5f;
-    }
-    return {r.x, r.power, below, distance_to(SIGNED, threshold, r.power)};
+    const Words below = STOCHASTIC ? Words{} : reinterpret_cast<Words>(truncated(r.root));
+    const Floats threshold = STOCHASTIC ? rounded(r.root) : real(below) + 0.5f, power = power_of(SIGNED, threshold);
+    return {r.x, r.power, threshold, power, distance_to(power, r.power), below};
 }
 
 /* Whether a draw next to a whole code may depend on which side of it the root lies: at most 6 of 65536 do at either end.
- * Any other draw gives the whole code. */
-INSTEP_INLINE Words is_extreme(Words random) { return reinterpret_cast<Words>((random + 8u) << 16 < 16u << 16); }
+ * Any other draw gives the whole code. So an element that equals the scale gets the largest code. */
+INSTEP_INLINE Integers is_extreme(Words word) { return reinterpret_cast<Integers>(word + (8u << 16) < 16u << 16); }
 
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
-/* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. */
+/* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. `mixed` is
+ * used only if rounding is stochastic. */
 template <bool SIGNED, bool STOCHASTIC>
-INSTEP_INLINE void encode(const Coding& c, const Candidate& candidate, uint32_t i, Words& closest) {
-    const Floats size = SIGNED ? magnitude(candidate.x) : candidate.x;
+INSTEP_INLINE void encode(const Coding& c, const Candidate& near, uint32_t i, Words mixed, Words& closest) {
     Words code;
     if (STOCHASTIC) {
-        const Words random = random_words(c, i);
-        const Floats below = reinterpret_cast<Integers>(candidate.distance) < 0 ? candidate.below + 1.0f : candidate.below;
-        const Floats code_drawn = drawn(SIGNED, candidate.power, below, random);
-        code = reinterpret_cast<Words>(truncated(size == c.scale ? Floats{} + (SIGNED ? 127.0f : 255.0f) : code_drawn));
-        closest = larger(closest, candidate.distance & is_extreme(random));
+        /* The other end of the interval that the power lies in. */
+        const Floats other = near.threshold - one_with_sign_of(near.distance), other_power = power_of(SIGNED, other);
+        const Floats low = smaller(near.threshold_power, other_power), high = larger(near.threshold_power, other_power);
+        const Words word = c.position.word(mixed, c.stream);
+        const auto above = draws_above(near.power, low, high, word >> 16);
+        code = one_more(reinterpret_cast<Words>(truncated(smaller(near.threshold, other))), reinterpret_cast<Integers>(above));
+        closest = larger(closest, is_extreme(word) ? near.distance : Words{});
     } else {
-        code = reinterpret_cast<Words>(truncated(candidate.below)) + (candidate.distance >> 31);
-        closest = larger(closest, candidate.distance);
+        code = near.below + (near.distance >> 31);
+        closest = larger(closest, near.distance);
     }
     if (SIGNED) {
-        store_bytes(c.codes + i, with_sign_of(code, candidate.x));
+        store_bytes(c.codes + i, with_sign_of(code, near.x));
     } else {
-        store_bytes(c.codes + i, larger(code, smaller(bits_of(size), Words{} + 1u))); /* above zero stays so */
+        store_bytes(c.codes + i, larger(code, smaller(bits_of(near.x), Words{} + 1u))); /* above zero stays so */
     }
 }
 
@@ -113,12 +107,12 @@ INSTEP_INLINE void encode(const Coding& c, const Candidate& candidate, uint32_t 
 template <bool SIGNED, bool STOCHASTIC>
 __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     bool agrees = true;
-    for (uint32_t code = 1; code <= (SIGNED ? 127u : 255u) - STOCHASTIC; ++code) {
+    for (uint32_t code = 1; code <= (SIGNED ? 127u : 255u); ++code) {
         const uint32_t threshold = bits_of(power_of(SIGNED, real(code) - (STOCHASTIC ? 0.0f : 0.5f)));
         for (int side = 0; side < 2; ++side) {
             const Floats power = float_of(Words{} + (side ? threshold + ABOVE : threshold - (BELOW + 1))), root = root_of(SIGNED, power);
             const Candidate found = candidate_of<SIGNED, STOCHASTIC>({power, power, rough_root<SIGNED>(power)});
-            const Floats whole = found.below + real(found.distance >> 31);
+            const Floats below = STOCHASTIC ? found.threshold - 1.0f : real(found.below), whole = below + real(found.distance >> 31);
             agrees &= !is_close(found.distance) && whole[0] == (STOCHASTIC ? whole_below(root) : nearest_whole(root))[0];
         }
     }
@@ -130,11 +124,12 @@ template <bool SIGNED, bool STOCHASTIC>
 __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t count) {
     const Coding c = coding;
     for (uint32_t i = 0; i + WIDTH <= count; i += WIDTH) {
-        const Words random = STOCHASTIC ? random_words(c, i) : Words{}, counts = STOCHASTIC ? is_extreme(random) : ~Words{};
-        if (!is_close(candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, i)).distance & counts)) continue;
+        const Words word = STOCHASTIC ? c.position.word(mixed_words(c, i), c.stream) : Words{};
+        const Words distance = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, i)).distance;
+        if (!is_close(STOCHASTIC ? (is_extreme(word) ? distance : Words{}) : distance)) continue;
         const Floats x = load_floats(c.values + i);
-        store_bytes(c.codes + i, SIGNED ? signed_code(x, c.scale, c.factor, STOCHASTIC, random)
-                                        : unsigned_code(x, c.scale, c.factor, STOCHASTIC, random));
+        store_bytes(c.codes + i, SIGNED ? signed_code(x, c.scale, c.factor, STOCHASTIC, word >> 16)
+                                        : unsigned_code(x, c.scale, c.factor, STOCHASTIC, word >> 16));
     }
 }
 
@@ -174,16 +169,17 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
 #if INSTEP_HAS_VECTORS
     /* In rounds, since a code is a long chain of operations: a vector is begun while the ones before it are finished. */
     if ((WIDTH > 4 || !STOCHASTIC) && count >= 2 * WIDTH) { /* SSE2 has no product of integers, so the roots are as fast */
+        const auto mixed = [&](uint32_t at) __attribute__((always_inline)) { return STOCHASTIC ? mixed_words(c, at) : Words{}; };
         Words closest = {};
         Candidate older = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, 0));
         Rough newer = roughly<SIGNED>(c, WIDTH);
         for (i = 2 * WIDTH; i + WIDTH <= count; i += WIDTH) {
-            encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, closest);
+            encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, mixed(i - 2 * WIDTH), closest);
             older = candidate_of<SIGNED, STOCHASTIC>(newer);
             newer = roughly<SIGNED>(c, i);
         }
-        encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, closest);
-        encode<SIGNED, STOCHASTIC>(c, candidate_of<SIGNED, STOCHASTIC>(newer), i - WIDTH, closest);
+        encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, mixed(i - 2 * WIDTH), closest);
+        encode<SIGNED, STOCHASTIC>(c, candidate_of<SIGNED, STOCHASTIC>(newer), i - WIDTH, mixed(i - WIDTH), closest);
         if (is_close(closest)) encode_close<SIGNED, STOCHASTIC>(c, i);
     }
 #endif

@@ -32,7 +32,7 @@ INSTEP_INLINE void each_state(const F& f) {
 }
 
 /* Codes a block in two rounds, since a rough root takes long: a vector is begun while the one before it is finished. */
-template <class Rule>
+template <class Rule, bool STOCHASTIC>
 struct Coder {
     const Stepped block;
     Rough rough[Rule::STATES];
@@ -44,9 +44,10 @@ struct Coder {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) { rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(block.states[k], i); });
     }
     INSTEP_INLINE void end(uint32_t i) {
+        const Words mixed = STOCHASTIC ? mixed_words(block.states[0], i) : Words{}; /* of all states alike */
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
-            encode<SIGNED, false>(block.states[k], candidate_of<SIGNED, false>(rough[k]), i, closest[k]);
+            encode<SIGNED, STOCHASTIC>(block.states[k], candidate_of<SIGNED, STOCHASTIC>(rough[k]), i, mixed, closest[k]);
         });
     }
     /* A block without codes is zero, whatever was written. */
@@ -57,15 +58,15 @@ struct Coder {
             if (!is_coded(c.scale)) {
                 __builtin_memset(c.codes, 0, INSTEP_QUANTUM);
             } else if (is_close(closest[k])) {
-                encode_close<(Rule::SIGNED >> k & 1) != 0, false>(c, INSTEP_QUANTUM);
+                encode_close<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, INSTEP_QUANTUM);
             }
         });
     }
 };
 
-template <class Rule>
+template <class Rule, bool STOCHASTIC>
 __attribute__((noinline)) void encode_stepped(const Stepped& block) {
-    Coder<Rule> coder(block);
+    Coder<Rule, STOCHASTIC> coder(block);
     coder.begin(0);
     for (uint32_t i = WIDTH; i < INSTEP_QUANTUM; i += WIDTH) {
         coder.end(i - WIDTH);
@@ -90,7 +91,7 @@ struct Blocks {
 
 /* Steps the whole blocks of a part, and codes all but the last. Root and division take long, so a vector's states move in
  * one round, its denominator is computed in the next, and its parameters step in the third. */
-template <class Rule, uint32_t FLAGS>
+template <class Rule, uint32_t FLAGS, bool STOCHASTIC>
 __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& scalars, float multiplier, const Part& part, float* params,
                                                const float* grads, Blocks<Rule>& blocks) {
     static_assert(Rule::HIDDEN == 0, "the parameter shows all that is infinite or NaN");
@@ -101,7 +102,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
     for (uint32_t at = 0; at < part.count; at += INSTEP_QUANTUM) {
         float* const p = params + at;
         const float* const g = grads + at;
-        Coder<Rule> coder(blocks.stepped);
+        Coder<Rule, STOCHASTIC> coder(blocks.stepped);
         const bool codes = blocks.stepped.is_open;
         float(*const values)[INSTEP_QUANTUM] = blocks.values[blocks.turn];
         const uint8_t* from[Rule::STATES];
@@ -110,12 +111,12 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             from[k] = part.placed<uint8_t>(part.args.states[k]) + at;
             scales[k] = part.scales(k)[at / INSTEP_QUANTUM];
         }
-        Words found = {};
+        Floats sum = {}; /* infinite or NaN if a parameter is */
         Integers largest[Rule::STATES] = {};
         Flight<Rule> f = {};
         const auto land = [&](uint32_t i) __attribute__((always_inline)) {
             const Floats param = Rule::stepped(s, FLAGS, load_floats(p + i), f.older_numerator / f.denominator);
-            found |= special(param);
+            sum += param;
             store_floats(p + i, param);
         };
         const auto turn = [&]() __attribute__((always_inline)) {
@@ -154,15 +155,9 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
                                         coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.advanced_by(at).position,
                                         FIRST_STATE_STREAM + k};
         });
-        if (part.rounding.stochastic) {
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-                encode_block<(Rule::SIGNED >> k & 1) != 0, true>(blocks.stepped.states[k], INSTEP_QUANTUM);
-            });
-        } else {
-            blocks.stepped.is_open = true;
-            blocks.turn ^= 1;
-        }
-        if (!any_sign(found)) continue;
+        blocks.stepped.is_open = true;
+        blocks.turn ^= 1;
+        if (!any_sign(special(sum))) continue;
         make_canonical(p, INSTEP_QUANTUM);
         nonfinite |= any_special(g, INSTEP_QUANTUM);
     }
@@ -173,7 +168,10 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
 template <class Rule, class EachPart>
 uint32_t step_coded_tile(const InstepStepArgs& args, const typename Rule::Scalars& scalars, float multiplier, bool is_first,
                          const EachPart& each_part) {
-    const auto step = Rule::flags(scalars) == Rule::COMMON[0] ? step_blocks<Rule, Rule::COMMON[0]> : step_blocks<Rule, Rule::COMMON[1]>;
+    constexpr uint32_t FIRST = Rule::COMMON[0], SECOND = Rule::COMMON[1];
+    const bool is_first_set = Rule::flags(scalars) == FIRST, stochastic = args.stochastic != 0;
+    const auto step = is_first_set ? (stochastic ? step_blocks<Rule, FIRST, true> : step_blocks<Rule, FIRST, false>)
+                                   : (stochastic ? step_blocks<Rule, SECOND, true> : step_blocks<Rule, SECOND, false>);
     Blocks<Rule> blocks;
     blocks.stepped.is_open = false;
     blocks.turn = 0;
@@ -185,7 +183,7 @@ uint32_t step_coded_tile(const InstepStepArgs& args, const typename Rule::Scalar
         nonfinite |= step(scalars, multiplier, part, params, grads, blocks);
         part.finish(params, is_first);
     });
-    if (blocks.stepped.is_open) encode_stepped<Rule>(blocks.stepped);
+    if (blocks.stepped.is_open) stochastic ? encode_stepped<Rule, true>(blocks.stepped) : encode_stepped<Rule, false>(blocks.stepped);
     return nonfinite;
 }
 

@@ -65,6 +65,13 @@ INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     const __m512i codes = reinterpret_cast<__m512i>(code);
     return reinterpret_cast<Words>(_mm512_mask_sub_epi32(codes, _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)), _mm512_setzero_si512(), codes));
 }
+/* 1, or -1 where x has its top bit. */
+INSTEP_INLINE Floats one_with_sign_of(Words x) {
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN), one = _mm512_castps_si512(_mm512_set1_ps(1.0f));
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(x), sign, one, 0xea));
+}
+/* x + 1 where `chosen` is all ones. */
+INSTEP_INLINE Words one_more(Words x, Integers chosen) { return chosen ? x + 1u : x; }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
     return _mm512_cmplt_epu32_mask(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(static_cast<int>(limit))) != 0;
@@ -135,6 +142,13 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     __builtin_memcpy(to, &four, sizeof four);
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+/* 1, or -1 where x has its top bit. */
+INSTEP_INLINE Floats one_with_sign_of(Words x) { return float_of((x & 0x80000000u) | 0x3f800000u); }
+/* x + 1 where `chosen` is all ones. */
+INSTEP_INLINE Words one_more(Words x, Integers chosen) { return x - reinterpret_cast<Words>(chosen); }
 #endif
 
 INSTEP_INLINE Words lane_numbers() {

@@ -66,7 +66,7 @@ INSTEP_DEVICE float rough_root(bool is_signed, float power) {
 /* The code of a size to the nearest, and the larger of `closest` and its distance_to a threshold. */
 INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uint32_t& closest) {
     const float power = size * factor, root = rough_root(is_signed, power);
-    const uint32_t distance = distance_to(is_signed, nearest_whole(root - 0.5f) + 0.5f, power);
+    const uint32_t distance = distance_to(power_of(is_signed, nearest_whole(root - 0.5f) + 0.5f), power);
     closest = distance > closest ? distance : closest;
     return nearest_integer(root - 0.5f) + (distance >> 31);
 }

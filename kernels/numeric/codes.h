@@ -77,18 +77,19 @@ constexpr uint32_t BELOW = 9, ABOVE = 5;
 
 /* Has its top bit if the power is at least the threshold's, and is at least FIRST_CLOSE if only the roots can tell. */
 template <class F>
-INSTEP_INLINE auto distance_to(bool is_signed, F threshold, F power) {
-    return bits_of(power_of(is_signed, threshold)) - (bits_of(power) + (BELOW + 1));
-}
+INSTEP_INLINE auto distance_to(F threshold_power, F power) { return bits_of(threshold_power) - (bits_of(power) + (BELOW + 1)); }
 
 constexpr uint32_t FIRST_CLOSE = 0u - (BELOW + ABOVE);
 
-/* The code `below` or the one above it. Compares how far `power` is from one to the other with 16 random bits: this
- * probability keeps the mean. */
+/* Whether to take the code above, from the powers of the one below and the one above. Compares how far `power` is from
+ * one to the other with 16 random bits: this probability keeps the mean. */
+template <class F, class U>
+INSTEP_INLINE auto draws_above(F power, F low, F high, U random) { return power - low > real(random) * 0x1p-16f * (high - low); }
+
 template <class F, class U>
 INSTEP_INLINE F drawn(bool is_signed, F power, F below, U random) {
-    const F above = below + 1.0f, low = power_of(is_signed, below), high = power_of(is_signed, above);
-    return power - low > real(random) * 0x1p-16f * (high - low) ? above : below;
+    const F above = below + 1.0f;
+    return draws_above(power, power_of(is_signed, below), power_of(is_signed, above), random) ? above : below;
 }
 
 /* The largest of a block always gets the largest code, and no element gets a larger one. `random` has 16 bits and is

@@ -39,12 +39,21 @@ struct RandomPosition {
     /* 16 bits for the i-th element of the run; i is below 2^31, or a vector of such. The upper half of lowbias32, with
      * one key before its two rounds and one between them. With the first alone, one update's draws would be another's, shifted. */
     template <class U>
-    INSTEP_INLINE U bits(U i, uint32_t stream) const {
-        const U element = i + low, above = element < low ? U{} + (high + 1u) : U{} + high;
-        U x = element ^ (above * 0x9e3779b9u + key.first);
-        x = (x ^ x >> 16) * 0x7feb352du;
-        x ^= key.second + stream * 0x85ebca6bu;
-        return (x ^ x >> 15) * 0x846ca68bu >> 16;
+    INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i), stream) >> 16; }
+
+    /* The first round, which all streams of an element share. */
+    template <class U>
+    INSTEP_INLINE U mixed(U i) const {
+        const uint32_t here = high * 0x9e3779b9u + key.first;
+        const U element = i + low, x = element ^ (element < low ? U{} + (here + 0x9e3779b9u) : U{} + here);
+        return (x ^ x >> 16) * 0x7feb352du;
+    }
+
+    /* The second round. Its upper half are the bits. */
+    template <class U>
+    INSTEP_INLINE U word(U mixed, uint32_t stream) const {
+        const U x = mixed ^ (key.second + stream * 0x85ebca6bu);
+        return (x ^ x >> 15) * 0x846ca68bu;
     }
 };
 
