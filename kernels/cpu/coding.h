@@ -48,15 +48,20 @@ INSTEP_INLINE Floats positive(Floats x) { return float_of(reinterpret_cast<Words
 
 template <bool SIGNED>
 INSTEP_INLINE Floats rough_root(Floats power) {
-    const Floats inverse_root = rough_inverse_root(power);
-    return SIGNED ? rough_inverse(inverse_root) : rough_inverse_root(inverse_root) * 15.9375f;
+    return SIGNED ? rough_square_root(power) : rough_inverse_root(rough_inverse_root(power)) * 15.9375f;
+}
+
+/* Of a value of a signed state, or of one without a sign bit. */
+template <bool SIGNED>
+INSTEP_INLINE Rough roughly(const Coding& c, Floats x) {
+    const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
+    return {x, power, rough_root<SIGNED>(power)};
 }
 
 template <bool SIGNED>
 INSTEP_INLINE Rough roughly(const Coding& c, uint32_t i) {
-    const Floats stored = load_floats(c.values + i), x = SIGNED ? stored : positive(stored);
-    const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
-    return {x, power, rough_root<SIGNED>(power)};
+    const Floats stored = load_floats(c.values + i);
+    return roughly<SIGNED>(c, SIGNED ? stored : positive(stored));
 }
 
 /* The threshold next to a rough root, its power, distance_to it, and the code just below it. */
@@ -138,14 +143,14 @@ __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t
 /* The largest magnitude_bits. */
 INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
     uint32_t i = 0;
-    int32_t largest = 0;
+    uint32_t largest = 0;
 #if INSTEP_HAS_VECTORS
     Integers lanes = {};
     for (; i + WIDTH <= count; i += WIDTH) lanes = larger(lanes, magnitude_bits(load_floats(values + i)));
-    largest = largest_lane(lanes);
+    largest = largest_lane(reinterpret_cast<Words>(lanes));
 #endif
-    for (; i < count; ++i) largest = larger(largest, magnitude_bits(values[i]));
-    return static_cast<uint32_t>(largest);
+    for (; i < count; ++i) largest = larger(largest, bits_of(magnitude(values[i])));
+    return largest;
 }
 
 /* A block or the start of one. */

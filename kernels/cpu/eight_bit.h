@@ -41,7 +41,7 @@ struct Coder {
     INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), rough(), closest() {}
 
     INSTEP_INLINE void begin(uint32_t i) {
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(block.states[k], i); });
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(block.states[k], load_floats(block.states[k].values + i)); });
     }
     INSTEP_INLINE void end(uint32_t i) {
         const Words mixed = STOCHASTIC ? mixed_words(block.states[0], i) : Words{}; /* of all states alike */
@@ -112,7 +112,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             scales[k] = part.scales(k)[at / INSTEP_QUANTUM];
         }
         Floats sum = {}; /* infinite or NaN if a parameter is */
-        Integers largest[Rule::STATES] = {};
+        Words largest[Rule::STATES] = {};
         Flight<Rule> f = {};
         const auto land = [&](uint32_t i) __attribute__((always_inline)) {
             const Floats param = Rule::stepped(s, FLAGS, load_floats(p + i), f.older_numerator / f.denominator);
@@ -137,7 +137,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             f.numerator = Rule::numerator(s, FLAGS, load_floats(p + i), load_floats(g + i) * factor, f.states);
             each_state<Rule>([&](auto k) __attribute__((always_inline)) {
                 store_floats(values[k] + i, f.states[k]);
-                largest[k] = larger(largest[k], magnitude_bits(f.states[k]));
+                largest[k] = larger(largest[k], Rule::SIGNED >> k & 1 ? bits_of(magnitude(f.states[k])) : bits_of(f.states[k]));
             });
             if (codes) {
                 if (i > 0) coder.end(i - WIDTH);
@@ -149,7 +149,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
         land(INSTEP_QUANTUM - WIDTH);
         if (codes) coder.finish();
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-            const float scale = block_scale(static_cast<uint32_t>(largest_lane(largest[k])));
+            const float scale = block_scale(largest_lane(largest[k]));
             part.scales(k)[at / INSTEP_QUANTUM] = scale;
             blocks.stepped.states[k] = {values[k], part.placed<uint8_t>(part.args.states[k]) + at, scale,
                                         coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.advanced_by(at).position,

@@ -56,7 +56,8 @@ INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
 
 /* With a mask, since g++ 12 warns of the intrinsics without one. */
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm512_maskz_rsqrt14_ps(0xffff, x); }
-INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm512_maskz_rcp14_ps(0xffff, x); }
+/* Cheaper than a rough inverse of it, but NaN of 0. */
+INSTEP_INLINE Floats rough_square_root(Floats x) { return x * rough_inverse_root(x); }
 /* To the nearest integer, ties to even, and to the one not above. */
 INSTEP_INLINE Floats rounded(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INSTEP_INLINE Floats rounded_down(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
@@ -90,7 +91,7 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 #elif defined(__AVX2__)
 
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm256_rsqrt_ps(x); }
-INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm256_rcp_ps(x); }
+INSTEP_INLINE Floats rough_square_root(Floats x) { return _mm256_rcp_ps(_mm256_rsqrt_ps(x)); }
 INSTEP_INLINE Floats rounded(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INSTEP_INLINE Floats rounded_down(Floats x) { return _mm256_floor_ps(x); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
@@ -116,7 +117,7 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 #else
 
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm_rsqrt_ps(x); }
-INSTEP_INLINE Floats rough_inverse(Floats x) { return _mm_rcp_ps(x); }
+INSTEP_INLINE Floats rough_square_root(Floats x) { return _mm_rcp_ps(_mm_rsqrt_ps(x)); }
 INSTEP_INLINE Floats rounded(Floats x) { return (x + 12582912.0f) - 12582912.0f; } /* of 0 <= x < 2^22 */
 INSTEP_INLINE Floats rounded_down(Floats x) { return real(truncated(x)); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
@@ -158,14 +159,13 @@ INSTEP_INLINE Words lane_numbers() {
 }
 
 /* By halves: lane i with lane i + step, for each power of two. */
-INSTEP_INLINE int32_t largest_lane(Integers x) {
-    int32_t lanes[WIDTH], most = 0;
+INSTEP_INLINE uint32_t largest_lane(Words x) {
+    uint32_t lanes[WIDTH];
     __builtin_memcpy(lanes, &x, sizeof x);
     for (uint32_t step = WIDTH / 2; step > 0; step /= 2) {
         for (uint32_t i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
     }
-    most = lanes[0];
-    return most;
+    return lanes[0];
 }
 INSTEP_INLINE bool any_sign(Words x) {
     uint32_t lanes[WIDTH], any = 0;
