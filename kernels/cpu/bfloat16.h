@@ -88,6 +88,74 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
     for (int k = 0; k < Rule::STATES; ++k) states[k][i] = static_cast<uint16_t>(last[2 + k]);
 }
 
+#if INSTEP_HAS_VECTORS
+
+/* Elements of 2 * WIDTH neighbours that have even numbers, and those that have odd ones. */
+struct EvenOdd {
+    Floats even, odd;
+};
+
+INSTEP_INLINE EvenOdd load_pairs(const uint16_t* x) {
+    Words words;
+    __builtin_memcpy(&words, x, sizeof words);
+    return {float_of(words << 16), float_of(words & 0xffff0000u)};
+}
+
+/* As rounded(): in lanes of 16 bits, where the upper half of an f32 becomes one more if its lower half is above the tie. */
+INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x) {
+    const Words even = bits_of(x.even), odd = bits_of(x.odd);
+    const Halves upper = reinterpret_cast<Halves>((odd & 0xffff0000u) | even >> 16);
+    const Halves lower = reinterpret_cast<Halves>(odd << 16 | (even & 0xffffu));
+    const Halves rounded = upper + (lowered(lower, ~upper & 1) >> 15);
+    __builtin_memcpy(to, &rounded, sizeof rounded);
+}
+
+INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, Words mixed_even, Words mixed_odd, uint32_t stream) {
+    const Words even = bits_of(x.even) + (at.word(mixed_even, stream) >> 16), odd = bits_of(x.odd) + (at.word(mixed_odd, stream) >> 16);
+    const Words joined = (odd & 0xffff0000u) | even >> 16;
+    __builtin_memcpy(to, &joined, sizeof joined);
+}
+
+/* Steps whole pairs of vectors, and returns how many elements these have. */
+template <class Rule, bool STOCHASTIC>
+INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint64_t ahead_bytes,
+                                    uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, Words& seen) {
+    uint32_t i = 0;
+    Words found = {};
+    uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
+    for (; i + 2 * WIDTH <= count; i += 2 * WIDTH) {
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        }
+        const EvenOdd sum = load_pairs(g + i);
+        EvenOdd param = load_pairs(p + i);
+        Floats even[INSTEP_MAX_STATES] = {}, odd[INSTEP_MAX_STATES] = {};
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const EvenOdd state = load_pairs(to[k] + i);
+            even[k] = state.even;
+            odd[k] = state.odd;
+        });
+        param = {Rule::update(s, flags, param.even, sum.even * factor, even), Rule::update(s, flags, param.odd, sum.odd * factor, odd)};
+        found |= found_in<Rule, Rule::HIDDEN>(param.even, sum.even, even) | found_in<Rule, Rule::HIDDEN>(param.odd, sum.odd, odd);
+        if constexpr (STOCHASTIC) {
+            const Words first = at.mixed(lane_numbers() * 2 + i), second = at.mixed(lane_numbers() * 2 + (i + 1));
+            store_pairs(p + i, param, at, first, second, PARAM_STREAM);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+                store_pairs(to[k] + i, {even[k], odd[k]}, at, first, second, FIRST_STATE_STREAM + k);
+            });
+        } else {
+            store_pairs(p + i, param);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { store_pairs(to[k] + i, {even[k], odd[k]}); });
+        }
+    }
+    seen |= found;
+    return i;
+}
+
+#endif
+
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                         uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g,
@@ -98,6 +166,11 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
         step_pairs<Rule, STOCHASTIC>(s, flags, factor, at, i, length, pairs(p, i), pairs(g, i), pairs(states[0], i),
                                      pairs(states[1], i), pairs(states[2], i), seen);
     };
+#if INSTEP_HAS_VECTORS
+    Words found = {};
+    i = step_vectors<Rule, STOCHASTIC>(s, flags, factor, at, ahead_bytes, count, p, g, states, found) / 2;
+    seen[0] = any_sign(found) ? 0x80000000u : 0;
+#else
     for (; i + LANES <= count / 2; i += LANES) {
         if (ahead_bytes) {
             prefetch(p + 2 * i, ahead_bytes);
@@ -106,6 +179,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
         }
         step(LANES);
     }
+#endif
     for (; i < count / 2; ++i) {
         step(1);
         asm volatile("" ::: "memory"); /* vectors for these few would make the object a third larger */

@@ -18,19 +18,6 @@ struct Stepped {
     bool is_open;
 };
 
-template <int K>
-struct Number {
-    constexpr operator int() const { return K; }
-};
-
-/* Calls `f` with each state's number as a constant. */
-template <class Rule, class F>
-INSTEP_INLINE void each_state(const F& f) {
-    if constexpr (Rule::STATES > 0) f(Number<0>{});
-    if constexpr (Rule::STATES > 1) f(Number<1>{});
-    if constexpr (Rule::STATES > 2) f(Number<2>{});
-}
-
 /* Codes a block in two rounds, since a rough root takes long: a vector is begun while the one before it is finished. */
 template <class Rule, bool STOCHASTIC>
 struct Coder {
@@ -58,7 +45,8 @@ struct Coder {
             if (!is_coded(c.scale)) {
                 __builtin_memset(c.codes, 0, INSTEP_QUANTUM);
             } else if (is_close(closest[k])) {
-                encode_close<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, INSTEP_QUANTUM);
+                const Coding copy = c; /* so that the original may stay in registers */
+                encode_close<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(copy, INSTEP_QUANTUM);
             }
         });
     }
@@ -99,11 +87,12 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
     const float factor = Rule::factor(s, multiplier);
     const uint64_t ahead_bytes = part.ahead_bytes;
     uint32_t nonfinite = 0;
+    Stepped stepped = blocks.stepped;
     for (uint32_t at = 0; at < part.count; at += INSTEP_QUANTUM) {
         float* const p = params + at;
         const float* const g = grads + at;
-        Coder<Rule, STOCHASTIC> coder(blocks.stepped);
-        const bool codes = blocks.stepped.is_open;
+        Coder<Rule, STOCHASTIC> coder(stepped);
+        const bool codes = stepped.is_open;
         float(*const values)[INSTEP_QUANTUM] = blocks.values[blocks.turn];
         const uint8_t* from[Rule::STATES];
         float scales[Rule::STATES];
@@ -151,16 +140,17 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const float scale = block_scale(largest_lane(largest[k]));
             part.scales(k)[at / INSTEP_QUANTUM] = scale;
-            blocks.stepped.states[k] = {values[k], part.placed<uint8_t>(part.args.states[k]) + at, scale,
+            stepped.states[k] = {values[k], part.placed<uint8_t>(part.args.states[k]) + at, scale,
                                         coding_factor(Rule::SIGNED >> k & 1, scale), part.rounding.advanced_by(at).position,
                                         FIRST_STATE_STREAM + k};
         });
-        blocks.stepped.is_open = true;
+        stepped.is_open = true;
         blocks.turn ^= 1;
         if (!any_sign(special(sum))) continue;
         make_canonical(p, INSTEP_QUANTUM);
         nonfinite |= any_special(g, INSTEP_QUANTUM);
     }
+    blocks.stepped = stepped;
     return nonfinite;
 }
 

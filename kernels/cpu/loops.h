@@ -33,6 +33,19 @@ struct HasRounds<Rule, decltype(static_cast<void>(Rule::template denominator<flo
     static constexpr bool value = true;
 };
 
+template <int K>
+struct Number {
+    constexpr operator int() const { return K; }
+};
+
+/* Calls `f` with each state's number as a constant. */
+template <class Rule, class F>
+INSTEP_INLINE void each_state(const F& f) {
+    if constexpr (Rule::STATES > 0) f(Number<0>{});
+    if constexpr (Rule::STATES > 1) f(Number<1>{});
+    if constexpr (Rule::STATES > 2) f(Number<2>{});
+}
+
 /* Of one element after its update. A rule that is scaled by norms does not step its parameter here. */
 template <class Rule, uint32_t HIDDEN, class F>
 INSTEP_INLINE auto found_in(F param, F sum, const F* state) {

@@ -158,15 +158,36 @@ INSTEP_INLINE Words lane_numbers() {
     return numbers;
 }
 
-/* By halves: lane i with lane i + step, for each power of two. */
+/* By halves. Compilers would go through memory. */
 INSTEP_INLINE uint32_t largest_lane(Words x) {
-    uint32_t lanes[WIDTH];
-    __builtin_memcpy(lanes, &x, sizeof x);
-    for (uint32_t step = WIDTH / 2; step > 0; step /= 2) {
-        for (uint32_t i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
-    }
-    return lanes[0];
+    typedef uint32_t FourWords __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+    const __m512i lanes = reinterpret_cast<__m512i>(x);
+    const __m256i half = _mm256_max_epu32(_mm512_maskz_extracti64x4_epi64(0xf, lanes, 0), _mm512_maskz_extracti64x4_epi64(0xf, lanes, 1));
+#elif defined(__AVX2__)
+    const __m256i half = reinterpret_cast<__m256i>(x);
+#endif
+#if defined(__AVX2__)
+    FourWords four = reinterpret_cast<FourWords>(_mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#else
+    FourWords four = x;
+#endif
+    four = larger(four, reinterpret_cast<FourWords>(_mm_shuffle_epi32(reinterpret_cast<__m128i>(four), 0x4e)));
+    return larger(four, reinterpret_cast<FourWords>(_mm_shuffle_epi32(reinterpret_cast<__m128i>(four), 0xb1)))[0];
 }
+typedef uint16_t Halves __attribute__((vector_size(4 * WIDTH)));
+
+/* x - y, or 0 where that is below 0. */
+INSTEP_INLINE Halves lowered(Halves x, Halves y) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Halves>(_mm512_subs_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Halves>(_mm256_subs_epu16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+#else
+    return reinterpret_cast<Halves>(_mm_subs_epu16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(y)));
+#endif
+}
+
 INSTEP_INLINE bool any_sign(Words x) {
     uint32_t lanes[WIDTH], any = 0;
     __builtin_memcpy(lanes, &x, sizeof x);
