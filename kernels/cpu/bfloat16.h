@@ -41,21 +41,21 @@ struct Wide {
 };
 
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE uint32_t step_wide(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
+INSTEP_INLINE float step_wide(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
                                  float sum, Wide& x) {
     const float param = Rule::update(s, flags, x.param, sum * factor, x.state);
     x.param_bits = rounded<STOCHASTIC>(param, at, i, PARAM_STREAM);
     if constexpr (Rule::STATES > 0) x.state_bits[0] = rounded<STOCHASTIC>(x.state[0], at, i, FIRST_STATE_STREAM);
     if constexpr (Rule::STATES > 1) x.state_bits[1] = rounded<STOCHASTIC>(x.state[1], at, i, FIRST_STATE_STREAM + 1);
     if constexpr (Rule::STATES > 2) x.state_bits[2] = rounded<STOCHASTIC>(x.state[2], at, i, FIRST_STATE_STREAM + 2);
-    return found_in<Rule, Rule::HIDDEN>(param, sum, x.state);
+    return alarm_of<Rule, Rule::HIDDEN>(param, sum, x.state);
 }
 
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                               uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
                               Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2,
-                              uint32_t* __restrict seen) {
+                              float* __restrict alarms) {
 #pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t sums = g[i], params = p[i];
@@ -65,7 +65,7 @@ INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
         if constexpr (Rule::STATES > 2) words[2] = state2[i];
         Wide low = {lower(params), {lower(words[0]), lower(words[1]), lower(words[2])}, 0, {}};
         Wide high = {upper(params), {upper(words[0]), upper(words[1]), upper(words[2])}, 0, {}};
-        seen[i] |= step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i), lower(sums), low) |
+        alarms[i] += step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i), lower(sums), low) +
                    step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i) + 1, upper(sums), high);
         p[i] = joined(low.param_bits, high.param_bits);
         if constexpr (Rule::STATES > 0) state0[i] = joined(low.state_bits[0], high.state_bits[0]);
@@ -77,13 +77,13 @@ INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
 /* Steps the last element of an odd run. */
 template <class Rule, bool STOCHASTIC>
 void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
-               const uint16_t* g, uint16_t* const* states, uint32_t* seen) {
+               const uint16_t* g, uint16_t* const* states, float* alarms) {
     Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
     for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
     RandomPosition here = at;
     here.low += i;
     here.high += here.low < i;
-    step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4, seen);
+    step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4, alarms);
     p[i] = static_cast<uint16_t>(last[0]);
     for (int k = 0; k < Rule::STATES; ++k) states[k][i] = static_cast<uint16_t>(last[2 + k]);
 }
@@ -119,9 +119,9 @@ INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosit
 /* Steps whole pairs of vectors, and returns how many elements these have. */
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint64_t ahead_bytes,
-                                    uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, Words& seen) {
+                                    uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
     uint32_t i = 0;
-    Words found = {};
+    Floats alarm = {};
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
     for (; i + 2 * WIDTH <= count; i += 2 * WIDTH) {
         if (ahead_bytes) {
@@ -138,7 +138,8 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
             odd[k] = state.odd;
         });
         param = {Rule::update(s, flags, param.even, sum.even * factor, even), Rule::update(s, flags, param.odd, sum.odd * factor, odd)};
-        found |= found_in<Rule, Rule::HIDDEN>(param.even, sum.even, even) | found_in<Rule, Rule::HIDDEN>(param.odd, sum.odd, odd);
+        alarm += alarm_of<Rule, Rule::HIDDEN>(param.even, sum.even, even);
+        alarm += alarm_of<Rule, Rule::HIDDEN>(param.odd, sum.odd, odd);
         if constexpr (STOCHASTIC) {
             const Words first = at.mixed(lane_numbers() * 2 + i), second = at.mixed(lane_numbers() * 2 + (i + 1));
             store_pairs(p + i, param, at, first, second, PARAM_STREAM);
@@ -150,7 +151,7 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
             each_state<Rule>([&](auto k) __attribute__((always_inline)) { store_pairs(to[k] + i, {even[k], odd[k]}); });
         }
     }
-    seen |= found;
+    store_floats(alarms, alarm);
     return i;
 }
 
@@ -160,16 +161,14 @@ template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                         uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g,
                                         uint16_t* const* states) {
-    uint32_t seen[LANES] = {};
+    float alarms[LANES] = {};
     uint32_t i = 0;
     const auto step = [&](uint32_t length) __attribute__((always_inline)) {
         step_pairs<Rule, STOCHASTIC>(s, flags, factor, at, i, length, pairs(p, i), pairs(g, i), pairs(states[0], i),
-                                     pairs(states[1], i), pairs(states[2], i), seen);
+                                     pairs(states[1], i), pairs(states[2], i), alarms);
     };
 #if INSTEP_HAS_VECTORS
-    Words found = {};
-    i = step_vectors<Rule, STOCHASTIC>(s, flags, factor, at, ahead_bytes, count, p, g, states, found) / 2;
-    seen[0] = any_sign(found) ? 0x80000000u : 0;
+    i = step_vectors<Rule, STOCHASTIC>(s, flags, factor, at, ahead_bytes, count, p, g, states, alarms) / 2;
 #else
     for (; i + LANES <= count / 2; i += LANES) {
         if (ahead_bytes) {
@@ -184,8 +183,8 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
         step(1);
         asm volatile("" ::: "memory"); /* vectors for these few would make the object a third larger */
     }
-    if (count % 2 != 0) step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states, seen);
-    return any_lane(seen);
+    if (count % 2 != 0) step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states, alarms);
+    return any_lane(alarms);
 }
 
 /* Whether there is a loop for these scalars. A multiplier that is a NaN has other bits in its lower half. */

@@ -100,12 +100,12 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
             from[k] = part.placed<uint8_t>(part.args.states[k]) + at;
             scales[k] = part.scales(k)[at / INSTEP_QUANTUM];
         }
-        Floats sum = {}; /* infinite or NaN if a parameter is */
+        Floats alarm = {};
         Words largest[Rule::STATES] = {};
         Flight<Rule> f = {};
         const auto land = [&](uint32_t i) __attribute__((always_inline)) {
             const Floats param = Rule::stepped(s, FLAGS, load_floats(p + i), f.older_numerator / f.denominator);
-            sum += param;
+            alarm += param;
             store_floats(p + i, param);
         };
         const auto turn = [&]() __attribute__((always_inline)) {
@@ -146,7 +146,7 @@ __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& sca
         });
         stepped.is_open = true;
         blocks.turn ^= 1;
-        if (!any_sign(special(sum))) continue;
+        if (!any_sign(special(alarm))) continue;
         make_canonical(p, INSTEP_QUANTUM);
         nonfinite |= any_special(g, INSTEP_QUANTUM);
     }

@@ -46,21 +46,23 @@ INSTEP_INLINE void each_state(const F& f) {
     if constexpr (Rule::STATES > 2) f(Number<2>{});
 }
 
-/* Of one element after its update. A rule that is scaled by norms does not step its parameter here. */
+/* Of one element after its update: a sum, which is infinite or NaN if a summand is, and so is a sum of these. That finite
+ * summands overflow is a false alarm, which costs a second look and nothing else. A rule that is scaled by norms does not
+ * step its parameter here. */
 template <class Rule, uint32_t HIDDEN, class F>
-INSTEP_INLINE auto found_in(F param, F sum, const F* state) {
-    decltype(special(param)) found = {};
-    if constexpr (!IsScaled<Rule>::value) found = special(param);
-    if constexpr ((HIDDEN & HIDDEN_GRADIENT) != 0) found |= special(sum);
-    if constexpr (Rule::STATES > 0 && (HIDDEN & hidden_state(0)) != 0) found |= special(state[0]);
-    if constexpr (Rule::STATES > 1 && (HIDDEN & hidden_state(1)) != 0) found |= special(state[1]);
-    if constexpr (Rule::STATES > 2 && (HIDDEN & hidden_state(2)) != 0) found |= special(state[2]);
-    return found;
+INSTEP_INLINE F alarm_of(F param, F sum, const F* state) {
+    F alarm = {};
+    if constexpr (!IsScaled<Rule>::value) alarm = param;
+    if constexpr ((HIDDEN & HIDDEN_GRADIENT) != 0) alarm += sum;
+    if constexpr (Rule::STATES > 0 && (HIDDEN & hidden_state(0)) != 0) alarm += state[0];
+    if constexpr (Rule::STATES > 1 && (HIDDEN & hidden_state(1)) != 0) alarm += state[1];
+    if constexpr (Rule::STATES > 2 && (HIDDEN & hidden_state(2)) != 0) alarm += state[2];
+    return alarm;
 }
 
-INSTEP_INLINE bool any_lane(const uint32_t* seen) {
+INSTEP_INLINE bool any_lane(const float* alarms) {
     uint32_t any = 0;
-    for (uint32_t lane = 0; lane < LANES; ++lane) any |= seen[lane];
+    for (uint32_t lane = 0; lane < LANES; ++lane) any |= special(alarms[lane]);
     return any >> 31 != 0;
 }
 
@@ -68,7 +70,7 @@ INSTEP_INLINE bool any_lane(const uint32_t* seen) {
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
-                                 float* __restrict state2, float* __restrict change, uint32_t* __restrict seen) {
+                                 float* __restrict state2, float* __restrict change, float* __restrict alarms) {
 #pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         const float sum = g[i];
@@ -77,7 +79,7 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
         if constexpr (Rule::STATES > 1) state[1] = state1[i];
         if constexpr (Rule::STATES > 2) state[2] = state2[i];
         const float param = Rule::update(s, flags, p[i], sum * factor, state);
-        seen[i] |= found_in<Rule, HIDDEN>(param, sum, state);
+        alarms[i] += alarm_of<Rule, HIDDEN>(param, sum, state);
         if constexpr (!IsScaled<Rule>::value) p[i] = param;
         if constexpr (WITH_CHANGE) change[i] = Rule::change(s, flags, param, state);
         if constexpr (Rule::STATES > 0) state0[i] = state[0];
@@ -89,12 +91,12 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
 /* A state that the rule does not keep has a null address. */
 INSTEP_INLINE float* from(float* state, uint64_t i) { return state ? state + i : nullptr; }
 
-/* Returns whether anything special was seen. It is gathered by lane, and folded once per run. */
+/* Returns whether there is an alarm. It is gathered by lane, and folded once per run. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
                                uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2,
                                float* change) {
-    uint32_t seen[LANES] = {};
+    float alarms[LANES] = {};
     uint32_t i = 0;
     for (; i + LANES <= count; i += LANES) {
         if (ahead_bytes) {
@@ -105,11 +107,11 @@ INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, 
             if constexpr (Rule::STATES > 2) prefetch(state2 + i, ahead_bytes);
         }
         step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, LANES, p + i, g + i, from(state0, i), from(state1, i),
-                                                 from(state2, i), from(change, i), seen);
+                                                 from(state2, i), from(change, i), alarms);
     }
     step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
-                                             from(state2, i), from(change, i), seen);
-    return any_lane(seen);
+                                             from(state2, i), from(change, i), alarms);
+    return any_lane(alarms);
 }
 
 /* Whether a gradient is infinite or NaN. */
