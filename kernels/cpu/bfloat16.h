@@ -205,6 +205,62 @@ __attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t cou
     return found != 0;
 }
 
+#if INSTEP_HAS_VECTORS
+
+/* Whether a rule's states, in bf16, can be stepped with parameters and gradients in f32. */
+template <class Rule>
+INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uint32_t count) {
+    const uint32_t flags = Rule::flags(s);
+    return Rule::STATES > 0 && count % WIDTH == 0 && ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]));
+}
+
+template <class Rule, bool STOCHASTIC>
+INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                                        uint64_t ahead_bytes, uint32_t count, float* p, const float* g, uint16_t* const* states) {
+    uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
+    Floats alarm = {};
+    for (uint32_t i = 0; i < count; i += WIDTH) {
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
+            each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
+        }
+        const Floats sum = load_floats(g + i);
+        Floats state[INSTEP_MAX_STATES] = {};
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = float_of(load_upper_halves(to[k] + i)); });
+        const Floats param = Rule::update(s, flags, load_floats(p + i), sum * factor, state);
+        alarm += alarm_of<Rule, Rule::HIDDEN>(param, sum, state);
+        store_floats(p + i, param);
+        const Words mixed = STOCHASTIC ? at.mixed(lane_numbers() + i) : Words{};
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const Words bits = bits_of(state[k]), nan = reinterpret_cast<Words>(state[k] != state[k]); /* f32 has NaNs that a carry would end */
+            const Words up = STOCHASTIC ? at.word(mixed, FIRST_STATE_STREAM + k) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
+            store_upper_halves(to[k] + i, (bits + up) | nan);
+        });
+    }
+    return any_sign(special(alarm));
+}
+
+/* One run of one segment, as step_run. */
+template <class Rule, bool STOCHASTIC>
+__attribute__((noinline)) uint32_t step_bfloat16_states_run(const typename Rule::Scalars& scalars, float multiplier,
+                                                            const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
+                                                            float* p, const float* g, uint16_t* const* states) {
+    const typename Rule::Scalars s = scalars;
+    const RandomPosition at = position;
+    const float factor = Rule::factor(s, multiplier);
+    const bool alarmed =
+        Rule::flags(s) == Rule::COMMON[0]
+            ? step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
+            : step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
+    if (!alarmed) return 0;
+    make_canonical(p, count);
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    return any_special(g, count);
+}
+
+#endif
+
 /* One run of one segment, as step_run. */
 template <class Rule, bool STOCHASTIC>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,

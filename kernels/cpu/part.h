@@ -5,7 +5,7 @@
 #ifndef INSTEP_CPU_PART_H
 #define INSTEP_CPU_PART_H
 
-#include "cpu/loops.h"
+#include "cpu/bfloat16.h"
 
 namespace {
 
@@ -134,6 +134,17 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
     float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES > 0 ? Rule::STATES : 1][CHUNK];
     const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
     float* params = part.open_params(param_buffer);
+#if INSTEP_HAS_VECTORS
+    if (args.moments == INSTEP_MOMENTS_BF16 && has_bfloat16_states_loop<Rule>(scalars, part.count)) {
+        uint16_t* narrow[INSTEP_MAX_STATES] = {};
+        for (uint32_t k = 0; k < Rule::STATES; ++k) narrow[k] = part.placed<uint16_t>(args.states[k]);
+        const auto run = args.stochastic ? step_bfloat16_states_run<Rule, true> : step_bfloat16_states_run<Rule, false>;
+        const uint32_t nonfinite =
+            run(scalars, multiplier, part.rounding.position, part.ahead_bytes, part.count, params, grads, narrow);
+        part.finish(params, is_first);
+        return nonfinite;
+    }
+#endif
     float* states[INSTEP_MAX_STATES] = {};
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);

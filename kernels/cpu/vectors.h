@@ -83,6 +83,13 @@ INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
 INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
     return reinterpret_cast<Integers>(_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
 }
+/* Each half word in the upper half of its lane, and back again. */
+INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)))) << 16;
+}
+INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(x >> 16)));
+}
 /* The lowest byte of each lane. */
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
@@ -107,6 +114,14 @@ INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
 }
 INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
     return reinterpret_cast<Integers>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+}
+INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)))) << 16;
+}
+INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
+    const __m256i halves = reinterpret_cast<__m256i>(x >> 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
 }
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(x), _mm256_set1_epi32(0x0c080400));
@@ -137,6 +152,13 @@ INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
     return reinterpret_cast<Integers>(reinterpret_cast<Words>(spread_bytes(x)) >> 24);
 }
 INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) { return spread_bytes(x) >> 24; }
+INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
+    return reinterpret_cast<Words>(_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+}
+INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
+    const __m128i halves = _mm_srai_epi32(reinterpret_cast<__m128i>(x), 16);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi32(halves, halves));
+}
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     const __m128i words = reinterpret_cast<__m128i>(x & 0xff);
     const int32_t four = _mm_cvtsi128_si32(_mm_packus_epi16(_mm_packs_epi32(words, words), words));
