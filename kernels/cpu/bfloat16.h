@@ -1,4 +1,4 @@
-/* The CPU's loop for bf16 throughout: parameter, gradient and states are widened, stepped and rounded in one go.
+/* The CPU's loops for bf16 throughout, and for bf16 states beside f32: widened, stepped and rounded in one go.
  *
  * At 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
  * the conversions only if those are few and in the same loop. Two neighbours are therefore one word of 32 bits, whose
@@ -205,6 +205,14 @@ __attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t cou
     return found != 0;
 }
 
+/* After an alarm: NaNs are made canonical, and the result says whether a gradient is infinite or NaN. */
+template <class Rule, class T>
+__attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* g, uint16_t* const* states) {
+    make_canonical(p, count);
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    return any_special(g, count);
+}
+
 #if INSTEP_HAS_VECTORS
 
 /* Whether a rule's states, in bf16, can be stepped with parameters and gradients in f32. */
@@ -253,10 +261,7 @@ __attribute__((noinline)) uint32_t step_bfloat16_states_run(const typename Rule:
         Rule::flags(s) == Rule::COMMON[0]
             ? step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
             : step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
-    if (!alarmed) return 0;
-    make_canonical(p, count);
-    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
-    return any_special(g, count);
+    return alarmed ? settled<Rule>(count, p, g, states) : 0;
 }
 
 #endif
@@ -269,14 +274,11 @@ __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalar
     const typename Rule::Scalars s = scalars;
     const RandomPosition at = position;
     const float factor = Rule::factor(s, multiplier);
-    const bool seen =
+    const bool alarmed =
         Rule::flags(s) == Rule::COMMON[0]
             ? step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
             : step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
-    if (!seen) return 0;
-    make_canonical(p, count);
-    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
-    return any_special(g, count);
+    return alarmed ? settled<Rule>(count, p, g, states) : 0;
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t las
         const uint32_t code = SIGNED ? signed_code(c.values[i], c.scale, c.factor, STOCHASTIC, random)
                                      : unsigned_code(c.values[i], c.scale, c.factor, STOCHASTIC, random);
         c.codes[i] = static_cast<uint8_t>(code);
+#if INSTEP_HAS_VECTORS
+        asm volatile("" ::: "memory"); /* vectors for these few would make the object larger */
+#endif
     }
 }
 
@@ -173,7 +176,7 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
     uint32_t i = 0;
 #if INSTEP_HAS_VECTORS
     /* In rounds, since a code is a long chain of operations: a vector is begun while the ones before it are finished. */
-    if ((WIDTH > 4 || !STOCHASTIC) && count >= 2 * WIDTH) { /* SSE2 has no product of integers, so the roots are as fast */
+    if (count >= 2 * WIDTH) {
         const auto mixed = [&](uint32_t at) __attribute__((always_inline)) { return STOCHASTIC ? mixed_words(c, at) : Words{}; };
         Words closest = {};
         Candidate older = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, 0));
