@@ -2,7 +2,7 @@
  *
  * At 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
  * the conversions only if those are few and in the same loop. Two neighbours are therefore one word of 32 bits, whose
- * halves a shift and a mask widen; lanes of 16 bits would have to be moved. This loop serves the two commonest sets of
+ * halves a shift and a mask widen; lanes of 16 bits would have to be moved. These loops serve the two commonest sets of
  * flags. The general path serves the others, and both give the same bits. */
 #ifndef INSTEP_CPU_BFLOAT16_H
 #define INSTEP_CPU_BFLOAT16_H
@@ -90,6 +90,18 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
 
 #if INSTEP_HAS_VECTORS
 
+/* The quotient, or where a rule has no rounds the parameter. Moves the states. */
+template <class Rule, class F>
+INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p, F g, F* state) {
+    if constexpr (HasRounds<Rule>::value) {
+        static_assert(Rule::HIDDEN == 0, "the parameter shows all that is infinite or NaN");
+        const F numerator = Rule::numerator(s, flags, p, g, state);
+        return numerator / Rule::denominator(s, flags, state);
+    } else {
+        return Rule::update(s, flags, p, g, state);
+    }
+}
+
 /* Elements of 2 * WIDTH neighbours that have even numbers, and those that have odd ones. */
 struct EvenOdd {
     Floats even, odd;
@@ -101,58 +113,84 @@ INSTEP_INLINE EvenOdd load_pairs(const uint16_t* x) {
     return {float_of(words << 16), float_of(words & 0xffff0000u)};
 }
 
-/* As rounded(): in lanes of 16 bits, where the upper half of an f32 becomes one more if its lower half is above the tie. */
-INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x) {
-    const Words even = bits_of(x.even), odd = bits_of(x.odd);
-    const Halves upper = reinterpret_cast<Halves>((odd & 0xffff0000u) | even >> 16);
-    const Halves lower = reinterpret_cast<Halves>(odd << 16 | (even & 0xffffu));
-    const Halves rounded = upper + (lowered(lower, ~upper & 1) >> 15);
-    __builtin_memcpy(to, &rounded, sizeof rounded);
+/* A step between its two rounds: the quotient, or where a rule has no rounds the parameter. `mixed` of random bits, if any. */
+struct InFlight {
+    EvenOdd x;
+    Words mixed_even, mixed_odd;
+};
+
+/* As rounded(). To the nearest it goes by lanes of 16 bits: an upper half becomes one more if the lower half is above the
+ * tie. */
+template <bool STOCHASTIC>
+INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, const InFlight& flight, uint32_t stream) {
+    Words even = bits_of(x.even), odd = bits_of(x.odd);
+    if constexpr (STOCHASTIC) {
+        even += at.word(flight.mixed_even, stream) >> 16;
+        odd += at.word(flight.mixed_odd, stream) >> 16;
+    }
+    Halves upper = reinterpret_cast<Halves>((odd & 0xffff0000u) | even >> 16);
+    if constexpr (!STOCHASTIC) {
+        const Halves lower = reinterpret_cast<Halves>(odd << 16 | (even & 0xffffu));
+        upper += lowered(lower, ~upper & 1) >> 15;
+    }
+    __builtin_memcpy(to, &upper, sizeof upper);
 }
 
-INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, Words mixed_even, Words mixed_odd, uint32_t stream) {
-    const Words even = bits_of(x.even) + (at.word(mixed_even, stream) >> 16), odd = bits_of(x.odd) + (at.word(mixed_odd, stream) >> 16);
-    const Words joined = (odd & 0xffff0000u) | even >> 16;
-    __builtin_memcpy(to, &joined, sizeof joined);
-}
-
-/* Steps whole pairs of vectors, and returns how many elements these have. */
+/* Steps whole pairs of vectors, and returns how many elements these have. Root and division take long, so a parameter steps
+ * while the next ones' states move. */
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint64_t ahead_bytes,
                                     uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
-    uint32_t i = 0;
-    Floats alarm = {};
+    constexpr bool ROUNDS = HasRounds<Rule>::value;
+    constexpr uint32_t LENGTH = 2 * WIDTH;
+    const uint32_t whole = count / LENGTH * LENGTH;
+    if (whole == 0) return 0;
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
-    for (; i + 2 * WIDTH <= count; i += 2 * WIDTH) {
+    Floats alarm = {};
+    const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
         if (ahead_bytes) {
             prefetch(p + i, ahead_bytes);
             prefetch(g + i, ahead_bytes);
             each_state<Rule>([&](auto k) __attribute__((always_inline)) { prefetch(to[k] + i, ahead_bytes); });
         }
-        const EvenOdd sum = load_pairs(g + i);
-        EvenOdd param = load_pairs(p + i);
+        const EvenOdd sum = load_pairs(g + i), param = load_pairs(p + i);
         Floats even[INSTEP_MAX_STATES] = {}, odd[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const EvenOdd state = load_pairs(to[k] + i);
             even[k] = state.even;
             odd[k] = state.odd;
         });
-        param = {Rule::update(s, flags, param.even, sum.even * factor, even), Rule::update(s, flags, param.odd, sum.odd * factor, odd)};
-        alarm += alarm_of<Rule, Rule::HIDDEN>(param.even, sum.even, even);
-        alarm += alarm_of<Rule, Rule::HIDDEN>(param.odd, sum.odd, odd);
+        InFlight flight = {};
+        flight.x = {first_round<Rule>(s, flags, param.even, sum.even * factor, even), first_round<Rule>(s, flags, param.odd, sum.odd * factor, odd)};
+        if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.even, sum.even, even);
+        if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.odd, sum.odd, odd);
         if constexpr (STOCHASTIC) {
-            const Words first = at.mixed(lane_numbers() * 2 + i), second = at.mixed(lane_numbers() * 2 + (i + 1));
-            store_pairs(p + i, param, at, first, second, PARAM_STREAM);
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-                store_pairs(to[k] + i, {even[k], odd[k]}, at, first, second, FIRST_STATE_STREAM + k);
-            });
-        } else {
-            store_pairs(p + i, param);
-            each_state<Rule>([&](auto k) __attribute__((always_inline)) { store_pairs(to[k] + i, {even[k], odd[k]}); });
+            flight.mixed_even = at.mixed(lane_numbers() * 2 + i);
+            flight.mixed_odd = at.mixed(lane_numbers() * 2 + (i + 1));
         }
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) { store_pairs<STOCHASTIC>(to[k] + i, {even[k], odd[k]}, at, flight, FIRST_STATE_STREAM + k); });
+        return flight;
+    };
+    const auto land = [&](uint32_t i, const InFlight& flight) __attribute__((always_inline)) {
+        EvenOdd param = flight.x;
+        if constexpr (ROUNDS) {
+            const EvenOdd old = load_pairs(p + i);
+            param = {Rule::stepped(s, flags, old.even, param.even), Rule::stepped(s, flags, old.odd, param.odd)};
+            alarm += param.even;
+            alarm += param.odd;
+        }
+        store_pairs<STOCHASTIC>(p + i, param, at, flight, PARAM_STREAM);
+    };
+    InFlight older = begin(0);
+#pragma GCC unroll 1
+    for (uint32_t i = LENGTH; i < whole; i += LENGTH) {
+        const InFlight newer = begin(i);
+        land(i - LENGTH, older);
+        older = newer;
     }
+    land(whole - LENGTH, older);
     store_floats(alarms, alarm);
-    return i;
+    return whole;
 }
 
 #endif
@@ -219,15 +257,16 @@ __attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* 
 template <class Rule>
 INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uint32_t count) {
     const uint32_t flags = Rule::flags(s);
-    return Rule::STATES > 0 && count % WIDTH == 0 && ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]));
+    return Rule::STATES > 0 && count > 0 && count % WIDTH == 0 && ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]));
 }
 
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                         uint64_t ahead_bytes, uint32_t count, float* p, const float* g, uint16_t* const* states) {
+    constexpr bool ROUNDS = HasRounds<Rule>::value;
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
     Floats alarm = {};
-    for (uint32_t i = 0; i < count; i += WIDTH) {
+    const auto begin = [&](uint32_t i) __attribute__((always_inline)) {
         if (ahead_bytes) {
             prefetch(p + i, ahead_bytes);
             prefetch(g + i, ahead_bytes);
@@ -236,16 +275,31 @@ INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_
         const Floats sum = load_floats(g + i);
         Floats state[INSTEP_MAX_STATES] = {};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) { state[k] = float_of(load_upper_halves(to[k] + i)); });
-        const Floats param = Rule::update(s, flags, load_floats(p + i), sum * factor, state);
-        alarm += alarm_of<Rule, Rule::HIDDEN>(param, sum, state);
-        store_floats(p + i, param);
+        const Floats x = first_round<Rule>(s, flags, load_floats(p + i), sum * factor, state);
+        if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(x, sum, state);
         const Words mixed = STOCHASTIC ? at.mixed(lane_numbers() + i) : Words{};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Words bits = bits_of(state[k]), nan = reinterpret_cast<Words>(state[k] != state[k]); /* f32 has NaNs that a carry would end */
             const Words up = STOCHASTIC ? at.word(mixed, FIRST_STATE_STREAM + k) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
             store_upper_halves(to[k] + i, (bits + up) | nan);
         });
+        return x;
+    };
+    const auto land = [&](uint32_t i, Floats x) __attribute__((always_inline)) {
+        if constexpr (ROUNDS) {
+            x = Rule::stepped(s, flags, load_floats(p + i), x);
+            alarm += x;
+        }
+        store_floats(p + i, x);
+    };
+    Floats older = begin(0);
+#pragma GCC unroll 1
+    for (uint32_t i = WIDTH; i < count; i += WIDTH) {
+        const Floats newer = begin(i);
+        land(i - WIDTH, older);
+        older = newer;
     }
+    land(count - WIDTH, older);
     return any_sign(special(alarm));
 }
 
