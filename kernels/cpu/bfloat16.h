@@ -139,8 +139,8 @@ INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosit
 /* Steps whole pairs of vectors, and returns how many elements these have. Root and division take long, so a parameter steps
  * while the next ones' states move. */
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint64_t ahead_bytes,
-                                    uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
+INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                                    uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
     constexpr bool ROUNDS = HasRounds<Rule>::value;
     constexpr uint32_t LENGTH = 2 * WIDTH;
     const uint32_t whole = count / LENGTH * LENGTH;
@@ -161,14 +161,17 @@ INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t fl
             odd[k] = state.odd;
         });
         InFlight flight = {};
-        flight.x = {first_round<Rule>(s, flags, param.even, sum.even * factor, even), first_round<Rule>(s, flags, param.odd, sum.odd * factor, odd)};
+        flight.x = {first_round<Rule>(s, flags, param.even, sum.even * factor, even),
+                    first_round<Rule>(s, flags, param.odd, sum.odd * factor, odd)};
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.even, sum.even, even);
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(flight.x.odd, sum.odd, odd);
         if constexpr (STOCHASTIC) {
             flight.mixed_even = at.mixed(lane_numbers() * 2 + i);
             flight.mixed_odd = at.mixed(lane_numbers() * 2 + (i + 1));
         }
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { store_pairs<STOCHASTIC>(to[k] + i, {even[k], odd[k]}, at, flight, FIRST_STATE_STREAM + k); });
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            store_pairs<STOCHASTIC>(to[k] + i, {even[k], odd[k]}, at, flight, FIRST_STATE_STREAM + k);
+        });
         return flight;
     };
     const auto land = [&](uint32_t i, const InFlight& flight) __attribute__((always_inline)) {
@@ -279,7 +282,8 @@ INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_
         if constexpr (!ROUNDS) alarm += alarm_of<Rule, Rule::HIDDEN>(x, sum, state);
         const Words mixed = STOCHASTIC ? at.mixed(lane_numbers() + i) : Words{};
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-            const Words bits = bits_of(state[k]), nan = reinterpret_cast<Words>(state[k] != state[k]); /* f32 has NaNs that a carry would end */
+            const Words bits = bits_of(state[k]);
+            const Words nan = reinterpret_cast<Words>(state[k] != state[k]); /* a carry would end one whose bits are all ones */
             const Words up = STOCHASTIC ? at.word(mixed, FIRST_STATE_STREAM + k) >> 16 : (bits >> 16 & 1u) + 0x7fffu;
             store_upper_halves(to[k] + i, (bits + up) | nan);
         });

@@ -28,7 +28,10 @@ struct Coder {
     INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), rough(), closest() {}
 
     INSTEP_INLINE void begin(uint32_t i) {
-        each_state<Rule>([&](auto k) __attribute__((always_inline)) { rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(block.states[k], load_floats(block.states[k].values + i)); });
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const Coding& c = block.states[k];
+            rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(c, load_floats(c.values + i)); /* no rule gives an unsigned state a sign */
+        });
     }
     INSTEP_INLINE void end(uint32_t i) {
         const Words mixed = STOCHASTIC ? mixed_words(block.states[0], i) : Words{}; /* of all states alike */
