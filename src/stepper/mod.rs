@@ -26,7 +26,7 @@ mod rebuild;
 mod scaling;
 mod shards;
 mod state;
-#[allow(clippy::module_inception)] // The folder is the module, and the file of the same name has its main type.
+#[allow(clippy::module_inception)] // The file has the main type of the folder.
 mod stepper;
 mod tensor;
 mod together;
