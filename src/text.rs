@@ -1,4 +1,4 @@
-//! Text from a file, a peer or another library, made fit for an error message.
+//! Prepares text from a file, a peer or another library for an error message.
 //!
 //! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened: no control
 //! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.

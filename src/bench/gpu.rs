@@ -210,7 +210,7 @@ impl GpuLauncher {
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
 
-    /// Moves as many bytes as the step of a bucket, by a copy: half of them are read.
+    /// Makes a copy that moves `bytes` bytes, the number that a bucket's step moves: half of them are read.
     pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         // SAFETY: there is room for one copy of each bucket, by `copied_part`.

@@ -54,7 +54,8 @@ pub struct LoadSize {
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// Bytes that a pass over activations reads, and as many that it writes; at least the size of a gradient.
+    /// Bytes that a pass over activations reads, which is also the number that it writes; at least the size of a
+    /// gradient.
     pub activation_bytes: u64,
     /// The time of the all-reduce.
     pub pacing: Pacing,

@@ -1,4 +1,5 @@
-//! Times launches on a GPU, and copies that move as many bytes, by the GPU's events; and has a trainer's stream.
+//! Times launches on a GPU, and copies that move the same number of bytes, by the GPU's events. It also has a trainer's
+//! stream.
 //!
 //! A sample starts after a plug: work that keeps the stream busy until the whole sample is queued, so no host time is
 //! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. Only

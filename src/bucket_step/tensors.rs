@@ -143,8 +143,8 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
     }
 
-    /// Lends one run per parameter that has a gradient in this call, which a step may write. A parameter with `None` is
-    /// skipped.
+    /// Lends one run, which a step may write, for each parameter that has a gradient in this call. A parameter with
+    /// `None` is skipped.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut). Only gradients may be `None`.
@@ -160,8 +160,8 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
     }
 
-    /// Lends one run per parameter that has a gradient in this call, which is only read. A parameter with `None` is
-    /// skipped.
+    /// Lends one run, which is only read, for each parameter that has a gradient in this call. A parameter with `None`
+    /// is skipped.
     ///
     /// ```
     /// use instep::bucket_step::{Lent, StepTensors};
@@ -351,7 +351,7 @@ impl<'a> StepTensors<'a> {
     }
 }
 
-/// Returns the first tensors, as many as an optimizer keeps at most, and whether there were more.
+/// Returns the first [`STATES`] tensors, and whether there were more.
 fn listed<'a>(
     tensors: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
 ) -> ([Option<Lent<'a>>; STATES], bool) {

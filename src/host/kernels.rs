@@ -258,7 +258,7 @@ impl Kernels {
     /// If there are fewer values than `to` has elements.
     pub(crate) fn decode(&self, from: &mut StoredValues<'_>, to: &mut [f32]) {
         let stored = from.argument(to.len());
-        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
         unsafe { self.table.decode.unwrap_unchecked()(&stored, to.as_mut_ptr()) }
     }
 
@@ -268,7 +268,7 @@ impl Kernels {
     /// If `to` has room for fewer values than `from` has.
     pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
         let stored = to.argument(from.len());
-        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
         unsafe { self.table.encode.unwrap_unchecked()(from.as_ptr(), &stored) }
     }
 

@@ -44,7 +44,7 @@ struct Scratch {
     buffers: Vec<*mut u8>,
 }
 
-// SAFETY: the pointers are leftovers of the last call; each call fills both lists anew before it reads them.
+// SAFETY: the pointers are leftovers of the last call; each call fills both lists before it reads them.
 unsafe impl Send for Scratch {}
 
 /// Runs `body` once per rank, each on its own thread, and returns the results by rank.

@@ -51,8 +51,8 @@ impl Plan {
         Plan::filled(layout, cut, (storages, resolved), backward)
     }
 
-    /// Returns the plan with the same buckets, of which this rank keeps and steps one shard. All shards of a bucket
-    /// have the same length. Shards end at multiples of 256 elements of a parameter.
+    /// Returns the plan with the same buckets, but this rank keeps and steps only one shard of each. All shards of a
+    /// bucket have the same length. Shards end at multiples of 256 elements of a parameter.
     /// [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors

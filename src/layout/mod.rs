@@ -86,7 +86,7 @@ pub struct Layout {
     fingerprint: u64,
 }
 
-/// Names of groups, and the index of each.
+/// The names of groups, and the index of each name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Groups {
     names: Vec<String>,
@@ -253,8 +253,8 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape is not as long as
-    /// its parameter, an option comes before the first parameter, or the lengths cannot be addressed.
+    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape does not have
+    /// its parameter's length, an option comes before the first parameter, or the lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {

@@ -27,8 +27,8 @@ pub enum Stream {
     Reduce,
     /// Control, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
     Optim,
-    /// Collectives over stepped parameters. They have a communicator of their own, because on that of the reduces they
-    /// would delay the next reduce.
+    /// Collectives over stepped parameters. They have their own communicator, because on the communicator of the
+    /// reduces they would delay the next reduce.
     Gather,
     /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would
     /// delay the next reduce.
@@ -296,8 +296,8 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// The part of a step that one launch runs: all of it, the part up to the norms that scale the change, the rest after
-/// them, or the end of gradients after a custom optimizer.
+/// The part of a step that one launch runs. In order: all of it; the part up to the norms that scale the change; the
+/// rest after these norms; zeroing or averaging gradients after a custom optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,

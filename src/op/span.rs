@@ -155,7 +155,7 @@ impl Span {
         Span { memory, start: byte(start), end: byte(end) }
     }
 
-    /// Returns the elements `start..end` of the arenas, all of which are in this bucket.
+    /// Returns the elements `start..end` of the arenas. All of them must be in this bucket.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -230,8 +230,7 @@ impl Span {
     }
 
     /// The next pass's loss scale and its progress towards growing: the part of control memory that Decide alone
-    /// writes. It also stands for the scale and the flag of the caller's scaler, of which Begin reads the first and
-    /// Decide writes the second.
+    /// writes. It also stands for the caller's scaler: Begin reads its scale, and Decide writes its flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
     /// The loss scale alone, which Begin reads.

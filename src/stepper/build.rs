@@ -39,7 +39,7 @@ const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
 
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
 
-/// What a device is built from.
+/// The parts from which a device is built.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,

@@ -109,8 +109,8 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// Adds an optimizer to one group. It steps the same gradients, after the group's earlier optimizers. Its states
-    /// are its own: `momentum_buffer#1` and so on.
+    /// Adds an optimizer to one group. It steps the same gradients, after the group's earlier optimizers. It has states
+    /// of its own: `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -314,8 +314,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps an exponential moving average of each parameter (of its [master weight](crate::Master), if it has one), in
-    /// f32 and in the same launch: `decay * average + (1 - decay) * parameter`, after each update of the parameter.
+    /// Keeps an exponential moving average of each parameter in f32, or of its [master weight](crate::Master) if it has
+    /// one. Each update of the parameter sets it to `decay * average + (1 - decay) * parameter`, in the same launch.
     /// After the first update it equals the parameter; before that it is zeros. An optimizer of your own keeps no
     /// average. [`Stepper::read`](crate::Stepper::read) returns it.
     ///
@@ -397,8 +397,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Gives this stepper kernel threads of its own, this many. The default is the communicator's shared pool, or else
-    /// `INSTEP_THREADS` threads, or else one per core.
+    /// Gives this stepper its own pool of `threads` kernel threads. The default is the communicator's shared pool, or
+    /// else `INSTEP_THREADS` threads, or else one per core.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self

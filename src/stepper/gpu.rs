@@ -203,9 +203,10 @@ impl Stepper<CudaDevice> {
     /// or if this is not the last micro-batch. An event whose latest record was in a capture poisons a pass outside of it.
     ///
     /// # Safety
-    /// The event is alive, of this device, and has been recorded in this pass: after the bucket's sum, which comes after the
-    /// pass's last write of a gradient of the bucket and its last read of a parameter of the bucket. (An event that was never
-    /// recorded passes every wait, and an early one orders nothing: the step would race with the sum.)
+    /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. That sum comes
+    /// after the pass's last write of the bucket's gradients and its last read of the bucket's parameters. (No wait
+    /// waits for an event that was never recorded, and one that was recorded too early orders nothing: the step would
+    /// race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";

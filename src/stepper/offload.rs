@@ -15,9 +15,10 @@ use crate::stepper::state::options::OffloadPolicy;
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
-    /// Steps on the host, on memory of its own. Reduced gradients are copied to the host. Stepped parameters are copied
-    /// back after the step, or with [`Strategy::Fsdp`](crate::Strategy) when they are [unsharded](Stepper::unshard).
-    /// The copies run on streams of their own, beside forward and backward. Unset: steps run where the parameters are.
+    /// Runs steps on the host, in the host's memory. Reduced gradients are copied to the host. Stepped parameters are
+    /// copied back after the step, or with [`Strategy::Fsdp`](crate::Strategy) when they are
+    /// [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps
+    /// run where the parameters are.
     ///
     /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and
     /// [`isa`](Self::isa) apply to these kernels. An optimizer of your own steps by

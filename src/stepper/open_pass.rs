@@ -99,8 +99,9 @@ impl<D: Device> Stepper<D> {
     /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
     ///
     /// # Errors
-    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this micro-batch, if
-    /// [each is summed](crate::Accumulation)), or it was handed over as often as the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this
+    /// micro-batch, with [`Accumulation::Summed`](crate::Accumulation)), or it was already handed over as often as it
+    /// is used; `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;

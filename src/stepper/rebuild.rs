@@ -28,7 +28,7 @@ impl<D: Device> Stepper<D> {
     /// has changed.
     ///
     /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
-    /// memory for both sets of buckets while it lasts, and a copy of every tensor by way of the host. Parameters,
+    /// memory for both sets of buckets while it lasts, and a copy of every tensor through host memory. Parameters,
     /// gradients, states, step counts, learning rates, frozen parameters and the status keep their bits, and training
     /// continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew,
     /// because the checker judges it by the new buckets: [take](Self::take_recording) the old one first. On a GPU,
@@ -86,8 +86,8 @@ impl<D: Device> Stepper<D> {
 
     /// Adds an optimizer to parameters, after those that they have. A parameter without one, whose gradient was only
     /// averaged, is stepped from now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer starts with
-    /// states of zeros and a [`step_count`](Self::step_count) of its own at 0.
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer's states start as
+    /// zeros, and its own [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

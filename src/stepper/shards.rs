@@ -208,8 +208,8 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a full tensor from all ranks, or from this one if it is full here.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
-        // In a group of one this rank has all of the tensor. It makes no call then, because calls overwrite gradients,
-        // of which a slice may be alive.
+        // In a group of one this rank has all of the tensor. It makes no call then, because a call overwrites
+        // gradients, and a slice of them may be alive.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
         if is_sharded && self.may_be_sharded(whole.memory) {
             self.gather_bytes(whole.memory, whole.segment, bytes)
@@ -284,7 +284,7 @@ impl<D: Device> Stepper<D> {
         Ok(all)
     }
 
-    /// Refuses a tensor of which this rank has only a shard.
+    /// Refuses a tensor if this rank has only its shard.
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();

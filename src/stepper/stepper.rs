@@ -207,8 +207,8 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Buckets that stay stepped after the abandoned pass, with their step counts, except their frozen parameters.
-    /// Empty except in Eager, where these were launched before the pass was given up, in this order.
+    /// The buckets that were stepped before the pass was abandoned, in order. They stay stepped, with their step
+    /// counts, except for their frozen parameters. Only Eager has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

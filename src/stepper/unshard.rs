@@ -69,9 +69,9 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// On a GPU the bucket has an address of its own from here until it is resharded ([`Stepper::ptr`]), and over
-    /// [`Nccl`](crate::cuda::Nccl) all ranks unshard and hand over in one order, because NCCL runs the collectives of a
-    /// device in the order of the calls. No real GPU has run this yet.
+    /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
+    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs the
+    /// collectives of a device in the order of the calls. No real GPU has run this yet.
     ///
     /// # Ordering
     /// Returns at once; an access of the bucket waits for the all-gather, which comes after the bucket's last step.

@@ -284,9 +284,8 @@ impl Stepper {
     ///
     /// # Errors
     /// Errors as for [`write`](Self::write); `Sharded` for a state, master or average that ranks shard; `Unsupported`
-    /// if the tensor is of another type, or is a parameter of which other copies exist, which only
-    /// [`write`](Self::write) updates: a [master weight](crate::Master), other ranks' shards, or with offload the
-    /// host's.
+    /// if the tensor is of another type, or is a parameter that [`write`](Self::write) must also update elsewhere: in
+    /// its [master weight](crate::Master), in other ranks' shards, or with offload in the host's memory.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(id, memory)?;

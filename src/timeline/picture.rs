@@ -71,7 +71,7 @@ struct Drawn {
     rank: u32,
     /// The time from the lane's first measured interval to its last.
     measured: Option<Interval>,
-    /// Blocks of which the window shows some length.
+    /// Blocks that are visible in the window.
     blocks: Vec<Block>,
 }
 

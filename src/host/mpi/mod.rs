@@ -244,8 +244,8 @@ impl Mpi {
             let apart = bytes.next_multiple_of(LINE_BYTES);
             reserve(&mut scratch.window, ranks * apart);
             let window = scratch.window.as_mut_ptr().cast::<u8>();
-            // SAFETY: the window has room for a piece of each part. Both buffers are the call's alone and as long as it says,
-            // by the promise of its maker and by `require_host`. No message is under way.
+            // SAFETY: the window has room for a piece of each part. Both buffers belong to the call and have its
+            // length, as its maker promised; `require_host` has refused a GPU's memory. No message is in flight.
             unsafe {
                 if call.kind == CollectiveKind::ReduceScatter {
                     (0..ranks)
@@ -293,15 +293,15 @@ impl Mpi {
         while done < call.bytes as usize {
             let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
             reserve(&mut scratch.window, bytes);
-            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of its
-            // maker. No message is under way.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
+            // Nothing is in flight.
             unsafe { call.src().add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
             match call.kind {
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
                 _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
-            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of
-            // its maker. No message is under way.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
+            // No message is in flight.
             unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst().add(done), bytes) };
             done += bytes;
         }
@@ -368,7 +368,7 @@ impl Collective for Mpi {
         call.require_host(self.wire.ranks)?;
         let mut scratch = lock(&self.scratch);
         self.carry_out(call, &mut scratch).map_err(|error| {
-            // Messages may still be under way.
+            // Messages may still be in flight, so their memory is leaked.
             std::mem::forget(std::mem::take(&mut *scratch));
             // Ranks know these errors already: every rank compares all keys, and a lost rank's failure went to all.
             let is_known =

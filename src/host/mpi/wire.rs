@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator that nobody else uses.
+/// This rank's end of a communicator that is used for nothing else.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
@@ -90,7 +90,7 @@ impl Wire {
         let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
         let lock = library();
-        // SAFETY: the communicator is live, as a reference to it is; both results have a place.
+        // SAFETY: the communicator is live, because a reference to it is held; both results have a place.
         let code = unsafe { ffi::MPI_Comm_idup(self.comm, duplicate, request.as_mut_ptr()) };
         drop(lock);
         wire.checked("MPI_Comm_idup", code)?;

@@ -1,6 +1,6 @@
 //! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
 //!
-//! It has a flag per parameter, not per bucket, because buckets may be laid out anew before that pass. The first pass
+//! It has a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
 //! broadcasts all parameters. A hash of what was loaded or set by hand is part of the agreement. Each load adds to it,
 //! so ranks that loaded different things never agree again.
 
