@@ -237,7 +237,7 @@ impl Kernels {
     pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
+        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
@@ -248,7 +248,7 @@ impl Kernels {
     pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
+        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 

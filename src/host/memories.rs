@@ -159,7 +159,7 @@ pub(crate) struct Memories {
     /// Keeps the memory that the communicator allocated alive.
     _lent: Vec<Allocation>,
     are_borrowed: bool,
-    /// The status of the last published pass. It is locked only for a copy, so nobody waits for an op.
+    /// The status of the last published pass. It is locked only for a copy, so a reader never waits for an op.
     published: Mutex<Option<InstepStatus>>,
 }
 

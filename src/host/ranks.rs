@@ -19,7 +19,7 @@ use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::pool::Pool;
 
-/// The most ranks of a process. Each has three threads, so more would exhaust the machine.
+/// The most ranks of a process. Each rank has three threads, so more ranks would exhaust the machine.
 const MAX_RANKS: u32 = 1024;
 
 struct Group {

@@ -368,8 +368,8 @@ impl Layout {
         Ok(&self.parameters[self.index(id)?])
     }
 
-    /// Returns a hash of the layout, which ranks compare. It is FNV-1a, because it must be the same in every process of
-    /// a run.
+    /// Returns a hash of the layout, which ranks compare. The hash is FNV-1a, which is the same in every process of a
+    /// run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

@@ -435,8 +435,8 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// Returns the most ops of one pass. A bucket has waits, marks, work and broadcasts; a segment has two Zeros or a
-/// broadcast.
+/// Returns the most ops of one pass: for each bucket its waits, records, work and broadcasts, for each segment two
+/// Zeros or a broadcast.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()

@@ -1,9 +1,9 @@
 //! Copies of tensors to the host and back on every device, the status of passes, and reads after a failure.
 //!
-//! These calls initialise, save and check, and serve small trainers. A large trainer reads slices on the host
-//! (`views.rs`) and takes addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The host
-//! device skips every op after the first failure, so memory can be read then. A GPU runs steps that were queued after a
-//! failed all-reduce, so it refuses reads.
+//! These calls are for initialising, saving and checking, and for small trainers. A large trainer reads slices on the
+//! host (`views.rs`) and takes addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The
+//! host device skips every op after the first failure, so memory can be read then. A GPU runs steps that were queued
+//! after a failed all-reduce, so it refuses reads.
 
 use crate::device::Device;
 use crate::error::{Error, Result};

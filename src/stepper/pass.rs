@@ -141,8 +141,9 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Does not wait; the steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
-    /// parameter was [written](Stepper::write), the next pass broadcasts its bucket's, and ranks compare which ones
-    /// they wrote: with [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks' calls.
+    /// parameter was [written](Stepper::write), the next pass broadcasts the parameters of its bucket, and ranks
+    /// compare which ones they wrote: with [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks'
+    /// calls.
     ///
     /// # Errors
     /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it); `Config` if

@@ -32,7 +32,8 @@ impl<D: Device> Stepper<D> {
     /// gradients, states, step counts, learning rates, frozen parameters and the status keep their bits, and training
     /// continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew,
     /// because the checker judges it by the new buckets: [take](Self::take_recording) the old one first. On a GPU,
-    /// [`replay`](Self::replay) refuses passes captured before, and addresses must be asked for again.
+    /// [`replay`](Self::replay) refuses passes that were captured before the call, and the trainer must ask for
+    /// addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};

@@ -1,7 +1,7 @@
 //! The canvas of a picture: a growing SVG text, a scale from time to width, and an axis.
 //!
-//! It knows shapes and no ops. The SVG needs no script, no external font and no particular background. Callers pass
-//! text that is already escaped.
+//! This file draws shapes and does not depend on ops. The SVG needs no script, no external font and no particular
+//! background. Callers pass text that is already escaped.
 
 use std::fmt::{self, Write};
 

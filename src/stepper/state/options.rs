@@ -132,8 +132,8 @@ pub struct Status {
     /// anyway, and so does every mode without skipping. If the mode makes a decision, the mean is judged, which a small
     /// loss scale can make infinite although the sum is finite; otherwise the sum is judged. With [sharded
     /// states](crate::Strategy) it is the smallest index of all ranks. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size) it is that of the rank's group; groups have the same sums and
-    /// so agree, except about local parameters.
+    /// [`shard_size`](crate::StepperBuilder::shard_size) it is the smallest index of the rank's group; groups have the
+    /// same sums and so agree, except about local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
