@@ -45,7 +45,7 @@ pub enum Error {
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
-    /// Refused: this machine, this build, or one of the parts given to the stepper cannot do what was asked for.
+    /// Refused: this machine, this build, or a part such as the collective cannot do what was asked for.
     #[error("{0}")]
     Unsupported(Refusal),
     /// Refused: this build carries no GPU kernels.

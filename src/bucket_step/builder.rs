@@ -187,8 +187,8 @@ impl BucketStepBuilder {
     }
 }
 
-/// Refuses a bucket that is too long for this machine. No tensor is allocated yet, so only the list of tiles would show
-/// it.
+/// Refuses a bucket whose list of tiles does not fit in memory. A length may be absurd, because no tensor proves it
+/// before the first step.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {

@@ -75,7 +75,7 @@ pub struct BucketStep<E = OnHost> {
     constants: StepConstants,
     /// The settings that the next step must read.
     settings: Settings,
-    /// Per parameter of the layout, its segment if it is in the bucket.
+    /// Per parameter of the layout, its first segment if it is in the bucket.
     segments: Vec<Option<usize>>,
     /// Per segment, why steps skip it.
     left: Vec<Left>,

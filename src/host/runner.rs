@@ -143,8 +143,8 @@ impl Runner {
         })
     }
 
-    /// Returns the rank, which was read when the communicators were made. Asking the collective later would run user
-    /// code where nothing catches a panic.
+    /// Returns the rank. Streams ask for it once, when they are made, because the collective may be user code, and
+    /// nothing catches a panic of it later.
     pub(crate) fn rank(&self) -> u32 {
         self.comms.world.rank()
     }

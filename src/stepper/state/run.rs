@@ -112,8 +112,8 @@ impl<D: Device> Run<D> {
                     // The deferred waits may be for ops that are still in the batch.
                     self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
-                    // In the list, a Record comes after the Waits before it, so the run must wait first. Few waits are
-                    // left here. If a wait fails, later ops are skipped and the next access reports the failure.
+                    // In the list, a Record comes after the Waits before it, so the run must wait first. Usually none
+                    // is left here. If a wait fails, later ops are skipped and the next access reports the failure.
                     let _ = self.debt.pay(&mut self.device, &mut self.recording);
                 }
                 _ => {}
