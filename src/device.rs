@@ -17,10 +17,10 @@ use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
 /// An executor of ops.
 pub trait Device: Executor {
     /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ones
-    /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
-    /// it. Waits of the compute stream do not come here, but to [`wait`](Device::wait).
+    /// are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs Records, so no wait can
+    /// hang.) A Wait on the compute stream is a call of [`wait`](Device::wait) and is not submitted here.
     ///
-    /// `sum` says when the caller's sum is there, for which an op of these [waits](crate::op::Action::AwaitSum).
+    /// `sum` tells when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for it.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
     /// Orders the trainer's next work after the ticket's position: the calling thread waits on the host device, the
@@ -30,8 +30,8 @@ pub trait Device: Executor {
     /// `Poisoned` if any op has failed by then.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
 
-    /// Blocks the calling thread until the trainer's stream has passed all that it has been given; nothing to do on the
-    /// host device, where the trainer is that thread.
+    /// Blocks the calling thread until the trainer's stream has run all its work. It does nothing on the host device,
+    /// where the trainer is the calling thread.
     ///
     /// # Errors
     /// Errors as for [`wait`](Device::wait).
@@ -40,14 +40,14 @@ pub trait Device: Executor {
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
     /// # Errors
-    /// Errors as for [`wait`](Device::wait); a GPU tells of some failures only now.
+    /// `Poisoned` if any op has failed; a GPU reports some failures only now.
     fn end(&mut self) -> Result<()>;
 
-    /// Now, on the clock that measured ops use, in nanoseconds.
+    /// Returns the current time in nanoseconds, on the clock that times ops.
     fn now_ns(&self) -> u64;
 }
 
-/// The promise that memory is the caller's for one access.
+/// The promise that no op touches the bytes of one access while it lasts.
 #[derive(Debug)]
 pub struct Claimed(());
 
@@ -55,8 +55,8 @@ impl Claimed {
     /// Makes the promise.
     ///
     /// # Safety
-    /// The schedule has been told of the access, and the waits that it wrote have been paid, so that no op that runs or is
-    /// still to run touches the same bytes. What is rebound has the plan's offsets and lengths.
+    /// The schedule has been told of the access, and its waits for it have ended. So no op that runs, or was submitted,
+    /// touches the same bytes. Memory that is rebound has the plan's offsets and lengths.
     pub(crate) unsafe fn promise() -> Claimed {
         Claimed(())
     }
@@ -65,8 +65,8 @@ impl Claimed {
 /// The stepper's private interface to a device: memory, settings, records and measured times. It keeps [`Device`]
 /// sealed.
 pub trait Executor {
-    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that
-    /// announce it.
+    /// Whether the trainer is a stream and not the calling thread. Such a trainer touches memory long after the calls
+    /// that announce the access.
     const TRAINER_IS_A_STREAM: bool;
 
     /// The proof that the caller's sum of a bucket is complete: an event on a GPU.
@@ -75,13 +75,13 @@ pub trait Executor {
     /// Returns the place of its memory.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks', where their collectives do not compare it at each call.
+    /// Compares a number with the other ranks' numbers, unless each collective compares it anyway.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
     fn agree(&self, number: u64) -> Result<()>;
 
-    /// The first byte of a span, in the device's memory.
+    /// Returns the address of a span's first byte in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
 
     /// Returns the size of each memory in bytes.
@@ -90,7 +90,7 @@ pub trait Executor {
     /// Replaces the settings, which the next Begin reads.
     fn write_settings(&mut self, settings: &Settings, claimed: Claimed);
 
-    /// Says how far a record has come.
+    /// Sets the progress of a record.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
@@ -102,44 +102,45 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn read_progress(&mut self, record: usize, claimed: Claimed) -> Result<Progress>;
 
-    /// A copy of the control block.
+    /// Returns a copy of the control block.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
-    /// Returns whether a failure has left a bucket with this rank's part of a step, and without the other ranks' parts.
+    /// Returns whether a failure came between a bucket's step and its all-gather, so only this rank's shard is new.
     fn is_partly_gathered(&self, _bucket: u32) -> bool {
         false
     }
 
-    /// The status of the newest pass that has been published whole, without waiting.
+    /// Returns the status of the newest pass whose status is published completely, without waiting.
     fn latest(&self) -> Option<InstepStatus>;
 
-    /// Copies a span to the host, whose length it has.
+    /// Copies a span to the host. `into` is as long as the span.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn read(&mut self, span: Span, into: &mut [u8], claimed: Claimed) -> Result<()>;
 
-    /// Copies to a span from the host.
+    /// Copies to a span from the host. `from` is as long as the span.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn write(&mut self, span: Span, from: &[u8], claimed: Claimed) -> Result<()>;
 
-    /// Takes the caller's tensors at other addresses, after a claim on all tensors and on control memory. On a GPU it does not wait for the launches that read the old ones.
+    /// Replaces the addresses of the caller's tensors, after a claim on all tensors and on control memory. On a GPU it
+    /// does not wait for the launches that read the old addresses.
     ///
     /// # Errors
-    /// `Layout` if a tensor is out of the device's reach, and then nothing has changed; else as for [`Device::wait`].
+    /// `Layout` if the device cannot reach a tensor: then nothing has changed. `Poisoned` if any op has failed.
     fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
-    /// Builds a device of the same parts for another plan or other optimizers. Its own tensors and counts are zeros, and
-    /// the control block's results of passes are kept. This device stays as it is in every case. `words` are those of
-    /// the new agreement.
+    /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
+    /// tensors and counts are zeros. Its control block keeps the results of passes. This device does not change.
+    /// `words` are those of the new agreement.
     ///
     /// # Errors
-    /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
+    /// The builder's errors; `Mismatch` if another rank has failed and ranks compare that.
     fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
@@ -151,21 +152,21 @@ pub trait Executor {
     where
         Self: Sized;
 
-    /// The ops that have ended since the last call, if the device measures.
+    /// Returns the ops that have ended since the last call, with their times, if the device measures them.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
-    /// When the trainer's stream stood still since the last call, if the device measures and the trainer is a stream: a
-    /// thread that waits is timed by who waits.
+    /// Returns the intervals in which the trainer's stream stood still since the last call, if the device measures and
+    /// the trainer is a stream. A thread's own waits are timed in the code that waits.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
     fn take_stalls(&mut self) -> Result<Vec<Interval>>;
 }
 
-/// Refuses to step a bucket of whose sum by the caller nothing says that it is there.
+/// The error for a bucket that the caller sums and hands over without an event: nothing tells when its sum is complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");
     Error::order(thing, "nothing says when it is there", "call bucket_ready_after")

@@ -1,7 +1,7 @@
 //! Element types of the tensors that a step touches, or that travel between ranks.
 //!
-//! A leaf: names and sizes only; what a step converts, the kernels do. f64, sparse and complex tensors are not planned,
-//! since no fused kernel for them would be faster than the caller's own loop.
+//! This module has names and sizes only and depends on no other; the kernels convert. f64, sparse and complex tensors
+//! are not planned, since no fused kernel for them would be faster than the caller's own loop.
 
 /// An element type.
 #[non_exhaustive]
@@ -9,14 +9,14 @@
 pub enum DType {
     /// IEEE 754 binary32.
     F32,
-    /// The upper half of an f32, rounded.
+    /// bfloat16: the upper 16 bits of an f32, rounded.
     BF16,
     /// IEEE 754 binary16.
     F16,
 }
 
 impl DType {
-    /// Returns the size of one element.
+    /// Returns the size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
             DType::F32 => 4,
@@ -24,7 +24,7 @@ impl DType {
         }
     }
 
-    /// Returns the bytes of a one.
+    /// Returns the bytes of the number 1.
     pub(crate) fn one(self) -> &'static [u8] {
         const F32: [u8; 4] = 1f32.to_ne_bytes();
         const BF16: [u8; 2] = half::bf16::ONE.to_bits().to_ne_bytes();
@@ -36,7 +36,7 @@ impl DType {
         }
     }
 
-    /// Rounds a value to the nearest of this type, ties to even.
+    /// Rounds a value to the nearest value of this type, ties to even.
     pub fn round(self, value: f32) -> f32 {
         match self {
             DType::F32 => value,
@@ -56,16 +56,16 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A type whose slices a stepper hands out: `f32`, [`bf16`](crate::bf16) and [`f16`](crate::f16), which are the `half`
-/// crate's.
+/// An element type of the slices that a stepper hands out: `f32`, and [`bf16`](crate::bf16) and [`f16`](crate::f16) of
+/// the `half` crate.
 pub trait Element: sealed::Element {
-    /// The value as f32.
+    /// The same type as a [`DType`].
     const DTYPE: DType;
 
-    /// Rounded to the nearest; ties to even.
+    /// Rounds to the nearest value, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// Exactly.
+    /// Converts to f32, which is exact.
     fn to_f32(self) -> f32;
 }
 

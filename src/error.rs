@@ -1,8 +1,8 @@
-//! The one error type, its variants named by what the caller can do about them.
+//! The one error type. Its variants are named by what the caller can do about them.
 //!
-//! An error is *refused* (nothing was changed, call again), *abandoned* (a pass was given up) or *poisoned* (the stepper
-//! is over). Every text is `<thing>: <what is wrong>; <what to do>`, joined here alone. The type stays cloneable, because
-//! a poisoned device repeats its first error, and knows no other module.
+//! An error is *refused* (nothing was changed, call again), *abandoned* (a pass was given up) or *poisoned* (the
+//! stepper is over). Every text is `<thing>: <what is wrong>; <what to do>`, joined here alone. The type is cloneable,
+//! because a poisoned device repeats its first error. This module depends on no other.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong. *Refused*: nothing was changed; a call that takes the pass or the stepper by value still
-/// ends it. *Poisons*: the stepper is over, and so is its group.
+/// Everything that can go wrong. *Refused*: nothing was changed, but a call that takes the pass or the stepper by value
+/// still ends it. *Poisons*: the stepper and its group have failed for good.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -37,7 +37,7 @@ pub enum Error {
         tensor: String,
         /// The first element that this rank keeps.
         first: u64,
-        /// Past the last one; equal to `first` if it keeps none.
+        /// The element after the last one that this rank keeps; equal to `first` if it keeps none.
         end: u64,
         /// Elements of the tensor.
         len: u64,
@@ -45,13 +45,13 @@ pub enum Error {
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
-    /// Refused: this machine, this build or one of the parts that were combined cannot do what was asked for.
+    /// Refused: this machine, this build, or a part such as the collective cannot do what was asked for.
     #[error("{0}")]
     Unsupported(Refusal),
     /// Refused: this build carries no GPU kernels.
     #[error("GPU kernels: not in this build; {how}")]
     KernelsNotBuilt {
-        /// Way to get them.
+        /// How to get them.
         how: String,
     },
     /// Refused: there is no usable GPU driver on this machine.
@@ -66,7 +66,7 @@ pub enum Error {
         /// Attempts, and the result of each.
         why: String,
     },
-    /// Poisons: a call into a GPU's driver failed. Refused, where it was made to build a stepper.
+    /// Poisons: a call into a GPU's driver failed. Refused if the call was part of building a stepper.
     #[error("{call}: failed with {name} ({code})")]
     Device {
         /// The driver's function.
@@ -76,7 +76,7 @@ pub enum Error {
         /// The answer's name.
         name: String,
     },
-    /// Poisons: a call into a communication library failed. Refused, where it was made to build a communicator.
+    /// Poisons: a call into a communication library failed. Refused if the call was part of building a communicator.
     #[error("rank {rank}: {call} failed with {code}, {message}")]
     Collective {
         /// The rank that made the call.
@@ -88,7 +88,7 @@ pub enum Error {
         /// The answer in words.
         message: String,
     },
-    /// Poisons: a communication hook gave up, in its own words.
+    /// Poisons: a communication hook failed, with this message.
     #[error("hook: {0}")]
     Hook(String),
     /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
@@ -101,7 +101,7 @@ pub enum Error {
         /// Number of the property, as listed in `kernels/cpu/self_test.h`.
         property: u32,
     },
-    /// Poisons: ranks issued different collectives, or the same ones about different things.
+    /// Poisons: ranks issued different collectives, or the same one with different arguments.
     #[error(
         "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; {}",
         remedy(ours, theirs, differs)
@@ -118,7 +118,7 @@ pub enum Error {
         /// What differs: fields of the calls, as in "pass and length".
         differs: String,
     },
-    /// Poisons: a rank went on to another pass while others still waited for its part in the one before.
+    /// Poisons: a rank went on to its next pass while other ranks waited for its part in the previous one.
     #[error(
         "rank {rank}: left pass {pass} before [{theirs}], which rank {other_rank} issued; abandon a pass on all ranks \
          or on none, and make the same sums in all hooks"
@@ -126,7 +126,7 @@ pub enum Error {
     LeftPass {
         /// The rank that is ahead.
         rank: u32,
-        /// The pass that it left: abandoned or dropped it, or its hook made fewer sums.
+        /// The pass that it left: it abandoned or dropped the pass, or its hook made fewer sums.
         pass: u64,
         /// A rank that is still in that pass.
         other_rank: u32,
@@ -159,30 +159,30 @@ pub enum Error {
     /// Refused: a checkpoint is damaged, or belongs to another model.
     #[error("{0}")]
     Checkpoint(Refusal),
-    /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new
-    /// one; load a whole checkpoint before the next pass.
+    /// A checkpoint broke off while it was loaded, although it was whole when it was checked. Each tensor is the old or
+    /// the new one; load a whole checkpoint before the next pass.
     #[error(
         "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a whole one before the next pass"
     )]
     PartlyLoaded {
-        /// Tensors that are new.
+        /// Number of tensors that were loaded.
         loaded: usize,
-        /// Tensors of the checkpoint that go into the stepper.
+        /// Number of the checkpoint's tensors that the stepper takes.
         tensors: usize,
-        /// Error of the next one.
+        /// The error of the tensor that was not loaded.
         why: Arc<Error>,
     },
     /// Refused: a file could not be opened, read or written.
     #[error("{what}: {why}")]
     File {
-        /// Which one.
+        /// Its path, or what it is.
         what: String,
         /// The kind of the system's error.
         kind: std::io::ErrorKind,
         /// The system's reason.
         why: String,
     },
-    /// Sticky: an earlier operation failed, and everything after it is skipped.
+    /// An earlier operation failed. Every later operation is skipped and reports this.
     #[error("stepper: poisoned by [{op}]: {first}")]
     Poisoned {
         /// The operation that failed first.
@@ -193,7 +193,7 @@ pub enum Error {
     /// A rank's own thread panicked or could not be started.
     #[error("rank {rank}: its thread failed, {message}")]
     Rank {
-        /// Which one.
+        /// The rank whose thread failed.
         rank: u32,
         /// The panic's message, or the system's reason.
         message: String,
@@ -204,11 +204,11 @@ pub enum Error {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// Subject of the call: a parameter, a bucket, a pass, a part of a file.
+    /// What the call was about: a parameter, a bucket, a pass, a part of a file.
     pub thing: String,
-    /// Fault of the subject.
+    /// What is wrong with it.
     pub wrong: String,
-    /// Advice; empty if there is none.
+    /// What to do; empty if there is nothing.
     pub remedy: String,
 }
 
@@ -226,7 +226,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Writes a number of many digits, as 1e300 has, with an exponent.
+/// Writes a number that has many digits, such as 1e300, with an exponent.
 fn readable(value: String) -> String {
     match value.parse::<f64>() {
         Ok(number) if value.len() > 24 => format!("{number:e}"),
@@ -235,7 +235,7 @@ fn readable(value: String) -> String {
 }
 
 impl Error {
-    /// Returns the error that started it all, if this one is an echo of it.
+    /// Returns the first error if this one is `Poisoned`, and this one otherwise.
     pub fn cause(&self) -> &Error {
         match self {
             Error::Poisoned { first, .. } => first.cause(),
@@ -254,7 +254,7 @@ impl Error {
         Error::Config { field, value, wrong, remedy }
     }
 
-    /// Makes a [`Config`](Error::Config) for a value outside `allowed`, which reads as in "use at least 0".
+    /// Makes a [`Config`](Error::Config) for a value out of range. `allowed` follows "use", as in "use at least 0".
     pub fn range(field: &'static str, value: impl ToString, allowed: impl fmt::Display) -> Self {
         Error::config(field, value, "out of range", format_args!("use {allowed}"))
     }
@@ -278,14 +278,14 @@ impl Error {
         Error::Checkpoint(Refusal::new(place, wrong, remedy))
     }
 
-    /// For `map_err`: what the system says about a file.
+    /// Returns a closure for `map_err` that reports the system's error about a file.
     pub(crate) fn file(what: impl ToString) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Error::File { what: what.to_string(), kind: error.kind(), why: error.to_string() }
     }
 }
 
-/// Says what to make equal on ranks whose calls differ, as far as the words of the calls show it. A mismatch has words alone,
-/// since it travels between processes.
+/// Returns what to make equal on ranks whose calls differ. It reads the calls' texts, because a mismatch travels
+/// between processes as text alone.
 fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     let gathers = |call: &str| call.starts_with("all-gather, ");
     // Passes and `unshard` name a bucket.
@@ -313,10 +313,10 @@ fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "unknown ranks".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
-/// Names that an error lists.
+/// The most names that an error lists.
 const LISTED: usize = 8;
 
-/// Lists the names that would do instead of `given`. Of many it lists those that are most like it.
+/// Lists the names that are accepted instead of `given`. If there are many, it lists those most similar to `given`.
 pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
     match names.len() {
@@ -324,7 +324,7 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
         1 => names[0].to_owned(),
         2..=LISTED => format!("one of {}", names.join(", ")),
         count => {
-            // Each with its place, because the first of two equally close names comes first.
+            // A name's place breaks ties: of two equally close names, the first is listed first.
             let mut ranked: Vec<(usize, usize)> =
                 names.iter().enumerate().map(|(place, name)| (distance(given, name), place)).collect();
             ranked.select_nth_unstable(LISTED);
@@ -336,8 +336,9 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
     }
 }
 
-/// Returns the bytes between the common start and the common end of two names, of the name that has more of them. Upper
-/// and lower case count as equal. Linear in the names' length, since a layout may have a million.
+/// Returns how many bytes lie between the common start and the common end of two names, counted in the name that has
+/// more. Upper and lower case are equal. The time is linear in the names' lengths, because a layout may have a million
+/// names.
 fn distance(one: &str, other: &str) -> usize {
     let same = |(a, b): &(&u8, &u8)| a.eq_ignore_ascii_case(b);
     let (one, other) = (one.as_bytes(), other.as_bytes());
@@ -349,7 +350,7 @@ fn distance(one: &str, other: &str) -> usize {
 /// Returns a whole number from the environment, if the variable is set.
 ///
 /// # Errors
-/// `Config` if it is something else, or less than `least`.
+/// `Config` if the value is no whole number, or is less than `least`.
 pub(crate) fn environment(name: &'static str, least: u64) -> Result<Option<u64>> {
     let Some(text) = std::env::var_os(name) else {
         return Ok(None);

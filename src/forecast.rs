@@ -1,8 +1,8 @@
-//! A device without memory and without threads: it knows when each op would run, given how long each one takes.
+//! A device without memory and threads. It computes when each op would run from how long each op takes.
 //!
 //! A stepper on this device has the schedule, the byte counts and the refusals of a real one, so a laptop can plan a
-//! thousand ranks. Ops of a stream run in order, none before it was submitted, and a wait ends with its record. All
-//! ranks are alike, so it forecasts one.
+//! thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
+//! has run. All ranks are alike, so it forecasts one.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -22,8 +22,8 @@ use crate::op::{
     Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
 };
 
-/// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
-/// buffer's for a collective. Clocks stop at 2^64 - 1.
+/// Returns how many nanoseconds an op takes, given how many bytes it moves. For a step or a norm these are bytes over
+/// the memory bus, for a collective those of its buffer. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that foresees its run; see [`StepperBuilder::forecast`].
@@ -33,10 +33,10 @@ pub struct Forecast {
     plan: Arc<Plan>,
     constants: StepConstants,
     regions: Regions,
-    /// Per bucket, what its step moves if nothing is frozen, and what each part of it before that that ends with norms.
+    /// Per bucket, if nothing is frozen: the bytes that its step moves, and those of each `Measure` before the step.
     step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
-    /// Per stream, when it has run all that it was given. The trainer is the compute stream.
+    /// Per stream, the time at which it has run all its ops. The compute stream stands for the trainer.
     clocks: [u64; STREAMS],
     passed: HashMap<Ticket, u64>,
     ran: Vec<TimedOp>,
@@ -75,18 +75,18 @@ impl Forecast {
         })
     }
 
-    /// Lets the trainer compute for so long.
+    /// Moves the trainer's clock `ns` nanoseconds on.
     pub(crate) fn compute(&mut self, ns: u64) {
         let clock = &mut self.clocks[Stream::Compute.index()];
         *clock = clock.saturating_add(ns);
     }
 
-    /// The bytes that an op moves.
+    /// Returns how many bytes an op moves.
     fn moved_bytes(&self, op: &Op) -> u64 {
         match op.action {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
             Action::Zero(span) | Action::Copy { src: span, .. } => span.bytes(),
-            // It reads both and writes one.
+            // An addition reads two buffers and writes one.
             Action::Add { src, .. } => 3 * src.bytes(),
             Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
             Action::Measure { bucket, .. } => self.step_bytes[bucket as usize].1,
@@ -102,7 +102,8 @@ impl Forecast {
         let free_ns = self.clocks[op.stream.index()].max(submitted_ns);
         match op.action {
             Action::Wait(ticket) => {
-                // A schedule records before it waits, and the first position is always past.
+                // A schedule submits a Record before the Wait for it. A stream's first position needs no Record and is
+                // always past.
                 let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();
                 let clock = &mut self.clocks[op.stream.index()];
                 *clock = (*clock).max(passed_ns);
@@ -110,7 +111,7 @@ impl Forecast {
             Action::Record(ticket) => {
                 self.passed.insert(ticket, self.clocks[op.stream.index()]);
             }
-            // As the trainer's work does, the sum ends when it is handed over.
+            // The caller's sum ends at the hand-over, as the trainer's own work does.
             Action::AwaitSum { .. } => self.clocks[op.stream.index()] = free_ns,
             _ => {
                 let bytes = self.moved_bytes(op);
@@ -190,7 +191,7 @@ impl Executor for Forecast {
         _: &Arc<Words>,
         _: Claimed,
     ) -> Result<Self> {
-        // Without a cost this device goes on for free; the stepper drops it.
+        // This device now counts every op as 0 ns, which does no harm: the stepper drops it.
         let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
         let now_ns = self.clocks.iter().copied().max().unwrap_or_default();
         let mut device = Forecast::new(Arc::clone(plan), self.constants, Arc::clone(assignment), cost)?;
@@ -232,7 +233,7 @@ impl Device for Forecast {
     }
 }
 
-/// A rank of a group that is not there.
+/// The communicator of one rank whose peers do not exist.
 pub(crate) struct Foreseen {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,

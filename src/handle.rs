@@ -1,12 +1,12 @@
-//! Raw handles of a GPU's driver, in types of our own: memory, streams and events that may be anyone's.
+//! Raw handles of a GPU's driver, in types of our own: memory, streams and events, whoever made them.
 //!
-//! Numbers, so that frameworks of any CUDA version can hand theirs over and take ours. Making one is safe and proves
-//! nothing about its target; each use states what must hold. This file knows no driver.
+//! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making one is safe and
+//! proves nothing about its target; each use states what must hold. This file calls no driver.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// Place of a memory, which decides who can access it.
+/// Where memory lies, which decides who can access it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -25,12 +25,12 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where a run of bytes begins, in the CPU's memory or a GPU's. A number, so any thread may carry it.
+/// The address of a first byte, in the CPU's memory or a GPU's. It is a number, so it may move between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(usize);
 
 impl Address {
-    /// Exposes the pointer's provenance, which [`as_ptr`](Self::as_ptr) takes up again.
+    /// Exposes the pointer's provenance, so that [`as_ptr`](Self::as_ptr) can restore it.
     pub(crate) fn of(pointer: NonNull<u8>) -> Address {
         Address(pointer.as_ptr().expose_provenance())
     }
@@ -50,8 +50,8 @@ impl Address {
 pub struct DevicePtr(pub u64);
 
 /// A stream (`CUstream`, `cudaStream_t`). 0 and 1 are the legacy default stream; 2 is the calling thread's own default
-/// stream, so it names another stream on another thread. A program compiled for per-thread default streams says 2 for
-/// its 0.
+/// stream, so it names another stream on another thread. In a program compiled for per-thread default streams, stream 0
+/// has handle 2 here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct StreamHandle(pub usize);

@@ -1,9 +1,9 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of each stream plus Record -> Wait, kept as vector clocks; accesses are byte ranges, so
-//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. What the caller's event
-//! after a sum implies is taken on the caller's word, for the bytes of that bucket alone. This file must not
-//! know modes: it judges any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
+//! disjoint views of one arena do not conflict. The trainer's own reads and writes are part of the list. The caller's
+//! event after a sum orders that bucket's bytes alone, and the checker trusts it. This file knows no modes: it judges
+//! any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum Traced {
     Op(Op),
     /// The trainer touched these bytes on the compute stream.
     Trainer(Access),
-    /// The trainer froze a segment, or unfroze it, for the passes that come.
+    /// The trainer froze or unfroze a segment, from the next pass on.
     Freeze {
         /// Index of the segment in the plan.
         segment: u32,
@@ -36,18 +36,18 @@ pub enum Hazard {
         first: usize,
         /// The later entry.
         second: usize,
-        /// Memory of the common byte.
+        /// The memory in which both accesses lie.
         memory: Memory,
-        /// First common byte.
+        /// The first byte that both touch.
         byte: u64,
     },
-    /// A Wait for a ticket that nothing before it has recorded; on CUDA that would be no wait at all.
+    /// A Wait for a ticket that no earlier entry has recorded. CUDA would not wait at all.
     UnrecordedWait {
         /// Its position in the list.
         at: usize,
     },
-    /// A Record of another stream's position, or of one that is not later than the last; a Wait for it would not mean
-    /// what it says.
+    /// A Record of another stream's position, or of a position that is not after the stream's last recorded one. A Wait
+    /// for it would order other ops than it names.
     MisplacedRecord {
         /// Its position in the list.
         at: usize,
@@ -66,25 +66,25 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// An access in the past: its stream, its place on it, its place in the list.
+/// A past access: its stream, its place on that stream, and its place in the list.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     stream: usize,
     place: u64,
     entry: usize,
-    /// Of a trainer's access, the stream that has awaited the caller's sum after it, and where.
+    /// For an access by the trainer: the stream that later awaited the caller's sum, and the place of that wait.
     awaited: Option<(usize, u64)>,
 }
 
 impl Past {
-    /// Returns whether what a stream does next, with this clock, comes after it.
+    /// Returns whether this access comes before the next op of a stream that has this clock.
     fn precedes(&self, stream: usize, clock: &[u64; STREAMS]) -> bool {
         let known = |(of, place): (usize, u64)| of == stream || clock[of] > place;
         known((self.stream, self.place)) || self.awaited.is_some_and(known)
     }
 }
 
-/// The last accesses to an interval that a later one could conflict with.
+/// The last accesses to an interval of bytes, with which a later access could conflict.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     end: u64,
@@ -106,7 +106,7 @@ pub struct Checker<'plan> {
     states: usize,
     entries: usize,
     left_alone: Frozen,
-    /// `clocks[s][t]`: how many entries of stream t precede what stream s does next.
+    /// `clocks[s][t]`: how many entries of stream t come before the next op of stream s.
     clocks: [[u64; STREAMS]; STREAMS],
     /// The last position that each stream has recorded.
     ticks: [u64; STREAMS],
@@ -147,7 +147,7 @@ impl<'plan> Checker<'plan> {
         self.clocks[stream.index()][stream.index()] += 1;
     }
 
-    /// The faults found so far, in list order.
+    /// Returns the faults found so far, in list order.
     pub fn hazards(&self) -> &[Hazard] {
         &self.hazards
     }
@@ -187,8 +187,8 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Takes the caller's word: all that the trainer has done with a bucket so far comes before what the stream does
-    /// next. Bytes in the host's memory are included: the trainer's thread touched them before it submitted this.
+    /// Trusts the caller: every past access of the trainer to this bucket comes before the stream's next op. Bytes in
+    /// the host's memory are included, because the trainer's thread touched them before it submitted this op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];
@@ -322,7 +322,8 @@ mod tests {
         let step = |stream, bucket| on(stream, Action::Step { bucket, count: 1 });
         let [write, read] = trainer(0);
         assert_eq!(check(&plan, 0, &[write, read, awaits, step(Stream::Optim, 0)]), []);
-        // Without it, or before the trainer's last use, or of another bucket: the gradient and the parameter race.
+        // If AwaitSum is missing, comes before the trainer's last use, or names another bucket, the gradient and the
+        // parameter race.
         let raced = |list: &[Traced]| {
             let races = check(&plan, 0, list).into_iter().map(|hazard| match hazard {
                 Hazard::Race { memory, .. } => memory,
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(raced(&[write, awaits, read, step(Stream::Optim, 0)]), [Memory::Params]);
         let [other, _] = trainer(1);
         assert_eq!(raced(&[other, awaits, step(Stream::Optim, 1)]), [Memory::Grads]);
-        // A stream that has not come after the wait knows nothing of it; one that has knows all.
+        // A stream that is not ordered after AwaitSum gains nothing from it; a stream that is gains all of it.
         assert_eq!(raced(&[read, awaits, step(Stream::Gather, 0)]), [Memory::Grads, Memory::Params]);
         let ticket = Ticket { stream: Stream::Optim, tick: 1 };
         let (record, wait) =

@@ -6,8 +6,8 @@
 //! [`Collective`] sums it over the ranks and one kernel launch steps it, while the rest of backward runs. ([`Lamb`]
 //! takes two launches.)
 //!
-//! docs/rust.md has a program on borrowed memory. This one leaves the memory and the all-reduce to instep; it runs two
-//! ranks in one process, and each rank has its own points of y = 3x - 1:
+//! docs/rust.md has a program on borrowed memory. In this one, instep owns the memory and makes the all-reduce. It runs
+//! two ranks in one process, and each rank has its own points of y = 3x - 1:
 //!
 //! ```
 //! use instep::{AdamW, Layout, Stepper, in_process};
@@ -45,7 +45,7 @@
 //! | [`Mode`] | steps a bucket | can clip by the global norm of this pass |
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
-//! | `Normed` | once the last bucket is reduced and the norm is known; the next forward runs beside it | yes |
+//! | `Normed` | once the last bucket is reduced and the norm is known; the steps run beside the next forward | yes |
 //! | `Sequential` | after the last reduce, one bucket after the other; the reference | yes |
 //!
 //! # What to call
@@ -105,7 +105,7 @@
 //!
 //! # Environment
 //!
-//! Options of the builder come first. Where they are unset, these variables count:
+//! Options of the builder come first. For an option that is unset, these variables count:
 //!
 //! | Variable | What it sets |
 //! |---|---|
@@ -121,10 +121,11 @@
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
 //! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed at run time only: of CUDA 12.0 or newer, and
 //! of the nvcc's major release or a newer one. It is `libcuda.so`, or the file that `INSTEP_CUDA` names; `INSTEP_NCCL`
-//! names NCCL's. No GPU has run this crate yet.
+//! names NCCL's library. No GPU has run this crate yet.
 //!
-//! The driver is called through cudarc, whose streams and events convert to [`StreamHandle`] and [`EventHandle`]. If the
-//! nvcc on `PATH` is newer than cudarc knows, its build stops; then set `CUDARC_CUDA_VERSION=13000` (docs/cudarc.md).
+//! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
+//! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, its build stops; then set
+//! `CUDARC_CUDA_VERSION=13000` (docs/cudarc.md).
 //!
 //! # MPI
 //!

@@ -1,4 +1,4 @@
-//! Locks and threads of the host device and the pool: the standard library's, or shuttle's in its tests.
+//! Locks and threads of the host device and the pool: those of the standard library, or of shuttle in shuttle's tests.
 //!
 //! Shuttle runs the same code on one thread and chooses who goes next at every lock, wait and notification
 //! (`src/host/interleavings/`). Shuttle does not control anything else.
@@ -26,14 +26,14 @@ pub(crate) fn now_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Shuttle has no clock. Any two times are the same or far apart.
+/// Shuttle has no clock: two times are either equal or far apart.
 #[cfg(all(test, shuttle))]
 pub(crate) fn now_ns() -> u64 {
     use shuttle::rand::Rng;
     if shuttle::rand::thread_rng().gen_bool(0.5) { u64::MAX / 2 } else { 0 }
 }
 
-/// Pauses between two looks at an atomic, until a time has passed.
+/// Pauses between two reads of an atomic, until a given time has passed.
 pub(crate) struct Spin {
     length: Duration,
     start: Option<Instant>,
@@ -45,10 +45,10 @@ impl Spin {
         Spin { length, start: None, looks: 0 }
     }
 
-    /// Pauses, and returns whether to look again. The first pause starts the time.
+    /// Pauses, and returns whether to read again. The first pause starts the clock.
     #[cfg(not(all(test, shuttle)))]
     pub(crate) fn again(&mut self) -> bool {
-        // Looks at the clock, and lets other threads have the core, once in so many pauses.
+        // After this many pauses, reads the clock and yields the core to other threads.
         const PAUSES: u32 = 64;
         std::hint::spin_loop();
         self.looks = self.looks.wrapping_add(1);
@@ -63,7 +63,7 @@ impl Spin {
         is_early
     }
 
-    /// Two looks stand for any number of them: shuttle has no clock.
+    /// Two reads stand for any number, because shuttle has no clock.
     #[cfg(all(test, shuttle))]
     pub(crate) fn again(&mut self) -> bool {
         shuttle::thread::yield_now();

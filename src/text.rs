@@ -1,13 +1,13 @@
-//! Text from a file, a peer or another library, made fit for an error message.
+//! Prepares text from a file, a peer or another library for an error message.
 //!
 //! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened: no control
 //! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.
 
 use std::fmt::{self, Display, Write};
 
-/// Characters that a message repeats of a foreign text.
+/// The most characters of a foreign text that a message repeats.
 const LONGEST: usize = 120;
-/// Characters that a message repeats of another rank's or a parser's error.
+/// The most characters of another rank's error, or a parser's, that a message repeats.
 const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.
@@ -28,7 +28,7 @@ pub(crate) fn sentence(text: impl Display) -> String {
 
 fn line(text: impl Display, longest: usize, kept: &'static str) -> String {
     let mut line = Line { text: String::new(), left: longest, kept, lost_bytes: 0 };
-    // `Line` never fails, so an error is the text's own, and what it wrote before still helps.
+    // `Line` never fails, so an error comes from the text itself. The part written before it is still useful.
     let _ = write!(line, "{text}");
     if line.lost_bytes > 0 {
         line.text += &format!("... ({} more bytes)", line.lost_bytes);
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(quoted("\x1b[31mred\u{9b}2J"), "`\\u{1b}[31mred\\u{9b}2J`");
         assert_eq!(quoted("a\nb\r\t\0"), "`a\\nb\\r\\t\\0`");
         assert_eq!(quoted("a` b \\"), "`a\\` b \\\\`");
-        // Right-to-left override and zero-width space.
+        // The characters are right-to-left override and zero-width space.
         assert_eq!(quoted("\u{202e}\u{200b}"), "`\\u{202e}\\u{200b}`");
         for char in '\0'..=char::MAX {
             let escaped = escaped(char);

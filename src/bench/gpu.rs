@@ -1,7 +1,7 @@
 //! A layout's memory on a GPU, whose buckets are stepped one launch at a time.
 //!
-//! Steps are the device's own ops on its own memory; the copies that they are compared with have memory of their own.
-//! `samples.rs` times them. This file must add nothing to a launch.
+//! Steps are the device's own ops on its own memory. The copies for comparison have memory of their own. `samples.rs`
+//! times both. This file must add nothing to a launch.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream, step_bytes};
 use crate::optim::{Clip, Optimizer};
 
-/// Thread blocks of the copy by the multiprocessors: as many as an SM holds with 256 threads each.
+/// Thread blocks per multiprocessor of the copy by a kernel: as many as an SM holds with 256 threads each.
 const COPY_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 const COPY_THREADS: u32 = 256;
 
@@ -43,13 +43,13 @@ pub struct GpuLauncher {
     states: usize,
     parts: &'static [Part],
     stream: StreamHandle,
-    /// Given back while the device is current.
+    /// Dropped by hand, while the device is current.
     pub(super) start: ManuallyDrop<Event>,
     pub(super) end: ManuallyDrop<Event>,
     /// Sources and destinations of the copies.
     pub(super) copied: [DevicePtr; 2],
     pub(super) plug: [DevicePtr; 2],
-    /// The copy by the multiprocessors, if its kernels were loaded.
+    /// The kernel that copies, if it was loaded.
     pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
@@ -58,7 +58,7 @@ pub struct GpuLauncher {
 pub struct GpuCase {
     /// Bytes of gradients per bucket.
     pub cap_bytes: u64,
-    /// Gradients are sums over so many ranks.
+    /// The number of ranks over which gradients are summed.
     pub world_size: u32,
     /// Element types.
     pub storage: Storage,
@@ -67,10 +67,10 @@ pub struct GpuCase {
 }
 
 impl GpuLauncher {
-    /// Builds the buckets of a case, and as much memory again as a step of every bucket moves, for copies.
+    /// Builds the buckets of a case, and memory for copies, as much as a step of every bucket moves.
     ///
     /// # Errors
-    /// As `StepperBuilder::cuda`.
+    /// Errors as for `StepperBuilder::cuda`.
     pub fn new(
         layout: &Layout,
         optimizer: &dyn Optimizer,
@@ -121,15 +121,15 @@ impl GpuLauncher {
         Ok(launcher)
     }
 
-    /// Returns buckets and offsets.
+    /// Returns the plan: buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Takes the copy by the multiprocessors from the kernels that `scripts/bench-kernels.sh` builds.
+    /// Loads the kernel that copies, from the file that `scripts/bench-kernels.sh` builds.
     ///
     /// # Errors
-    /// The driver's, if these are other kernels.
+    /// The driver's, if the file has other kernels.
     pub fn load_sm_copy(&mut self, image: &[u8]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;
@@ -138,7 +138,7 @@ impl GpuLauncher {
         Ok(())
     }
 
-    /// Returns whether there is a copy by the multiprocessors.
+    /// Returns whether the kernel that copies was loaded.
     pub fn has_sm_copy(&self) -> bool {
         self.sm_copy.is_some()
     }
@@ -159,7 +159,7 @@ impl GpuLauncher {
     /// The driver's.
     ///
     /// # Panics
-    /// If the elements do not lie in the memory, or have another number of bytes.
+    /// If the elements do not lie in the memory, or are not as many bytes as given.
     pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
@@ -174,7 +174,7 @@ impl GpuLauncher {
     /// The driver's.
     ///
     /// # Panics
-    /// Panics as for [`write`](Self::write).
+    /// If the elements do not lie in the memory, or are not as many bytes as `into`.
     pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
         let span = Span::elements(memory, &self.plan, elements.start, elements.end);
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
@@ -210,14 +210,14 @@ impl GpuLauncher {
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
 
-    /// Copies as many bytes as the step of a bucket moves: half of them are read.
+    /// Makes a copy that moves `bytes` bytes, the number that a bucket's step moves: half of them are read.
     pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         // SAFETY: there is room for one copy of each bucket, by `copied_part`.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })
     }
 
-    /// Does the same by the multiprocessors.
+    /// Makes the same copy by a kernel.
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
@@ -241,7 +241,7 @@ impl GpuLauncher {
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
-    /// Something of the bench's own, with the device current, unless anything has failed.
+    /// Makes driver calls of the bench with the device current, unless anything has failed.
     pub(super) fn guarded<T>(
         &mut self,
         work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>,
@@ -250,14 +250,15 @@ impl GpuLauncher {
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
 
-    /// Makes memory of these sizes for copies and plug.
+    /// Allocates memory of these sizes for copies and plug.
     fn prepare(&mut self, bytes: [u64; 2]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;
         for (pair, bytes) in [&mut self.copied, &mut self.plug].into_iter().zip(bytes) {
             for address in pair {
                 *address = driver.allocate(bytes, self.stream)?;
-                // SAFETY: just allocated, on this stream. Pages that were never written may be read faster.
+                // SAFETY: just allocated, on this stream. (Memory is zeroed because pages that were never written may
+                // be read faster.)
                 unsafe { driver.zero(*address, bytes, self.stream)? };
             }
         }
@@ -268,7 +269,7 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: made by `prepare`, given back after its last use, or not made; the events are used no more.
+        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses memory or events any more.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);

@@ -1,6 +1,6 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! A step is one [`BucketStep::step`], as a user makes it, on memory of a plan. This file times nothing itself. No safe
+//! A step is one [`BucketStep::step`], as a user calls it, on memory of a plan. This file times nothing itself. No safe
 //! call reaches outside a memory: a type that does not fit is refused.
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ use crate::pool::Pool;
 
 /// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of its own.
 pub struct Launcher {
-    /// One for each bucket of the plan.
+    /// One step for each bucket of the plan.
     steps: Vec<BucketStep>,
     scaling: Scaling,
     memories: Arc<Memories>,
@@ -37,10 +37,10 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Builds buckets of `cap_bytes`, gradients that are sums over `world_size` ranks.
+    /// Builds buckets of `cap_bytes`. Gradients are sums over `world_size` ranks.
     ///
     /// # Errors
-    /// As `BucketStepBuilder::host`.
+    /// Errors as for `BucketStepBuilder::host`.
     pub fn new(
         layout: &Layout,
         optimizer: &dyn Optimizer,
@@ -81,7 +81,7 @@ impl Launcher {
         })
     }
 
-    /// Returns buckets and offsets.
+    /// Returns the plan: buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -101,7 +101,7 @@ impl Launcher {
     /// Returns one memory's bytes of one bucket, padding included.
     ///
     /// # Panics
-    /// Panics as for [`elements`](Self::elements).
+    /// If the optimizer has no such state, or the memory holds no elements.
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
@@ -109,7 +109,7 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 
-    /// Fills parameters, with their masters, or gradients, by each element's index in the arena.
+    /// Fills gradients, or parameters with their masters, with a function of each element's index in the arena.
     ///
     /// # Errors
     /// `Config` for any other memory, whose elements have another type than parameters and gradients.
@@ -154,7 +154,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Of all buckets: a launcher has one storage.
+    /// Returns the precision, which is the same in all buckets.
     fn precision(&self) -> Precision {
         self.plan.buckets()[0].storage.precision
     }
@@ -162,7 +162,7 @@ impl Launcher {
     /// Steps one bucket.
     ///
     /// # Errors
-    /// None today; those of `BucketStep::step`.
+    /// Errors as for `BucketStep::step`; none are possible today.
     pub fn step(&mut self, bucket: u32) -> Result<()> {
         let Bucket { params, .. } = &self.plan.buckets()[bucket as usize];
         let tensor = |memory| {
@@ -180,9 +180,9 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value, with
-    /// or without prefetches: the ceiling is the faster of both. Each thread streams its own contiguous part of each bucket
-    /// and is started once, so it waits only for memory.
+    /// Moves the bytes of `rounds` steps of these buckets, with a multiplication and additions that change no value,
+    /// with or without prefetches. The ceiling is the faster of both. Each thread moves its own contiguous part of each
+    /// bucket and is started once, so it waits only for memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.
@@ -224,7 +224,7 @@ impl Launcher {
         let arrays: Vec<*mut f32> = memories.map(|memory| whole(memory).cast()).collect();
         for _ in 0..rounds {
             for bucket in &self.plan.buckets()[buckets.clone()] {
-                // Cut at cache lines: two threads never write one.
+                // Parts end at cache lines, so two threads never write the same line.
                 let cut =
                     |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
                 // SAFETY: f32 inside the bucket, by `ceiling` and by `resolve` of the whole; parts are disjoint, and

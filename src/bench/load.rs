@@ -1,8 +1,8 @@
 //! Stand-ins for the work beside a step in training, on one GPU: backward's kernels and an all-reduce.
 //!
-//! The kernels are benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so that the library never
-//! carries them. Memory is left to the process. This file must put on the streams what training would, in the same
-//! order, and never wait.
+//! The kernels are in benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so the library never
+//! contains them. Memory is never freed. This file must enqueue the work of a training in the same order, and never
+//! wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -19,10 +19,10 @@ use crate::layout::ParamId;
 use crate::op::CollectiveKind;
 use crate::stepper::Pass;
 
-/// As many as NCCL takes for an all-reduce inside a machine.
+/// Thread blocks of the all-reduce: as many as NCCL uses inside a machine.
 const REDUCE_BLOCKS: u32 = 24;
 const REDUCE_THREADS: u32 = 512;
-/// The part of a product that a block computes is so wide and high.
+/// Width and height of the part of a product that a block computes.
 const MATMUL_SIDE: u32 = 128;
 const THREADS: u32 = 256;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
@@ -30,16 +30,16 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// The kind of kernels that backward consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadKind {
-    /// A product on tensor cores per parameter.
+    /// One matrix product per parameter, on tensor cores.
     Matmul,
-    /// A pass over activations per parameter.
+    /// One pass over activations per parameter.
     Elementwise,
 }
 
 /// Sets how long the stand-in for an all-reduce takes: `latency_ns` plus the buffer's bytes divided by `bytes_per_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacing {
-    /// In nanoseconds.
+    /// The fixed time, in nanoseconds.
     pub latency_ns: u64,
     /// Bytes of the buffer per nanosecond.
     pub bytes_per_ns: f64,
@@ -48,15 +48,16 @@ pub struct Pacing {
 /// Amount of work.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadSize {
-    /// Parameters.
+    /// Number of parameters.
     pub params: usize,
-    /// Of each, rows and columns: a multiple of 128.
+    /// Rows, and columns, of each parameter: a multiple of 128.
     pub side: u32,
-    /// The inner dimension of a product: a multiple of 32.
+    /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// Read, and written, by a pass over activations; not less than a gradient.
+    /// Bytes that a pass over activations reads, which is also the number that it writes; at least the size of a
+    /// gradient.
     pub activation_bytes: u64,
-    /// Of the all-reduce.
+    /// The time of the all-reduce.
     pub pacing: Pacing,
 }
 
@@ -67,7 +68,7 @@ impl LoadSize {
     }
 }
 
-/// A device that carries the kernels and their memory.
+/// The kernels and their memory on a device.
 pub struct Load {
     driver: Arc<dyn Driver>,
     size: LoadSize,
@@ -79,12 +80,12 @@ pub struct Load {
     elementwise: Kernel,
     factors: [DevicePtr; 2],
     activations: [DevicePtr; 2],
-    /// Of the pass that has no stepper.
+    /// The gradients of a pass without a stepper.
     grads: DevicePtr,
     reduce: PacedReduce,
 }
 
-/// The all-reduce: leaves every value as it is, in the time and with the traffic of one among 8 ranks.
+/// A stand-in for an all-reduce of 8 ranks: it takes as long and moves as many bytes, but changes no value.
 #[derive(Clone)]
 pub struct PacedReduce {
     driver: Arc<dyn Driver>,
@@ -123,10 +124,10 @@ struct ReduceArgs {
 }
 
 impl Load {
-    /// Loads the kernels of `image` and fills what they read.
+    /// Loads the kernels of `image`, and fills the memory that they read.
     ///
     /// # Errors
-    /// The driver's, memory above all.
+    /// The driver's, for example for lack of memory.
     pub fn new(trainer: &Trainer, image: &[u8], size: LoadSize) -> Result<Load> {
         assert!(
             size.side.is_multiple_of(128) && size.depth.is_multiple_of(32),
@@ -141,10 +142,11 @@ impl Load {
         let (module, compute) = (driver.load(image)?, trainer.stream());
         let kernel = |name: &CStr| driver.kernel(module, name);
         let grads_bytes = (size.params * size.elements() * size_of::<f32>()) as u64;
-        // A bucket of all gradients, its padding for 8 ranks, and its counts of ranks, which are padded likewise.
+        // A bucket of all gradients and its counts of ranks, both padded for 8 ranks.
         let scratch_bytes = grads_bytes + (2 * 8 * 256 + size.params as u64 + 1) * 4;
         let factor_bytes = u64::from(size.side) * u64::from(size.depth) * 2;
-        // 1.0 and a little more, as bf16: nothing is 0, and no product overflows.
+        // Each word is two bf16 values, near 1 in one factor and near 2^-7 or -2^-7 in the other. Nothing is 0, and no
+        // product overflows.
         let factors = [filled(&*driver, factor_bytes, compute, 0x3f80_3f81)?, {
             filled(&*driver, factor_bytes, compute, 0x3c00_bc01)?
         }];
@@ -183,7 +185,7 @@ impl Load {
     /// Launches backward of one parameter, which writes its gradient.
     ///
     /// # Errors
-    /// `Order` if it was handed over; the driver's.
+    /// `Order` if the gradient was handed over; the driver's.
     pub fn backward(&self, kind: LoadKind, pass: &mut Pass<'_, CudaDevice>, id: ParamId) -> Result<()> {
         let len = pass.layout().parameter(id)?.len;
         assert!(
@@ -194,7 +196,7 @@ impl Load {
         self.launch_backward(kind, gradient)
     }
 
-    /// Does the same in a pass without a stepper.
+    /// Launches backward of one parameter in a pass without a stepper.
     ///
     /// # Errors
     /// The driver's.
@@ -262,7 +264,7 @@ impl Load {
 
 impl PacedReduce {
     /// # Safety
-    /// `buffer` is `bytes` long, at most all gradients, and the stream's to touch.
+    /// `buffer` is `bytes` long, at most as long as all gradients, and the stream may touch it.
     unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
         let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };
@@ -284,7 +286,7 @@ impl Collective for PacedReduce {
         place == Place::Cuda(self.driver.ordinal())
     }
 
-    /// The first pass's broadcast is not what is measured: it does nothing.
+    /// Makes the all-reduce. The first pass's broadcast is not measured, so it does nothing.
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());
@@ -299,7 +301,7 @@ impl Collective for PacedReduce {
 }
 
 /// # Safety
-/// The struct is the one that the kernel takes, and what it names is there.
+/// `Args` is the kernel's struct, and its addresses are valid.
 unsafe fn launch<Args>(
     driver: &dyn Driver,
     kernel: Kernel,
@@ -312,7 +314,7 @@ unsafe fn launch<Args>(
     unsafe { driver.launch(kernel, Shape { blocks, threads }, stream, args) }
 }
 
-/// Memory full of a word, written in parts.
+/// Allocates memory and fills it with a word, part by part.
 fn filled(driver: &dyn Driver, bytes: u64, stream: StreamHandle, word: u32) -> Result<DevicePtr> {
     let memory = driver.allocate(bytes, stream)?;
     let part = vec![word; bytes.min(16 << 20).div_ceil(4) as usize];

@@ -1,7 +1,7 @@
 //! One bucket's launch without a schedule, and the work beside a step, for benches to time.
 //!
-//! Not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's own ops on a
-//! GPU. This file must add nothing to a launch.
+//! This is not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's
+//! own ops on a GPU. This file must add nothing to a launch.
 
 mod gpu;
 mod host;
@@ -29,26 +29,26 @@ pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Sample, Work};
 pub use samples::{Mark, Times, Trainer};
 
-/// Returns the event at which the times of a stepper's recorded ops are zero, if it records: a bench times the trainer's own
-/// stream by the same clock.
+/// Returns the event from which the times of a stepper's recorded ops count, if it records. A bench then times the
+/// trainer's stream by the same clock.
 pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
     stepper.clock_zero()
 }
 
-/// Buckets of `cap_bytes`, the first one included, without tails.
+/// Makes a plan with buckets of `cap_bytes`, the first one included, without tails.
 fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> Result<Arc<Plan>> {
     let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
     Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default(), storage)?))
 }
 
-/// A step that takes the mean over `world_size` ranks and does nothing else on the way.
+/// Returns the constants of a step that takes the mean over `world_size` ranks, without clipping or skipping.
 fn constants(world_size: u32) -> StepConstants {
     StepConstants { divisor: f64::from(world_size), ema_decay: 0.999, ..StepConstants::PLAIN }
 }
 
 const MIB: u64 = 1 << 20;
 
-/// A gradient, a parameter and two states of f32. They start [`Distant::DISTANCE`] apart, but for the stagger.
+/// A gradient, a parameter and two states of f32. Their starts are [`Distant::DISTANCE`] apart, plus the stagger.
 pub struct Distant {
     kernels: Kernels,
     arena: Arena,
@@ -56,16 +56,17 @@ pub struct Distant {
 }
 
 impl Distant {
-    /// Bytes from one array to the next. AMD's way predictor hashes no address bit from this one on.
+    /// Bytes from one array to the next: 2^28. AMD's way predictor hashes no address bit from bit 28 on.
     pub const DISTANCE: u64 = 256 * MIB;
 
-    /// Elements of each array.
+    /// Number of elements of each array.
     pub const ELEMENTS: usize = 64 << 10;
 
-    /// Places the arrays as a stepper places its own if they are `staggered`, and all alike otherwise.
+    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper; otherwise at
+    /// the same.
     ///
     /// # Errors
-    /// `Config` if this CPU lacks the instruction set, `Layout` without 769 MiB of addresses.
+    /// `Unsupported` if this CPU lacks the instruction set, `Layout` if 769 MiB of address space cannot be had.
     pub fn new(isa: Isa, staggered: bool) -> Result<Distant> {
         let mut stagger = Stagger::default();
         let starts = [0, 1, 2, 3].map(|k| {

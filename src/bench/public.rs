@@ -1,8 +1,8 @@
-//! The public objects on memory and streams of the bench's own: a bucket beside its kernel, a stepper whose tensors move,
-//! and a stepper on the trainer's stream.
+//! Public objects on the bench's own memory and streams: a bucket step and its bare kernel, a stepper whose tensors
+//! move, and a stepper on the trainer's stream.
 //!
-//! The difference between [`Alone`]'s two calls is what the public object adds, on the same memory. [`Moving`] times what
-//! `Stepper::rebind` costs; nothing ever steps its tensors.
+//! The two calls of [`Alone`] use the same memory, so their difference is the cost of the public object. [`Moving`] is
+//! for the cost of `Stepper::rebind`; nothing ever steps its tensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,23 +24,23 @@ use crate::op::{Memory, Span};
 use crate::optim::AdamW;
 use crate::stepper::{Borrowed, Stepper, StepperBuilder};
 
-/// One bucket in f32 that is stepped by AdamW, by its kernel or through the public object.
+/// One f32 bucket that AdamW steps, by its bare kernel or through the public object.
 pub struct Alone {
     step: BucketStep,
     scaling: Scaling,
     kernels: Kernels,
     launches: Vec<(InstepStepArgs, Vec<InstepTile>)>,
-    /// Of parameters, gradients and states: one run, or one per parameter.
+    /// The addresses of parameters, gradients and states: one run each, or one per parameter.
     addresses: [Vec<*mut c_void>; 4],
     _memories: Arc<Memories>,
 }
 
 impl Alone {
-    /// Builds the bucket of so many parameters of so many elements, a multiple of 256. The public object takes one run
-    /// per kind of tensor, or one per parameter if they lie apart.
+    /// Builds a bucket of `params` parameters of `elements` elements each, a multiple of 256. The public object takes
+    /// one run per kind of tensor, or if `is_apart` one per parameter.
     ///
     /// # Errors
-    /// As `BucketStepBuilder::host`.
+    /// Errors as for `BucketStepBuilder::host`.
     pub fn new(params: usize, elements: usize, is_apart: bool, isa: Isa) -> Result<Alone> {
         const WORLD_SIZE: u32 = 8;
         let (names, optimizer) = ((0..params).map(|k| format!("p{k}")), AdamW::default());
@@ -84,7 +84,7 @@ impl Alone {
     /// Steps the bucket through the public object.
     ///
     /// # Errors
-    /// None today; those of `BucketStep::step`.
+    /// Errors as for `BucketStep::step`; none are possible today.
     pub fn step(&mut self) -> Result<()> {
         let [params, grads, first, second] = &self.addresses;
         let tensor = |runs: &'_ [*mut c_void]| match runs {
@@ -98,22 +98,22 @@ impl Alone {
     }
 }
 
-/// A stepper on borrowed tensors that all move to and fro.
+/// A stepper on borrowed tensors, which all move between two places.
 pub struct Moving {
-    /// Dropped before the memory.
+    /// First, so that it is dropped before the memory.
     stepper: Stepper,
     layout: Layout,
     in_bucket: usize,
-    /// Parameters and gradients, twice.
+    /// Parameters and gradients, in two places.
     tensors: [[Vec<f32>; 2]; 2],
     side: usize,
 }
 
 impl Moving {
-    /// Builds a stepper by AdamW on buckets of so many parameters, one kernel thread.
+    /// Builds an AdamW stepper with buckets of `in_bucket` parameters and one kernel thread.
     ///
     /// # Errors
-    /// As `StepperBuilder::host_borrowing`.
+    /// Errors as for `StepperBuilder::host_borrowing`.
     pub fn new(layout: &Layout, in_bucket: usize) -> Result<Moving> {
         let elements = layout.ids().map(|id| layout.parameter(id).map(|parameter| parameter.len as usize));
         let elements = elements.sum::<Result<usize>>()?;
@@ -125,10 +125,10 @@ impl Moving {
         Ok(Moving { stepper, layout: layout.clone(), in_bucket, tensors, side: 0 })
     }
 
-    /// Names all tensors on the side where they are not, and moves there.
+    /// Moves all tensors to the other place.
     ///
     /// # Errors
-    /// As `Stepper::rebind`.
+    /// Errors as for `Stepper::rebind`.
     pub fn move_all(&mut self) -> Result<()> {
         self.side = 1 - self.side;
         let memory = lend(&self.layout, self.in_bucket, &mut self.tensors[self.side])?;
@@ -155,10 +155,10 @@ fn lend(layout: &Layout, in_bucket: usize, [params, grads]: &mut [Vec<f32>; 2]) 
 }
 
 impl Trainer {
-    /// Builds a stepper on the stream, whose steps take at most so many blocks.
+    /// Builds a stepper on the stream, whose steps use at most `max_blocks` thread blocks.
     ///
     /// # Errors
-    /// As `StepperBuilder::cuda`.
+    /// Errors as for `StepperBuilder::cuda`.
     pub fn stepper(
         &self,
         builder: StepperBuilder<'_>,
@@ -170,10 +170,10 @@ impl Trainer {
         unsafe { builder.cuda(sums, &cuda) }
     }
 
-    /// Makes a captured pass in which the trainer has no work of its own.
+    /// Runs a captured pass in which the trainer has no work of its own.
     ///
     /// # Errors
-    /// As `Stepper::replay`.
+    /// Errors as for `Stepper::replay`.
     pub fn replay(&self, stepper: &mut Stepper<CudaDevice>, captured: &CapturedPass) -> Result<()> {
         // SAFETY: the capture is of the stepper's own work on the stepper's own memory.
         unsafe { stepper.replay(captured) }

@@ -1,9 +1,10 @@
-//! Times of launches on a GPU beside copies that move as many bytes, by the GPU's own events; and a trainer's stream.
+//! Times launches on a GPU, and copies that move the same number of bytes, by the GPU's events. It also has a trainer's
+//! stream.
 //!
 //! A sample starts after a plug: work that keeps the stream busy until the whole sample is queued, so no host time is
-//! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. This file
-//! must put nothing between the two events but what is measured. The trainer's stream is left to the process, so that it
-//! outlives every stepper.
+//! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. Only
+//! the measured work may be between the two events. The trainer's stream is never destroyed, so it outlives every
+//! stepper.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::op::{Action, Phase};
 
-/// Most launches that the warm-up queues at a time.
+/// The most launches that the warm-up queues at a time.
 const WARM_UP_LAUNCHES: usize = 256;
-/// Most Begins that a sample queues: the host may be 8 passes ahead, and one Begin does not count.
+/// The most Begins that a sample queues. The host may be 8 passes ahead, and one Begin is not counted.
 pub const MOST_BEGINS: usize = 6;
 
 /// The work that a sample repeats.
@@ -31,31 +32,32 @@ pub enum Work {
     Norm,
     /// The opening of a pass, without its buckets.
     Begin,
-    /// What turns a norm into a clip coefficient.
+    /// The op that turns a norm into a clip coefficient.
     Decide,
-    /// The driver's device-to-device copies of so many bytes each, half of them read and half written.
+    /// The driver's device-to-device copies. Each moves so many bytes, half of them read and half written.
     Copy(u64),
-    /// The same by a kernel.
+    /// The same copies by a kernel.
     SmCopy(u64),
 }
 
 /// The time of one sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// On the GPU, from the first launch to the end of the last.
+    /// Time on the GPU, from the first launch to the end of the last.
     pub device_ns: f64,
-    /// Whether the GPU began before all was queued, so that it may have waited for the host in between.
+    /// Whether the GPU began before everything was queued, so that it may have waited for the host in between.
     pub starved: bool,
 }
 
 impl GpuLauncher {
-    /// Times one work per bucket, after one that does not count. A pass's Begin comes before steps and norms.
+    /// Times `work` once per bucket, after one run that is not counted. A pass's Begin comes before steps and norms.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// If a bucket is not in the plan, copies are longer than a step of the shortest bucket, or `SmCopy` has no kernel.
+    /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
+    /// was not loaded.
     pub fn time(&mut self, work: Work, buckets: &[u32]) -> Result<Sample> {
         if matches!(work, Work::Step | Work::Norm | Work::Decide) {
             self.submit(Action::Control(Phase::Begin));
@@ -64,8 +66,8 @@ impl GpuLauncher {
         for _ in 0..=buckets.len() {
             self.copy_plug()?;
         }
-        // Bring back the bucket that the plug has evicted from the cache, if it is to be there: the one that comes back
-        // last.
+        // The plug has evicted everything from the cache. In a loop over the buckets, the last one would be there if it
+        // fits, so it runs first, without being timed.
         self.launch(work, buckets[buckets.len() - 1])?;
         self.record(&start)?;
         buckets.iter().try_for_each(|bucket| self.launch(work, *bucket))?;
@@ -74,14 +76,15 @@ impl GpuLauncher {
         Ok(Sample { device_ns: self.elapsed_ns()?, starved })
     }
 
-    /// Runs a work on these buckets, again and again, until the GPU has been busy with it for so long. Returns that time
-    /// in nanoseconds. It gives up after four times as long on the host's clock.
+    /// Repeats `work` on these buckets until the GPU has been busy with it for `duration`. Returns that time in
+    /// nanoseconds. It gives up after four times `duration` on the host's clock.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// Panics as for [`time`](Self::time).
+    /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
+    /// was not loaded.
     pub fn warm_up(&mut self, work: Work, buckets: &[u32], duration: Duration) -> Result<f64> {
         let (began, goal_ns) = (Instant::now(), duration.as_nanos() as f64);
         let (mut device_ns, mut launches) = (0.0, 1);
@@ -129,13 +132,13 @@ impl GpuLauncher {
     }
 }
 
-/// One above `Cuda::optim_priority`'s default, so that backward does not queue after a step's thousands of blocks.
+/// Above the default of `Cuda::optim_priority`, so that backward does not queue after a step's thousands of blocks.
 const PRIORITY: i32 = -1;
 
 /// The trainer's stream on a GPU, with the events that time a pass.
 pub struct Trainer {
     cuda: Cuda,
-    /// Never given back.
+    /// The events, which are never destroyed.
     marks: ManuallyDrop<[Event; 3]>,
 }
 
@@ -146,7 +149,7 @@ pub enum Mark {
     Start,
     /// After backward's last kernel.
     BackwardEnd,
-    /// Point at which every parameter may be read.
+    /// When every parameter may be read.
     End,
 }
 
@@ -162,7 +165,7 @@ pub struct Times {
 }
 
 impl Trainer {
-    /// Builds a trainer with a stream of its own, whose kernels go before the optimizer's.
+    /// Builds a trainer with a stream of its own, whose kernels have priority over the optimizer's.
     ///
     /// # Errors
     /// The driver's.
@@ -174,7 +177,7 @@ impl Trainer {
         Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks: ManuallyDrop::new(marks) })
     }
 
-    /// Marks a moment.
+    /// Records a moment of the pass.
     ///
     /// # Errors
     /// The driver's.
@@ -184,7 +187,7 @@ impl Trainer {
         self.marks[mark as usize].record(self.stream())
     }
 
-    /// Waits for the last mark; times are since `zero`, or else since the first mark.
+    /// Waits for the last mark. Times count from `zero`, or else from the first mark.
     ///
     /// # Errors
     /// The driver's.

@@ -1,7 +1,6 @@
-//! Options of a bucket that is stepped alone.
+//! Options of a `BucketStep`.
 //!
-//! The words are the stepper's own: layout, groups, precision. Everything is checked before a device is asked for
-//! anything.
+//! Layout, groups and precision mean what they mean for a stepper. Everything is checked before any call to a device.
 
 use std::hint::black_box;
 
@@ -14,7 +13,7 @@ use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, 
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
-/// 4 TiB of f32.
+/// The most elements of a bucket: 4 TiB of f32.
 const MOST_ELEMENTS: u64 = 1 << 40;
 
 /// Options of a [`BucketStep`](super::BucketStep).
@@ -22,9 +21,9 @@ const MOST_ELEMENTS: u64 = 1 << 40;
 pub struct BucketStepBuilder {
     layout: Layout,
     bucket: Option<ForeignBucket>,
-    /// By group.
+    /// The optimizer of each group.
     optimizers: Vec<Box<dyn Optimizer>>,
-    /// By group, whether its optimizer is not that of all.
+    /// Whether each group has been given an optimizer of its own.
     has_own: Vec<bool>,
     precision: Precision,
     copy: Option<DType>,
@@ -47,7 +46,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Says of each state whose it is: of which optimizers, in which groups of the bucket.
+    /// Returns a label for each state: the optimizers that keep it, and their groups in the bucket.
     pub(super) fn state_labels(&self) -> Vec<String> {
         let groups = self.layout.groups();
         let is_here = |group: &usize| {
@@ -95,14 +94,14 @@ impl BucketStepBuilder {
         }
     }
 
-    /// Names the parameters of the bucket and their offsets in it. Unset: all parameters, one after the other, in
-    /// registration order, without gaps.
+    /// Names the parameters of the bucket and their offsets in it. Unset: all parameters in registration order, without
+    /// gaps.
     pub fn bucket(self, bucket: ForeignBucket) -> Self {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
 
-    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch. A group has one, and a
-    /// second one is refused.
+    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch. A second optimizer
+    /// for a group is refused.
     pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
         let refused = match group_of(&self.layout, name) {
             Ok(group) if self.has_own[group] => {
@@ -135,18 +134,18 @@ impl BucketStepBuilder {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets what becomes of stepped gradients: kept, which is the default, or zeroed or averaged by the step's own launch.
+    /// Sets whether the step's launch keeps, zeroes or averages the gradients. Unset: it keeps them.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }
 
-    /// Sets the CPU kernels' instruction set. Unset: `INSTEP_ISA`, or the widest.
+    /// Sets the CPU kernels' instruction set. Unset: that of `INSTEP_ISA`, or else the widest that the CPU has.
     pub fn isa(self, isa: Isa) -> Self {
         BucketStepBuilder { isa: Some(isa), ..self }
     }
 
-    /// Sets the threads that a step on the CPU is split over; clones of a pool share them. Unset: the calling thread
-    /// alone.
+    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. Unset: the calling
+    /// thread alone.
     pub fn pool(self, pool: Pool) -> Self {
         BucketStepBuilder { pool: Some(pool), ..self }
     }
@@ -188,7 +187,8 @@ impl BucketStepBuilder {
     }
 }
 
-/// The tiles of a launch are listed once, and a length has no memory before the first step.
+/// Refuses a bucket whose list of tiles does not fit in memory. A length may be absurd, because no tensor proves it
+/// before the first step.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {
@@ -198,7 +198,7 @@ fn refuse_endless(plan: &Plan) -> Result<()> {
     let tiles: u64 = plan.segments().iter().map(tiles_of).sum();
     let bytes = tiles.saturating_mul(size_of::<InstepTile>() as u64);
     let mut list = Vec::<u8>::new();
-    // A compiler may leave out memory that nothing uses.
+    // `black_box`, because a compiler may remove an allocation that nothing uses.
     if elements <= MOST_ELEMENTS && black_box(&mut list).try_reserve_exact(bytes as usize).is_ok() {
         return Ok(());
     }

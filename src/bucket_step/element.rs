@@ -1,6 +1,6 @@
-//! The types of elements that a step's tensors have, so that a slice of any other type is refused by its name.
+//! The element types of a step's tensors, so that an error can name the type of a wrong slice.
 //!
-//! Floats are [`DType`]s. Remainders and 8-bit codes are plain bits, and no other tensor is.
+//! Floats are [`DType`]s. Only remainders and 8-bit codes are plain bits.
 
 use std::fmt;
 
@@ -16,8 +16,8 @@ pub enum Stored {
     U8,
 }
 
-/// A type whose slices a step takes: `f32`, [`bf16`](crate::bf16), [`f16`](crate::f16), and for remainders and 8-bit codes
-/// `u16` and `u8`.
+/// An element type of the slices that a step takes: `f32`, [`bf16`](crate::bf16), [`f16`](crate::f16), and `u16` and
+/// `u8` for remainders and 8-bit codes.
 #[diagnostic::on_unimplemented(
     message = "a step takes no elements of `{Self}`",
     label = "use f32, bf16, f16, or u16 and u8 for remainders and 8-bit codes"
@@ -53,7 +53,7 @@ elements! {
 }
 
 impl Stored {
-    /// Returns the type of one kind of tensor.
+    /// Returns the element type of one kind of tensor.
     pub(super) fn of(memory: Memory, storage: &Storage) -> Stored {
         let Storage { precision, copy, .. } = storage;
         match memory {

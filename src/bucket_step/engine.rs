@@ -1,20 +1,19 @@
-//! The state that a device keeps between the steps of a bucket: settings that the next step reads, and the progress of
-//! each parameter.
+//! What a device keeps between the steps of a bucket: the settings that the next step reads, and each parameter's
+//! progress.
 //!
-//! The halves of the CPU and of a GPU are its two implementations. Every call that changes either is written once, on top of
-//! this trait.
+//! The CPU and the GPU implement this trait. Calls that change settings or progress are written once, on top of it.
 
 use crate::error::Result;
 use crate::launch::{Progress, Settings};
 
-/// A device's half of a [`BucketStep`](super::BucketStep). Nobody else can implement it.
+/// The device's part of a [`BucketStep`](super::BucketStep). Only this crate can implement it.
 pub trait Engine {
     /// Replaces the settings from the next step on, without waiting.
     fn write_settings(&mut self, settings: &Settings);
 
-    /// Returns a record's progress after all steps.
+    /// Waits for all steps, and returns a record's progress.
     fn read_progress(&self, record: usize) -> Result<Progress>;
 
-    /// Sets a record's progress after all steps.
+    /// Waits for all steps, and sets a record's progress.
     fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
 }

@@ -1,6 +1,6 @@
-//! A bucket's step on a GPU: enqueued on a stream of the caller's, on device addresses.
+//! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the stepper's. Parameters and gradients may lie apart; every other tensor is one run.
+//! The launches are those of a stepper. Parameters and gradients may lie apart; every other tensor is one run.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -19,10 +19,10 @@ use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::launch::{Bases, Progress, Settings};
 
-/// A GPU's half of a [`BucketStep`].
+/// The GPU's part of a [`BucketStep`].
 pub struct OnGpu {
     engine: BucketEngine,
-    /// Kept, so that a step allocates nothing.
+    /// Kept between steps, so that a step allocates nothing.
     bases: Vec<Bases>,
 }
 
@@ -50,7 +50,7 @@ impl BucketStepBuilder {
     ///
     /// # Errors
     /// Errors as for [`host`](Self::host); `Config` for options of the CPU; `KernelsNotBuilt`; `Device` if the driver
-    /// refuses anything.
+    /// refuses a call.
     pub fn cuda(self, cuda: &Cuda) -> Result<BucketStep<OnGpu>> {
         if self.isa.is_some() {
             return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));
@@ -69,14 +69,15 @@ impl BucketStepBuilder {
     }
 }
 
-/// Slices of cudarc's, of the GPU and the context of the step.
+/// Lends slices of cudarc. They must be on the step's GPU and in its context.
 ///
-/// cudarc orders the uses of a slice by two events of its own, unless its context has one stream only or does not track
-/// them. This adds driver calls to a step: for each slice that is written two waits before it and one record after it,
-/// and for each that is only read one of both. Addresses ([`Lent::at_len`]) add none, and leave the order to you.
+/// cudarc orders the uses of a slice by two events, unless its context has only one stream or does not track events.
+/// This adds driver calls to a step. A slice that is written adds two waits before the step and one record after it; a
+/// slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, and you order their
+/// uses.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
-    /// Lends a slice of cudarc's that a step may write. `stream` is the one that the step is enqueued on.
+    /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
     ///
     /// ```no_run
     /// use instep::bucket_step::{Lent, StepTensors};
@@ -98,8 +99,8 @@ impl<'a> Lent<'a> {
     /// ```
     ///
     /// # Ordering
-    /// The stream waits for earlier uses of the slice. Keep the second value until the step is enqueued: when it is
-    /// dropped, it records the event that later uses wait for.
+    /// The stream waits for earlier uses of the slice. Keep the second value until the step is enqueued: dropping it
+    /// records the event for which later uses wait.
     pub fn cuda_slice_mut<T: StepElement>(
         slice: &'a mut impl DevicePtrMut<T>,
         stream: &'a CudaStream,
@@ -109,10 +110,10 @@ impl<'a> Lent<'a> {
         (Lent::on_gpu::<T>(address, elements, true), guard)
     }
 
-    /// Lends a slice of cudarc's that is only read: gradients.
+    /// Lends a slice of cudarc that is only read, such as gradients.
     ///
     /// # Ordering
-    /// Ordering as for [`cuda_slice_mut`](Self::cuda_slice_mut).
+    /// As for [`cuda_slice_mut`](Self::cuda_slice_mut), but the stream waits only for earlier writes.
     pub fn cuda_slice<T: StepElement>(
         slice: &'a impl DevicePtr<T>,
         stream: &'a CudaStream,
@@ -137,24 +138,26 @@ impl Engine for OnGpu {
 }
 
 impl BucketStep<OnGpu> {
-    /// Enqueues the step on a stream, which must come after the sum of the gradients.
+    /// Enqueues the step on a stream. The stream must come after the all-reduce of the gradients.
     ///
     /// # Ordering
-    /// One launch on the stream per kind of optimizer, after the bucket's last step on any stream; two for LAMB. One for
-    /// the scalars comes first if the bucket has LAMB or more than 1,392 parameters, and from then on, once a GPU decides an
-    /// update ([`Scaling::grad_scaler`], [`enqueue_norm`](Self::enqueue_norm)), or once parameters have more than 24
-    /// combinations of step count, hyperparameters and action.
+    /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
+    /// stream. Another launch, for the scalars, comes first if the bucket has LAMB or more than 1,392 parameters. It
+    /// also comes first from the moment when a GPU decides an update ([`Scaling::grad_scaler`],
+    /// [`enqueue_norm`](Self::enqueue_norm)), or when parameters have more than 24 combinations of step count,
+    /// hyperparameters and action.
     ///
-    /// Returns at once, but for a host whose scalars are eight steps ahead, or that changes the addresses of parameters or
-    /// gradients that lie apart a third time before the GPU has copied the first ones.
+    /// Returns at once, with two exceptions. The host waits if its scalars are eight steps ahead. It also waits if it
+    /// changes the addresses of parameters or gradients that lie apart for the third time before the GPU has copied the
+    /// first ones.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of the host's, and for tensors other
-    /// than parameters and gradients that lie apart; `Device` if a launch fails, and `Poisoned` ever after.
+    /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of host memory, and for tensors that lie
+    /// apart, except parameters and gradients; `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream is this GPU's, alive until it has passed the step, and not being captured: a replay would not count as a
-    /// step here. The tensors are in this GPU's memory, by the contract of [`Lent::at`](super::Lent::at).
+    /// The stream is this GPU's, lives until it has run the step, and is not being captured, because a replay would not
+    /// count as a step. The tensors are in this GPU's memory and meet the contract of [`Lent::at`](super::Lent::at).
     pub unsafe fn enqueue(
         &mut self,
         tensors: &StepTensors<'_>,
@@ -172,19 +175,19 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues the step as a norm over several buckets has decided: clipped by its coefficient, or not at all.
+    /// Enqueues the step that a norm over several buckets has decided: clipped by its coefficient, or skipped.
     ///
     /// # Ordering
     /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
     ///
     /// # Errors
-    /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of the host's,
-    /// and for tensors other than parameters and gradients that lie apart; `Order` if the norm has not been decided,
-    /// the bucket was not added to it, or the bucket was stepped since; `Device` if a launch fails, and `Poisoned` ever
-    /// after.
+    /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of host
+    /// memory, and for tensors that lie apart, except parameters and gradients; `Order` if the norm has not been
+    /// decided, the bucket was not added to it, or the bucket was stepped since; `Device` if a launch fails, and
+    /// `Poisoned` in every later call.
     ///
     /// # Safety
-    /// As for [`enqueue`](Self::enqueue); the norm is of the same GPU.
+    /// The stream and the tensors meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
     pub unsafe fn enqueue_decided(
         &mut self,
         tensors: &StepTensors<'_>,
@@ -196,7 +199,7 @@ impl BucketStep<OnGpu> {
         self.bind(tensors)?;
         let (OnGpu { engine, bases }, constants) = (&mut self.engine, &self.constants);
         norm.block().during(stream, |block| {
-            // SAFETY: the caller's promise; the block is alive, and this work is between the norm's others.
+            // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
             unsafe { engine.step(constants, bases, (|args| Scaling::NONE.put(args), Some(block)), stream) }
         })?;
         self.is_stale = false;
@@ -204,19 +207,19 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues the addition of the bucket's summed gradients to a norm.
+    /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// One launch on the stream, or two in the first call and where a parameter was frozen or thawed since the last step, after the norm's last call
-    /// on any stream.
+    /// Makes one launch on the stream, after the norm's last call on any stream. It makes two in the first call, and if
+    /// a parameter was frozen or unfrozen since the last step.
     ///
     /// # Errors
-    /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of the
-    /// host's; `Order` unless the norm has been begun, if it has been decided, or if the bucket was added to it
-    /// already; `Device` if a launch fails, and `Poisoned` ever after.
+    /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of host
+    /// memory; `Order` if the norm has not been begun, has been decided, or has this bucket already; `Device` if a
+    /// launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// As for [`enqueue_decided`](Self::enqueue_decided).
+    /// The stream and the gradients meet the conditions of [`enqueue`](Self::enqueue). The norm is of the same GPU.
     pub unsafe fn enqueue_norm(
         &mut self,
         grads: &Lent<'_>,
@@ -229,16 +232,17 @@ impl BucketStep<OnGpu> {
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
         let constants = &self.constants;
-        // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
+        // The norm reads from the records which parameters are frozen. If they are stale, this derives them again, as
+        // the step will.
         norm.block().during(stream, |block| {
-            // SAFETY: the caller's promise; the block is alive, and this work is between the norm's others.
+            // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
             unsafe { engine.norm(constants, bases, (block, is_stale), stream) }
         })?;
         norm.marks().add(&mut self.mark);
         Ok(())
     }
 
-    /// Takes the tensors of a call, or refuses them before anything has changed.
+    /// Takes the addresses of a call's tensors, or refuses them before anything has changed.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let lacks_some = self.shape.bind(tensors, &mut self.engine.bases)?;
         self.pass_over_missing(tensors.grads(), lacks_some);

@@ -1,4 +1,4 @@
-//! A bucket's step on the CPU: on the calling thread, and on a pool's if there is one.
+//! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
 //! A step is one call into the kernels for its scalars and one launch. It allocates nothing.
 #![allow(unsafe_code)]
@@ -22,7 +22,7 @@ use crate::launch::{Kind, Launch, Progress, Settings, begin_args, first_control,
 use crate::op::{Memory, Span};
 use crate::pool::{Job, Pool};
 
-/// The CPU's half of a [`BucketStep`].
+/// The CPU's part of a [`BucketStep`].
 pub struct OnHost {
     memories: Arc<Memories>,
     kernels: Kernels,
@@ -32,7 +32,7 @@ pub struct OnHost {
     norms: Vec<Launched>,
 }
 
-/// A launch, as the pool runs it and as its owner changes it.
+/// A launch: the job that the pool runs, and the same work for its owner to change.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
@@ -43,8 +43,8 @@ impl BucketStepBuilder {
     ///
     /// # Errors
     /// `Config` for a hyperparameter or option out of range or a precision that the optimizer refuses, `Layout` for a
-    /// bucket that does not fit the layout, `Unsupported` for an instruction set that this machine lacks or an optimizer
-    /// that is code of your own, `Arithmetic` if the kernels fail their self-test.
+    /// bucket that does not fit the layout, `Unsupported` for an instruction set that this machine lacks or a custom
+    /// optimizer, `Arithmetic` if the kernels fail their self-test.
     pub fn host(self) -> Result<BucketStep> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let pool = self.pool.clone().unwrap_or_else(Pool::alone);
@@ -83,10 +83,10 @@ impl OnHost {
     /// Runs launches under a control block.
     ///
     /// # Safety
-    /// The bases lead to the tensors of this call; the block is valid, and nothing else writes it but launches.
+    /// The bases are the addresses of this call's tensors. The block is valid, and only launches write it.
     unsafe fn run(&self, launches: &[Launched], control: *mut InstepControl) {
         for launch in launches {
-            // SAFETY: launches of this bucket run one at a time, since each needs it mutably.
+            // SAFETY: launches of this bucket run one at a time, because each borrows the bucket mutably.
             unsafe { launch.work.set_control(control) };
             self.pool.run(&launch.job);
         }
@@ -112,37 +112,38 @@ impl Engine for OnHost {
 }
 
 impl BucketStep {
-    /// Steps the bucket, on the calling thread and the pool's.
+    /// Steps the bucket on the calling thread and the pool's threads.
     ///
     /// # Ordering
-    /// The tensors are stepped when it returns.
+    /// Returns when the tensors are stepped.
     ///
     /// # Errors
-    /// `Layout` if a tensor is missing, superfluous, too short or long, of elements of another type, null, misaligned, only
-    /// lent for reading where the step writes, or overlaps another; `Config` for factors that cannot be divided out. Nothing
-    /// has been written then.
+    /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null,
+    /// misaligned, lent only for reading although the step writes it, or overlaps another; `Config` for factors that
+    /// cannot be divided out. Nothing has been written then.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         self.bind(tensors)?;
         self.begin(scaling);
         let engine = &self.engine;
-        // SAFETY: `bind` has checked the tensors, which the call borrows or the caller vouches for; the block is our own.
+        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
+        // they are valid. The block is our own.
         unsafe { engine.run(&engine.steps, engine.memories.regions().control()) };
         self.mark.step();
         Ok(())
     }
 
-    /// Steps the bucket as a norm over several buckets has decided: clipped by its coefficient, or not at all.
+    /// Steps the bucket as a norm over several buckets has decided: clipped by its coefficient, or skipped.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or the
-    /// bucket was stepped since, by this decision or otherwise.
+    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or
+    /// the bucket was stepped since, with this norm or without.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
         self.begin(Scaling::NONE);
-        // SAFETY: `bind` has checked the tensors, which the call borrows or the caller vouches for; `norm` is borrowed
-        // mutably.
+        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
+        // they are valid. `norm` is borrowed mutably.
         unsafe { self.engine.run(&self.engine.steps, norm.control()) };
         norm.marks().step(&mut self.mark);
         Ok(())
@@ -151,8 +152,8 @@ impl BucketStep {
     /// Adds the bucket's summed gradients to a norm. Parameters without a gradient are left out.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step), of the gradients alone; `Order` unless the norm has been begun, if it has been
-    /// decided, or if the bucket was added to it already.
+    /// `Layout` for gradients that [`step`](Self::step) would refuse; `Order` if the norm has not been begun, has been
+    /// decided, or has this bucket already.
     pub fn add_norm(&mut self, grads: &Lent<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_add(&self.mark, || self.name())?;
         let (mut outcome, shape) = (Ok(false), &self.shape);
@@ -160,18 +161,19 @@ impl BucketStep {
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
         self.pass_over_missing(grads, outcome?);
         if self.is_stale {
-            // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
+            // The norm reads from the records which parameters are frozen. If they are stale, this derives them again,
+            // as the step will.
             self.begin(Scaling::NONE);
         }
         let engine = &self.engine;
-        // SAFETY: `bind_grads` has checked the gradients, which the call borrows or the caller vouches for; `norm` is
-        // borrowed mutably.
+        // SAFETY: `bind_grads` has checked the gradients; the call borrows them, or the caller of `Lent::at` has
+        // promised that they are valid. `norm` is borrowed mutably.
         unsafe { engine.run(&engine.norms, norm.control()) };
         norm.marks().add(&mut self.mark);
         Ok(())
     }
 
-    /// Takes the tensors of a call, or refuses them before anything has changed.
+    /// Takes the addresses of a call's tensors, or refuses them before anything has changed.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
@@ -180,7 +182,7 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Counts the last step's updates and derives the next ones' scalars.
+    /// Counts the last step's updates, and derives the scalars of the next step.
     fn begin(&mut self, scaling: Scaling) {
         self.is_stale = false;
         let engine = &self.engine;

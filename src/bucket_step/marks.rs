@@ -1,36 +1,37 @@
-//! Tracks which buckets a norm has, from its beginning to the last step after its decision.
+//! Tracks which buckets were added to a norm, from its beginning to the last step after its decision.
 //!
-//! A bucket is added once and stepped once, with a norm or without, and its norm is decided over one bucket at least. A norm whose sum was taken may
-//! have more in it than was added, so it knows less: its buckets may have been added to another one.
+//! A bucket is added once and stepped once, with a norm or without, and a norm is decided over at least one bucket. If
+//! a norm's sum was taken, the caller may have added other gradients to it. So its buckets may be ones that were added
+//! to another norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A bucket's part.
+/// What is tracked of a bucket.
 #[derive(Debug)]
 pub(super) struct BucketMark {
-    /// No other bucket of the process has it, now or later.
+    /// Unique among all buckets of the process, also those built later.
     id: u64,
-    /// Steps so far, of any kind.
+    /// Number of steps so far, of any kind.
     steps: u64,
-    /// Some norm has its gradients since its last step.
+    /// Whether a norm has taken its gradients since its last step.
     is_measured: bool,
 }
 
 /// A bucket that was added to a norm.
 #[derive(Debug)]
 struct Added {
-    /// The bucket's steps before it was added.
+    /// The bucket's number of steps when it was added.
     steps: u64,
     is_stepped: bool,
 }
 
-/// A norm's part.
+/// What is tracked of a norm.
 #[derive(Debug, Default)]
 pub(super) struct NormMarks {
-    /// By bucket. It keeps its memory, so a norm that is begun anew allocates nothing.
+    /// The added buckets by their ids. The map keeps its memory, so beginning the norm again allocates nothing.
     buckets: HashMap<u64, Added>,
     is_sum_taken: bool,
 }
@@ -41,7 +42,7 @@ impl BucketMark {
         BucketMark { id: NEXT.fetch_add(1, Ordering::Relaxed), steps: 0, is_measured: false }
     }
 
-    /// The bucket was stepped.
+    /// Notes that the bucket was stepped.
     pub(super) fn step(&mut self) {
         self.steps += 1;
         self.is_measured = false;
@@ -71,7 +72,7 @@ impl NormMarks {
         self.buckets.insert(bucket.id, Added { steps: bucket.steps, is_stepped: false });
     }
 
-    /// Refuses a decision about nothing.
+    /// Refuses a decision over no bucket.
     pub(super) fn refuse_empty(&self) -> Result<()> {
         if self.is_sum_taken || !self.buckets.is_empty() {
             return Ok(());

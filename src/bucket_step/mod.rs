@@ -1,7 +1,7 @@
-//! One bucket, stepped now: the fused launch as an object of its own, on anybody's memory.
+//! Steps a single bucket at once: the fused launch without a stepper, on the caller's memory.
 //!
 //! It depends on `launch` and the devices, and knows no schedule, no pass and no collective. A stepper runs the same
-//! launches, so both give the same bits. Nothing is written before everything has been checked.
+//! launches, so both give the same bits. A call writes nothing before it has checked everything.
 
 mod builder;
 mod element;
@@ -33,14 +33,15 @@ use shape::Shape;
 
 /// The step of one bucket, on tensors that come with each call.
 ///
-/// It is for engines that reduce gradients themselves and want the fused update alone: no pass, no collective, no
-/// schedule. It keeps step counts and hyperparameters; parameters, gradients and states stay the caller's. Buckets may be
+/// It is for engines that reduce gradients themselves and need only the fused update, without passes, collectives or a
+/// schedule. It keeps step counts and hyperparameters; the caller owns parameters, gradients and states. Buckets may be
 /// stepped in any order, on any thread.
 ///
-/// A model of several buckets has one object for each: [`BucketStepBuilder::bucket`] names its parameters and their offsets.
-/// To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each, [`GradNorm::decide`] once, and
-/// [`step_decided`](BucketStep::step_decided) for each. To change a rate, call [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
-/// [`set_step_count`](BucketStep::set_step_count) for every parameter; a [checkpoint](crate::checkpoint) is a stepper's.
+/// A model of several buckets has one object for each: [`BucketStepBuilder::bucket`] names its parameters and their
+/// offsets. To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each, [`GradNorm::decide`] once, and
+/// [`step_decided`](BucketStep::step_decided) for each. To change a learning rate, call [`set_lr`](BucketStep::set_lr).
+/// To resume, restore the tensors and call [`set_step_count`](BucketStep::set_step_count) for every parameter. A
+/// [checkpoint](crate::checkpoint) needs a stepper.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -63,42 +64,42 @@ use shape::Shape;
 /// ```
 ///
 /// # Source
-/// The fused optimizers of PyTorch and apex take a list of tensors as this does; `grad_scale` and `found_inf` are
-/// PyTorch's ([`Scaling::grad_scaler`]).
+/// The fused optimizers of PyTorch and apex also take a list of tensors. `grad_scale` and `found_inf` are PyTorch's
+/// ([`Scaling::grad_scaler`]).
 pub struct BucketStep<E = OnHost> {
     layout: Layout,
     plan: Plan,
     assignment: Assignment,
-    /// By group.
+    /// The optimizer of each group.
     optimizers: Vec<GroupOptimizer>,
     constants: StepConstants,
-    /// As the next step is to read them.
+    /// The settings that the next step must read.
     settings: Settings,
-    /// By parameter of the layout, the first of its segments.
+    /// Per parameter of the layout, its first segment if it is in the bucket.
     segments: Vec<Option<usize>>,
-    /// By segment.
+    /// Per segment, why steps skip it.
     left: Vec<Left>,
-    /// A gradient was missing in the last call.
+    /// Whether a gradient was missing in the last call.
     lacks_some: bool,
-    /// Steps pass over other parameters since the records were made of the settings.
+    /// Whether other parameters are skipped than when the records were last derived from the settings.
     is_stale: bool,
     mark: BucketMark,
     shape: Shape,
     engine: E,
 }
 
-/// A group's optimizer, as the next step is to run it.
+/// A group's optimizer, with the hyperparameters of the next step.
 struct GroupOptimizer {
     optimizer: Box<dyn Optimizer>,
-    /// The states that the step was built for, which every call lends.
+    /// The states that the step was built for. Every call must lend them.
     state_names: &'static [&'static str],
 }
 
-/// Why steps pass over a segment.
+/// Why steps skip a segment.
 #[derive(Clone, Copy, Default)]
 struct Left {
     is_frozen: bool,
-    /// The last call had no gradient of it.
+    /// Whether the last call had no gradient for it.
     is_missing: bool,
 }
 
@@ -109,7 +110,7 @@ impl Left {
 }
 
 impl BucketStep {
-    /// Starts the options of a step over a layout's parameters.
+    /// Starts the options of a step of a layout's parameters.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> BucketStepBuilder {
         BucketStepBuilder::new(layout, optimizer.as_rule().boxed())
     }
@@ -145,12 +146,12 @@ impl<E> BucketStep<E> {
         })
     }
 
-    /// Returns the layout it was built for.
+    /// Returns the layout that the step was built for.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Returns the number of elements of a run for the whole bucket.
+    /// Returns the number of elements of a run that covers the whole bucket.
     pub fn elements(&self) -> u64 {
         self.shape.len()
     }
@@ -163,7 +164,7 @@ impl<E> BucketStep<E> {
         Ok(self.optimizers[group_of(&self.layout, group)?].state_names)
     }
 
-    /// The record of a parameter.
+    /// Returns the index of a parameter's record.
     fn record(&self, id: ParamId) -> Result<usize> {
         let param = self.layout.index(id)?;
         match self.segments[param] {
@@ -175,7 +176,7 @@ impl<E> BucketStep<E> {
         }
     }
 
-    /// Names the bucket in an error, by its first parameter.
+    /// Returns a name of the bucket for errors, made of its first parameter's.
     fn name(&self) -> String {
         let first = self.plan.segments().first();
         let name = |param: u32| &*self.layout.parameters()[param as usize].name;

@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets, and the decision that follows from it.
 //!
-//! The sum of squares is exact, so neither the order of the buckets nor their number changes a bit of it.
+//! The sum of squares is exact, so its bits depend neither on the order of the buckets nor on their number.
 #![allow(unsafe_code)]
 
 use std::mem::offset_of;
@@ -16,13 +16,13 @@ use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_control};
 
-/// Norm and decision over the gradients of any number of buckets.
+/// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
-/// Between two beginnings, each bucket is added once, then the norm is decided, then each bucket is stepped once; another
-/// order is refused by the bucket's name. A bucket without a gradient, all of whose parameters are frozen or lack theirs, adds
-/// nothing to the norm and still counts as added. Ranks that hold shards take the [`sum`](GradNorm::sum) before they decide.
-/// A norm whose sum was taken may be decided without a bucket, as on a rank that holds none, and steps buckets that were
-/// added to another norm, since what is in the sum is the caller's to know.
+/// After each `begin`, each bucket is added once, then the norm is decided, then each bucket is stepped once. Any other
+/// order is an error that names the bucket. A bucket whose parameters are all frozen or without a gradient adds nothing
+/// to the norm, but counts as added. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
+/// before they decide. After its sum was taken, a norm may be decided without a bucket, as on a rank without shards. It
+/// may also step buckets that were added to another norm, because only the caller knows what is in the sum.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -50,13 +50,13 @@ pub struct GradNorm<B = NormOnHost> {
     marks: NormMarks,
 }
 
-/// The CPU's half of a [`GradNorm`].
+/// The CPU's part of a [`GradNorm`].
 pub struct NormOnHost {
     memories: Memories,
     kernels: Kernels,
 }
 
-/// A GPU's half of a [`GradNorm`].
+/// The GPU's part of a [`GradNorm`].
 pub struct NormOnGpu(NormBlock);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +68,14 @@ enum Phase {
 
 /// The exact sum of squares of the gradients that were added, before the factors of [`Scaling`].
 ///
-/// It has no order: ranks that hold shards of the gradients add their limbs up, wrapping, take the largest of `largest`,
-/// and all decide alike.
+/// The sum does not depend on order. Ranks that have shards of the gradients add their limbs with wrapping, take the
+/// maximum of `largest`, and so all decide the same.
 #[derive(Debug)]
 pub struct NormSum<'a> {
-    /// The digits of the sum in base 2^32, each with room for carries.
+    /// The digits of the sum in base 2^32, each in 64 bits, which leave room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude, as the bits of an f32. They order as the magnitudes do, and NaN's are above infinity's.
+    /// The largest magnitude, as the bits of an f32. The bits have the order of the magnitudes, and a NaN is above
+    /// infinity.
     pub largest: &'a mut u32,
 }
 
@@ -95,9 +96,9 @@ pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 pub struct Decision {
     /// The norm of all averaged gradients; infinite or NaN if one of them is.
     pub norm: f64,
-    /// The factor that clips them; 1 if nothing is clipped or everything is skipped.
+    /// The factor by which steps clip the gradients; 1 if nothing is clipped or everything is skipped.
     pub clip: f64,
-    /// Whether no gradient is infinite or NaN.
+    /// Whether all gradients are finite.
     pub is_finite: bool,
     /// Whether steps after this decision change nothing.
     pub skipped: bool,
@@ -114,7 +115,8 @@ impl GradNorm {
     /// Makes a norm on the CPU.
     ///
     /// # Errors
-    /// Errors as for [`BucketStepBuilder::host`](super::BucketStepBuilder::host), of the instruction set.
+    /// `Config` if `INSTEP_ISA` names no instruction set, `Unsupported` if this machine lacks it, `Arithmetic` if the
+    /// kernels fail their self-test.
     pub fn host() -> Result<GradNorm> {
         let kernels = Kernels::load(Isa::from_environment()?)?;
         let memories = Memories::without_tensors(Counts::default())?;
@@ -123,10 +125,10 @@ impl GradNorm {
         Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
-    /// Begins anew, with the factors that all these gradients have.
+    /// Begins a new norm. All gradients that are added have the factors of `scaling`.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or a clip.
+    /// `Config` for factors that cannot be divided out, or a clip coefficient.
     pub fn begin(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         scaling.refuse_clip()?;
@@ -138,9 +140,9 @@ impl GradNorm {
         Ok(())
     }
 
-    /// Decides: clips by `max_norm` if there is one, and skips the steps if a gradient is infinite or NaN and
-    /// `skip_nonfinite` says so. A finite gradient that overflows when the loss scale is divided out skips them too, and so
-    /// does another program's flag ([`Scaling::grad_scaler`]), also if `skip_nonfinite` is false.
+    /// Decides. It clips by `max_norm` if that is set. With `skip_nonfinite` it skips the steps if a gradient is
+    /// infinite or NaN, or overflows when the loss scale is divided out. The flag of [`Scaling::grad_scaler`] skips the
+    /// steps even if `skip_nonfinite` is false.
     ///
     /// # Errors
     /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin), or if no bucket was added
@@ -158,54 +160,56 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
-    /// Returns the sum so far, for ranks that hold other shards of the gradients to be added to. A rank that holds none takes
-    /// it too.
+    /// Returns the sum so far, for ranks to add up over their shards of the gradients. A rank without shards takes part
+    /// too.
     ///
     /// # Errors
     /// `Order` without [`begin`](Self::begin).
     pub fn sum(&mut self) -> Result<NormSum<'_>> {
         self.refuse_decided()?;
         self.marks.take_sum();
-        // SAFETY: nothing runs on the block while it is borrowed mutably, as the fields of the sum do it.
+        // SAFETY: nothing runs on the block while it is borrowed mutably, and the fields of the returned sum borrow it
+        // so.
         let control = unsafe { &mut *self.control() };
         Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
     }
 
-    /// Returns the decision once more.
+    /// Returns the decision again.
     ///
     /// # Errors
-    /// `Order` if it has not been decided.
+    /// `Order` if the norm has not been decided.
     pub fn decision(&mut self) -> Result<Decision> {
         self.refuse_undecided()?;
         // SAFETY: nothing runs on the block, since it is borrowed mutably.
         Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
     }
 
-    /// Returns the block that steps after this norm read.
+    /// Returns the control block, which steps after this norm read.
     pub(super) fn control(&self) -> *mut InstepControl {
         self.block.memories.regions().control()
     }
 }
 
 impl GradNorm<NormOnGpu> {
-    /// Makes a norm on a GPU, for buckets of the same.
+    /// Makes a norm on a GPU, for buckets on the same GPU.
     ///
     /// # Errors
-    /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
+    /// `KernelsNotBuilt`; `Device` if the driver refuses a call.
     pub fn cuda(cuda: &Cuda) -> Result<GradNorm<NormOnGpu>> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::new(cuda)?)))
     }
 
-    /// Enqueues the beginning, with the factors that all these gradients have.
+    /// Enqueues the beginning of a new norm. All gradients that are added have the factors of `scaling`.
     ///
     /// # Ordering
-    /// On the stream, after the norm's last call on any stream, as every call of this type.
+    /// The launch is on the stream, after the norm's last call on any stream. This holds for every call of this type.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or a clip; `Device` if a launch fails, and `Poisoned` ever after.
+    /// `Config` for factors that cannot be divided out, or a clip coefficient; `Device` if a launch fails, and
+    /// `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream is this GPU's, alive until it has passed the call, and not being captured.
+    /// The stream is this GPU's, lives until it has run the launch, and is not being captured.
     pub unsafe fn enqueue_begin(&mut self, scaling: Scaling, stream: StreamHandle) -> Result<()> {
         scaling.validate()?;
         scaling.refuse_clip()?;
@@ -215,10 +219,10 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Enqueues the decision, as [`decide`](GradNorm::decide) makes it.
+    /// Enqueues the decision that [`decide`](GradNorm::decide) makes on the CPU.
     ///
     /// # Errors
-    /// Errors as for [`decide`](GradNorm::decide) and [`enqueue_begin`](Self::enqueue_begin).
+    /// Errors as for [`decide`](GradNorm::decide); `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
     /// As for [`enqueue_begin`](Self::enqueue_begin).
@@ -237,11 +241,12 @@ impl GradNorm<NormOnGpu> {
         Ok(())
     }
 
-    /// Returns the addresses of the sum so far, which the caller's own work on the stream may change, as it may a
+    /// Returns the addresses of the sum so far. Your own work on the stream may combine it over ranks, as for a
     /// [`NormSum`].
     ///
     /// # Ordering
-    /// The stream waits for the norm's last call. The decision comes after the work if it is enqueued on the same stream.
+    /// The stream waits for the norm's last call. The decision comes after your work if it is enqueued on the same
+    /// stream.
     ///
     /// # Errors
     /// `Order` without [`enqueue_begin`](Self::enqueue_begin); `Device` if the driver refuses to wait.
@@ -263,10 +268,10 @@ impl GradNorm<NormOnGpu> {
     /// Returns the decision.
     ///
     /// # Ordering
-    /// Waits for the norm's last call.
+    /// The calling thread waits for the norm's last call.
     ///
     /// # Errors
-    /// `Order` if it has not been decided; `Device` if the copy fails.
+    /// `Order` if the norm has not been decided; `Device` if the copy fails.
     pub fn decision(&mut self) -> Result<Decision> {
         self.refuse_undecided()?;
         Ok(Decision::of(&self.block.0.read()?))

@@ -1,6 +1,6 @@
 //! The factors in a bucket's gradients, which a step divides out.
 //!
-//! They become one f32 factor, as in a stepper's passes, so both give the same bits.
+//! They are combined into one f32 factor, as in a stepper's passes, so both give the same bits.
 
 use std::ptr;
 
@@ -20,27 +20,27 @@ pub struct Scaling {
     world_size: u32,
     loss_scale: f64,
     clip: f64,
-    /// Addresses of one f32 each, by the contract of [`grad_scaler`](Scaling::grad_scaler).
+    /// The addresses of one f32 each, which meet the contract of [`grad_scaler`](Scaling::grad_scaler).
     pub(super) grad_scale: Option<Address>,
     pub(super) found_inf: Option<Address>,
 }
 
 impl Scaling {
-    /// Gradients that are stepped as they are.
+    /// The factors of gradients that are stepped as they are.
     pub const NONE: Scaling =
         Scaling { world_size: 1, loss_scale: 1.0, clip: 1.0, grad_scale: None, found_inf: None };
 
-    /// Gradients that are sums over so many ranks: the step divides by their number.
+    /// Returns the factors of gradients that are sums over `world_size` ranks: the step divides by that number.
     pub fn mean(world_size: u32) -> Scaling {
         Scaling { world_size, ..Scaling::NONE }
     }
 
-    /// Sets the factor in the loss. Unset: 1.
+    /// Sets the loss scale. Unset: 1.
     pub fn loss_scale(self, loss_scale: f64) -> Scaling {
         Scaling { loss_scale, ..self }
     }
 
-    /// Sets a clip coefficient that the caller has computed, from 0 to 1. Unset: 1, no clipping.
+    /// Sets a clip coefficient from 0 to 1 that the caller has computed. Unset: 1, no clipping.
     pub fn clip(self, clip: f64) -> Scaling {
         Scaling { clip, ..self }
     }
@@ -68,7 +68,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Refuses a coefficient beside the one that a norm decides.
+    /// Refuses a clip coefficient where a norm decides one.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

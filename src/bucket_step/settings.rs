@@ -1,6 +1,6 @@
-//! A bucket between two steps, on either device: hyperparameters, parameters to pass over, step counts.
+//! Changes to a bucket between two steps, on either device: hyperparameters, frozen parameters, step counts.
 //!
-//! A change is checked as a whole before it stands. Names and meanings are the stepper's.
+//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper.
 
 use super::builder::group_of;
 use super::engine::Engine;
@@ -18,7 +18,8 @@ impl<E: Engine> BucketStep<E> {
     /// Never waits for a GPU.
     ///
     /// # Errors
-    /// `Layout` if there is no such group, `Config` if the optimizer refuses the rate. Nothing has changed then.
+    /// `Layout` if there is no such group, `Config` if the optimizer refuses the learning rate. Nothing has changed
+    /// then.
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         let index = group_of(&self.layout, group)?;
         let rule = self.optimizers[index].optimizer.as_rule_mut();
@@ -62,8 +63,8 @@ impl<E: Engine> BucketStep<E> {
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group from the next step on, also those that the new optimizer has by default.
-    /// Step counts and states go on. To change some hyperparameters, as a schedule does, call [`set_lr`](Self::set_lr) or
+    /// Replaces all hyperparameters of a group from the next step on, also by defaults of the new optimizer. Step
+    /// counts and states stay. To change some hyperparameters, as a schedule does, call [`set_lr`](Self::set_lr) or
     /// [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
@@ -76,7 +77,7 @@ impl<E: Engine> BucketStep<E> {
         let index = group_of(&self.layout, group)?;
         let of_group = &mut self.optimizers[index];
         of_group.refuse_other(group, optimizer)?;
-        // The plan has one bucket.
+        // A `BucketStep`'s plan has exactly one bucket.
         refuse_storage(optimizer, &self.plan.buckets()[0].storage)?;
         self.settings.set_hyper(index, &optimizer.as_rule().hyper()?);
         of_group.optimizer = optimizer.as_rule().boxed();
@@ -92,15 +93,15 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Sets whether steps pass over a parameter, as over one without a gradient in this pass: neither its tensors nor its
-    /// step count change, nothing is read at its addresses, and norms leave it out. To pass over it once, lend no gradient
-    /// of it ([`Lent::optional_slices`]).
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient: neither its tensors
+    /// nor its step count change, nothing is read at its addresses, and norms leave it out. To skip it in one step
+    /// only, lend no gradient of it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if it is not in this bucket.
+    /// `Layout` if the parameter is not in this bucket.
     pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let segment = self.record(id)?;
         self.left[segment].is_frozen = frozen;
@@ -115,13 +116,14 @@ impl<E: Engine> BucketStep<E> {
     /// Waits for the last step only if a GPU counts the updates ([`enqueue`](BucketStep::enqueue)).
     ///
     /// # Errors
-    /// `Layout` if it is not in this bucket; `Device` if the copy from a GPU fails, and `Poisoned` after a failed step.
+    /// `Layout` if the parameter is not in this bucket; `Device` if the copy from a GPU fails, and `Poisoned` after a
+    /// failed step.
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         Ok(self.engine.read_progress(self.record(id)?)?.count)
     }
 
     /// Returns the number that the optimizer carries beside the step count: NAdam's product of momenta, `mu_product` in
-    /// `torch.optim`. `None` for all others.
+    /// `torch.optim`. `None` for all other optimizers.
     ///
     /// # Ordering
     /// Ordering as for [`step_count`](Self::step_count).
@@ -133,8 +135,8 @@ impl<E: Engine> BucketStep<E> {
         self.carries(record).then(|| Ok(self.engine.read_progress(record)?.carried)).transpose()
     }
 
-    /// Says how many updates a parameter has had, as when a training is resumed: the next one is number `count + 1`. Where
-    /// the optimizer [carries](Self::carried) a number, it comes with the count.
+    /// Sets how many updates a parameter has had, to resume a training: the next update is number `count + 1`. If the
+    /// optimizer [carries](Self::carried) a number, pass it with the count.
     ///
     /// ```
     /// # use instep::{BucketStep, Error, Layout, NAdam};
@@ -151,16 +153,17 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`step_count`](Self::step_count).
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, one above 0 without the number
-    /// that the optimizer carries, a number other than 1 where none is carried, or one that is no product of momenta: it is 1
-    /// before the first update, and then at least 0 and below 1. Nothing has changed then.
+    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, a count above 0 without
+    /// the number that the optimizer carries, a number other than 1 where none is carried, or a number that is no
+    /// product of momenta: the product is 1 before the first update, and then at least 0 and below 1. Nothing has
+    /// changed then.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;
         self.engine.write_progress(record, progress)
     }
 
-    /// Follows which gradients a call lacks. Without any, now and in the last call, it does nothing.
+    /// Notes which gradients a call lacks. If neither this call nor the last one lacks any, it does nothing.
     pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
         if !lacks_some && !self.lacks_some {
             return;
@@ -180,7 +183,8 @@ impl<E: Engine> BucketStep<E> {
         }
     }
 
-    /// Puts into the settings whether steps pass over a segment. One round: its record has the same number.
+    /// Writes to the settings whether steps skip a segment. There is one round, so the segment's record has the same
+    /// index.
     fn leave(&mut self, segment: usize) {
         let own = self.plan.segments()[segment].action;
         let action = if self.left[segment].any() { SegmentAction::Leave } else { own };
@@ -190,14 +194,14 @@ impl<E: Engine> BucketStep<E> {
 
     /// Returns whether a record's optimizer carries a number.
     fn carries(&self, record: usize) -> bool {
-        // One round.
+        // A bucket step has one round.
         let (optimizer, _) = self.assignment.optimizer(0, record);
         self.optimizers[optimizer as usize].optimizer.as_rule().carried().is_some()
     }
 }
 
 impl GroupOptimizer {
-    /// Refuses what the launches and the states were not made for.
+    /// Refuses an optimizer for which the launches and the states were not made.
     fn refuse_other(&self, group: &str, next: &dyn Optimizer) -> Result<()> {
         let (built, kept) = (self.state_names, next.state_names());
         let thing = format_args!("group `{group}`");

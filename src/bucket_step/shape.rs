@@ -10,19 +10,19 @@ use crate::launch::Bases;
 use crate::layout::{Gradients, Plan, Segment, SegmentAction};
 use crate::op::{Memory, Span};
 
-/// Tensors of a call, at most: parameters, gradients, masters, copies, averages, states and their scales.
+/// The most tensors of a call: parameters, gradients, masters, copies, averages, states and their scales.
 const KINDS: usize = 5 + 2 * STATES;
 
 /// One kind of tensor.
 #[derive(Clone, Debug)]
 struct Kind {
     memory: Memory,
-    /// Its name in errors.
+    /// The tensor's name in errors.
     name: String,
-    /// Bytes of a unit: of an element, or of the scale of a block.
+    /// Bytes of a unit: an element, or the scale of a block.
     bytes: u64,
     stored: Stored,
-    /// Elements of a unit.
+    /// Number of elements that a unit stands for.
     elements: u64,
     is_written: bool,
 }
@@ -33,12 +33,12 @@ struct Extent {
     /// The parameter's place in the bucket's list.
     place: usize,
     start: u64,
-    /// Of parameters and gradients, and of what lies like the states.
+    /// Elements of the parameter and its gradient; `state_len` is for tensors that are laid out like the states.
     len: u64,
     state_len: u64,
 }
 
-/// See the module.
+/// The kinds of tensors that a step takes, and the extents of its parameters.
 #[derive(Debug)]
 pub(super) struct Shape {
     len: u64,
@@ -74,7 +74,7 @@ impl Shape {
         }
     }
 
-    /// Returns the number of elements of a run for the whole bucket.
+    /// Returns the number of elements of a run that covers the whole bucket.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -98,7 +98,7 @@ impl Shape {
         self.refuse_overlap(tensors)?;
         self.fill(is_whole, bases, |bases, segment| {
             for kind in &self.kinds {
-                // Each is there, as checked above, if it has elements.
+                // A tensor with elements is present, as checked above.
                 let address = tensors.get(kind.memory).map_or(0, |tensor| self.base(kind, tensor, segment));
                 bases.set(kind.memory, address);
             }
@@ -118,7 +118,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Returns whether a segment's parameter has no gradient among these, which were checked.
+    /// Returns whether a segment's parameter has no gradient among `grads`, which were checked.
     pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
         match &grads.location {
             Location::Whole(_) => false,
@@ -132,7 +132,7 @@ impl Shape {
         bases.iter_mut().enumerate().for_each(|(segment, bases)| put(bases, segment));
     }
 
-    /// The base to which a segment's tiles add their offsets.
+    /// Returns the base to which a segment's tiles add their offsets.
     fn base(&self, kind: &Kind, tensor: &Lent<'_>, segment: usize) -> usize {
         match &tensor.location {
             Location::Whole(run) => run.address,
@@ -144,7 +144,8 @@ impl Shape {
         }
     }
 
-    /// Returns whether a gradient is missing. This makes a text only for an error, because texts are allocated.
+    /// Checks a tensor, and returns whether a gradient is missing. It makes strings only for an error, because they
+    /// allocate.
     fn check(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         if kind.is_written && !tensor.is_writable {
             let wrong = "only lent for reading, but this step writes it";
@@ -153,7 +154,7 @@ impl Shape {
         self.check_lent(kind, tensor)
     }
 
-    /// Checks all but whether it may be written.
+    /// Makes all checks of a tensor except whether it may be written.
     fn check_lent(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
         if self.is_on_gpu {
@@ -188,7 +189,7 @@ impl Shape {
         }
     }
 
-    /// Checks the run for the whole bucket, or of the parameter in this place of its list.
+    /// Checks the run of the whole bucket, or that of the parameter at `place` of the bucket's list.
     fn check_run(&self, kind: &Kind, (run, place): (&Run, Option<usize>), len: u64) -> Result<()> {
         let refuse = |wrong: &dyn std::fmt::Display, remedy| {
             let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
@@ -229,7 +230,7 @@ impl Shape {
         Err(Error::layout(thing, wrong, remedy))
     }
 
-    /// Refuses runs for the whole bucket that overlap.
+    /// Refuses runs that overlap, among those that cover the whole bucket.
     fn refuse_overlap(&self, tensors: &StepTensors<'_>) -> Result<()> {
         let mut runs = [(0, 0, 0); KINDS];
         let mut count = 0;
@@ -248,7 +249,7 @@ impl Shape {
         match runs.windows(2).find(|pair| pair[1].0 - pair[0].0 < pair[0].1) {
             None => Ok(()),
             Some(pair) => {
-                // By their order in a call, whichever comes first in memory.
+                // The error names them in the order of the call, not of memory.
                 let [one, other] = [pair[0].2.min(pair[1].2), pair[0].2.max(pair[1].2)];
                 let thing = format_args!("{} and {}", self.kinds[one].name, self.kinds[other].name);
                 Err(Error::layout(thing, "overlap", "give each its own memory"))
@@ -257,7 +258,7 @@ impl Shape {
     }
 }
 
-/// Refuses what a GPU cannot reach.
+/// Refuses a tensor that a GPU cannot reach.
 fn refuse_unreached(kind: &Kind, tensor: &Lent<'_>) -> Result<()> {
     if tensor.element.is_some() && !tensor.is_on_gpu {
         let remedy = "give device addresses";

@@ -1,7 +1,7 @@
-//! The tensors of one call: slices, which are checked, or addresses, which the caller vouches for.
+//! The tensors of one call: slices, which are checked, or addresses, for which the caller is responsible.
 //!
-//! A tensor is one run that has the bucket's offsets, or one run per parameter. This file hands out addresses and lengths
-//! and touches no element.
+//! A tensor is one run with the bucket's offsets, or one run per parameter. This file returns addresses and lengths and
+//! touches no element.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,20 +16,20 @@ use crate::op::Memory;
 
 pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// Memory that is lent to one call: where one kind of tensor lies, as one run for the whole bucket or one per parameter.
+/// The memory of one kind of tensor, lent to one call: one run for the whole bucket, or one run per parameter.
 ///
 /// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come in
 /// the order in which the bucket lists its parameters.
 ///
-/// Gradients that lie apart may lack some: a parameter without a gradient is passed over in this call, as if it were
-/// [frozen](super::BucketStep::set_frozen). Neither its tensors nor its step count change, and norms leave it out.
+/// If gradients lie apart, some may be missing. The call skips a parameter without a gradient, as if it were
+/// [frozen](super::BucketStep::set_frozen): neither its tensors nor its step count change, and norms leave it out.
 #[derive(Debug)]
 pub struct Lent<'a> {
     pub(super) location: Location,
     /// The type of a slice's elements; `None` for addresses.
     pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
-    /// Whether the slice is a GPU's; an address's owner vouches for it.
+    /// Whether the slice lies on a GPU. For an address, the caller is responsible.
     pub(super) is_on_gpu: bool,
     _tensors: PhantomData<&'a mut c_void>,
 }
@@ -55,7 +55,8 @@ pub(super) struct Runs {
     get: unsafe fn(*const c_void, usize) -> Run,
 }
 
-// SAFETY: slices of plain numbers, which may go to another thread; or addresses, whose users the caller orders.
+// SAFETY: slices of plain numbers, which may go to another thread; or addresses, to which the caller orders all
+// accesses.
 unsafe impl Send for Lent<'_> {}
 
 impl Runs {
@@ -71,7 +72,7 @@ impl Runs {
 }
 
 impl Run {
-    /// No run: not even an empty slice has this address.
+    /// A missing run. Not even an empty slice has the address 0.
     const NONE: Run = Run { address: 0, elements: Some(0) };
 
     fn of<T>(slice: &[T]) -> Run {
@@ -82,7 +83,7 @@ impl Run {
         Run { address: slice.as_mut_ptr().expose_provenance(), elements: Some(slice.len()) }
     }
 
-    /// Returns whether a parameter lacks its gradient.
+    /// Returns whether the run, a gradient, is missing.
     pub(super) fn is_none(&self) -> bool {
         self.address == 0
     }
@@ -92,8 +93,8 @@ impl<'a> Lent<'a> {
     /// Lends a run that a step may write.
     ///
     /// # Shapes
-    /// As many elements as the bucket, of the precision's type; remainders are `u16` or `u8`, and 8-bit states are `u8` with
-    /// scales of f32, one per 256 elements. Other types do not compile:
+    /// The run has as many elements as the bucket, in the precision's type. Remainders are `u16` or `u8`, and 8-bit
+    /// states are `u8` with scales of f32, one per 256 elements. Other types do not compile:
     ///
     /// ```compile_fail,E0277
     /// instep::bucket_step::Lent::slice_mut(&mut [1i32]);
@@ -102,7 +103,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Whole(Run::of_mut(slice)), true)
     }
 
-    /// Lends a run that is only read: gradients.
+    /// Lends a run that is only read, such as gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slice_mut`](Self::slice_mut).
@@ -113,9 +114,9 @@ impl<'a> Lent<'a> {
     /// Lends one run per parameter, which a step may write.
     ///
     /// # Shapes
-    /// As many runs as the bucket has parameters, in the order in which the bucket lists them, each as long as its parameter;
-    /// scales: one per 256 elements, begun ones included. The list stays borrowed for as long as its slices, so it is made
-    /// anew for each step. Kinds may mix: parameters apart, and states in one run.
+    /// There is one run per parameter, in the order in which the bucket lists them, each as long as its parameter. A
+    /// run of scales has one per 256 elements, rounded up. The list stays borrowed as long as its slices, so make a new
+    /// list for each step. Parameters may lie apart while states are in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
@@ -127,7 +128,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
     }
 
-    /// Lends one run per parameter that is only read: gradients.
+    /// Lends one run per parameter, which is only read, such as gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut).
@@ -142,8 +143,8 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
     }
 
-    /// Lends one run per parameter that has a gradient in this call, which a step may write. A parameter of `None` is passed
-    /// over.
+    /// Lends one run, which a step may write, for each parameter that has a gradient in this call. A parameter with
+    /// `None` is skipped.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut). Only gradients may be `None`.
@@ -159,7 +160,8 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
     }
 
-    /// Lends one run per parameter that has a gradient in this call, which is only read. A parameter of `None` is passed over.
+    /// Lends one run, which is only read, for each parameter that has a gradient in this call. A parameter with `None`
+    /// is skipped.
     ///
     /// ```
     /// use instep::bucket_step::{Lent, StepTensors};
@@ -193,15 +195,15 @@ impl<'a> Lent<'a> {
     /// Names the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// Until each call that it is given to has run: the address, aligned to an element, is valid for the tensor's
-    /// elements, in the type that the step's precision says, in the memory of the step's device; what is read is
-    /// initialised; nothing else touches what the call touches, and no other tensor of the call overlaps it. Of two runs for
-    /// the whole bucket, the call refuses those that do.
+    /// The address must meet these conditions until each call that gets it has run. It is aligned to an element, and
+    /// valid for the tensor's elements, in the type of the step's precision and in the memory of the step's device.
+    /// Elements that are read are initialised. Nothing else touches the elements that the call touches, and no other
+    /// tensor of the call overlaps them. (If two runs that cover the whole bucket overlap, the call refuses them.)
     pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
 
-    /// Names the address of a run, and how many elements it has, which the call compares with the bucket's.
+    /// Names the address of a run and its number of elements, which the call compares with the bucket's.
     ///
     /// # Safety
     /// As for [`at`](Self::at).
@@ -209,11 +211,11 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
-    /// Names one address per parameter. On a GPU only parameters and gradients may lie apart; any other tensor is one run
-    /// with the bucket's offsets. A gradient that is null is none: its parameter is passed over.
+    /// Names one address per parameter. On a GPU only parameters and gradients may lie apart; any other tensor is one
+    /// run with the bucket's offsets. A null address means that the gradient is missing and its parameter is skipped.
     ///
     /// # Safety
-    /// As for [`at`](Self::at), for each address that is not null and the elements of its parameter.
+    /// Each address that is not null meets the contract of [`at`](Self::at) for the elements of its parameter.
     pub unsafe fn at_each(addresses: &'a [*mut c_void]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index`.
@@ -252,7 +254,7 @@ pub struct StepTensors<'a> {
     ema: Option<Lent<'a>>,
     states: [Option<Lent<'a>>; STATES],
     scales: [Option<Lent<'a>>; STATES],
-    /// More states or scales were given than any optimizer keeps.
+    /// Whether more states or scales were given than any optimizer keeps.
     has_more: bool,
 }
 
@@ -292,7 +294,8 @@ impl<'a> StepTensors<'a> {
         }
     }
 
-    /// Returns what was added to parameters and gradients. A state that no optimizer keeps stands for all beyond the last.
+    /// Returns which tensors were added besides parameters and gradients. All states beyond the most that an optimizer
+    /// keeps are returned as one state.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
@@ -300,15 +303,15 @@ impl<'a> StepTensors<'a> {
         all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
-    /// Parameters and summed gradients. What else a step needs depends on its optimizer and precision.
+    /// Starts with parameters and summed gradients. Optimizer and precision decide which other tensors a step needs.
     pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
         let (states, scales, has_more) = (none(), none(), false);
         StepTensors { params, grads, master: None, copy: None, ema: None, states, scales, has_more }
     }
 
-    /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first step
-    /// they are zeros. Codes of 8 bits are `u8`. A `None` among them is refused by the name of its state.
+    /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first
+    /// step they must be zeros. 8-bit codes are `u8`. For a `None` among them, the error names the missing state.
     pub fn states(
         mut self,
         states: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
@@ -329,8 +332,9 @@ impl<'a> StepTensors<'a> {
         self
     }
 
-    /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)), of f32, u16 or u8. Before the first
-    /// step, an f32 master holds its parameter's value, because a step reads the master alone. A remainder is zero.
+    /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)), in f32, u16 or u8. Before the
+    /// first step, an f32 master must hold its parameter's value, because a step reads the master alone. A remainder
+    /// must be zero.
     pub fn master(self, master: Lent<'a>) -> StepTensors<'a> {
         StepTensors { master: Some(master), ..self }
     }
@@ -340,14 +344,14 @@ impl<'a> StepTensors<'a> {
         StepTensors { copy: Some(copy), ..self }
     }
 
-    /// Adds the moving averages of the parameters, in f32. A parameter's first update overwrites its average; a resumed
-    /// training needs the old ones.
+    /// Adds the moving averages of the parameters, in f32. A parameter's first update overwrites its average. To resume
+    /// a training, restore the averages.
     pub fn ema(self, ema: Lent<'a>) -> StepTensors<'a> {
         StepTensors { ema: Some(ema), ..self }
     }
 }
 
-/// As many as an optimizer keeps at most, and whether there were more.
+/// Returns the first [`STATES`] tensors, and whether there were more.
 fn listed<'a>(
     tensors: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
 ) -> ([Option<Lent<'a>>; STATES], bool) {
@@ -357,15 +361,15 @@ fn listed<'a>(
 
 impl Scaling {
     /// Takes the loss scale, and the flag that forbids the step, from `torch.amp.GradScaler`'s tensors of one f32 each
-    /// (`_scale`, `found_inf`). The step reads them when it runs. A flag other than 0 leaves
-    /// parameters, states and step counts as they are; gradients are still zeroed, or averaged, if the step does that.
+    /// (`_scale`, `found_inf`). The step reads them when it runs. If the flag is not 0, parameters, states and step
+    /// counts stay as they are; gradients are still zeroed or averaged, if the step was built so.
     ///
-    /// `scale` replaces [`loss_scale`](Self::loss_scale). Where gradients are unscaled already, it is null. The step only
-    /// reads `found_inf`: your code sets it, equally on all ranks. Null stands for 0.
+    /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are unscaled already. The step
+    /// only reads `found_inf`: your code sets it, equally on all ranks. A null `found_inf` counts as 0.
     ///
     /// # Safety
-    /// Both addresses are null, or in the memory of the step's device and valid until each call that they are given to has
-    /// run; nothing writes them meanwhile. One that is not aligned is refused by those calls.
+    /// Each address is null, or lies in the memory of the step's device and is valid until each call that gets it has
+    /// run; nothing writes to it meanwhile. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

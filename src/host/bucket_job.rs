@@ -1,7 +1,7 @@
 //! One launch of a bucket on a CPU, as a job of the pool: arguments and tiles, built once.
 //!
-//! A stepper's job has the addresses of its own memory for good. The job of a bucket that is stepped alone gets
-//! addresses before each launch. Running a job allocates nothing.
+//! A stepper's job keeps the addresses of the stepper's memory. The job of a `BucketStep` gets addresses before each
+//! launch. Running a job allocates nothing.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -18,13 +18,13 @@ use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
 
-/// Chunks of a launch per thread: enough for one that comes late to find a fair part.
+/// Chunks of a launch per thread: enough that a thread that comes late still finds a fair part.
 const CHUNKS_PER_THREAD: usize = 4;
 
-/// Tiles of a chunk: enough to outweigh the cost of taking it, and few enough that all threads end together.
+/// Tiles of a chunk: enough to outweigh the cost of taking the chunk, and few enough that all threads end together.
 const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 
-/// How a launch is carried out; no bit depends on it but by the kernels.
+/// How a launch is carried out. Results have the same bits for any number of threads and any prefetch distance.
 #[derive(Clone, Copy)]
 pub(crate) struct Execution {
     pub(crate) kernels: Kernels,
@@ -32,13 +32,13 @@ pub(crate) struct Execution {
     pub(crate) threads: usize,
 }
 
-/// See the module.
+/// One launch of a bucket, as a job of the pool.
 pub(crate) struct BucketJob {
     kind: Kind,
     args: UnsafeCell<InstepStepArgs>,
-    /// Per segment, the addresses of its tensors; empty if the arguments hold them.
+    /// Per segment, the addresses of its tensors; empty if the arguments hold the addresses.
     bases: Arc<SegmentBases>,
-    /// Changes only with the arguments.
+    /// The table of tiles. It changes only together with the arguments.
     tiles: UnsafeCell<Vec<InstepTile>>,
     tile_count: usize,
     tiles_per_chunk: usize,
@@ -48,7 +48,8 @@ pub(crate) struct BucketJob {
     _memories: Arc<Memories>,
 }
 
-/// The addresses of a bucket's tensors, which all launches of the bucket share and its owner changes between launches.
+/// The addresses of a bucket's tensors. All launches of the bucket share them, and their owner changes them between
+/// launches.
 #[derive(Default)]
 pub(crate) struct SegmentBases(UnsafeCell<Vec<Bases>>);
 
@@ -68,15 +69,15 @@ impl SegmentBases {
     }
 }
 
-// SAFETY: the pointers lead into `_memories`, which is shareable, or to what the launch's caller lends it; chunks of one
-// launch touch different tiles, and control words that they share are atomics on the other side. Arguments change only
-// between launches.
+// SAFETY: the pointers lead into `_memories`, which is shareable, or to memory that the launch's caller lends; chunks
+// of one launch touch different tiles, and the kernels access control words that chunks share as atomics. Arguments
+// change only between launches.
 unsafe impl Send for BucketJob {}
 // SAFETY: chunks of one launch touch different tiles, and arguments change only between launches, as for `Send`.
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {
-    /// A job whose arguments hold all addresses.
+    /// Makes a job whose arguments hold all addresses.
     pub(crate) fn bound(
         kind: Kind,
         launch: Launch,
@@ -86,7 +87,8 @@ impl BucketJob {
         BucketJob::unbound(kind, launch, memories, execution, Arc::default())
     }
 
-    /// A job that takes its tensors' addresses from `bases`: one for all segments, or one per segment.
+    /// Makes a job that takes its tensors' addresses from `bases`, which has one entry for all segments or one per
+    /// segment.
     pub(crate) fn unbound(
         kind: Kind,
         launch: Launch,
@@ -111,16 +113,16 @@ impl BucketJob {
         }
     }
 
-    /// Sets the control block that decides about the launches that follow.
+    /// Sets the control block that later launches use.
     ///
     /// # Safety
-    /// As for [`SegmentBases::set`]; the block outlives those launches.
+    /// No launch of this job is running, and no other thread calls this. The block outlives the launches.
     pub(crate) unsafe fn set_control(&self, control: *mut InstepControl) {
         // SAFETY: nothing else refers to it now, by the contract.
         unsafe { (*self.args.get()).control = control }
     }
 
-    /// Follows the caller's tensors to other addresses.
+    /// Replaces the addresses of the caller's tensors.
     ///
     /// # Safety
     /// No launch of this job is running, and no other thread calls this.
@@ -160,9 +162,9 @@ impl Chunks for BucketJob {
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
         let last = (first + self.tiles_per_chunk).min(self.tile_count);
-        // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses, and
-        // `_memories` keeps that memory alive, or lent by the launch's caller. Chunks are disjoint runs of this job's own
-        // tiles, and nothing else touches the bucket, as for every op.
+        // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses.
+        // `_memories` keeps that memory alive, or the launch's caller lends it. Chunks are disjoint runs of this job's
+        // own tiles, and by the schedule no other op touches the bucket now.
         unsafe {
             let mut args = *self.args.get();
             match (*self.bases.0.get()).as_slice() {
@@ -184,19 +186,21 @@ impl Chunks for BucketJob {
     }
 }
 
-/// How far ahead of its loads a step prefetches, in each stream.
+/// How far ahead of its loads a step prefetches, in each array.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
-/// Memories that are shorter than this in sum are taken to lie in a cache, where a prefetch has nothing to fetch.
+/// Memories that take fewer bytes than this together are assumed to lie in a cache, where prefetches do not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// Size of each of the four arrays of the measurement. A last-level cache that holds all four is what is then measured.
+/// Size of each of the four arrays of the measurement. If the last-level cache holds all four, the measurement is of
+/// that cache.
 const BYTES: u64 = 16 << 20;
 
-/// Rounds of the measurement; the fastest counts, since a disturbance makes a round slower, never faster.
+/// Rounds of the measurement. The fastest counts, because disturbances only make a round slower.
 const ROUNDS: usize = 3;
 
-/// Returns how far ahead a step of `memory_bytes` prefetches; 0: not at all. `INSTEP_PREFETCH` comes first.
+/// Returns how many bytes ahead a step of `memory_bytes` prefetches; 0 means no prefetches. `INSTEP_PREFETCH` overrides
+/// the measurement.
 ///
 /// # Errors
 /// `Config` if the variable is neither `on` nor `off`.
@@ -216,17 +220,17 @@ pub(crate) fn ahead_bytes(kernels: Kernels, memory_bytes: u64) -> Result<u64> {
     }
 }
 
-/// Runs the memory traffic of a step with and without prefetches, and returns what was faster: by more than noise is, if
-/// it is the prefetches.
+/// Runs the memory traffic of a step with and without prefetches, and returns the faster distance. Prefetches must be
+/// more than 3 % faster, so that noise does not choose them.
 fn measure(kernels: Kernels) -> Result<u64> {
     let mut stagger = Stagger::default();
-    // One allocation: freeing several smaller ones would teach some allocators to keep as much for later.
+    // One allocation, because some allocators keep memory for reuse after several smaller ones were freed.
     let starts = [0, 1, 2, 3].map(|k| (k * (BYTES + PAGE) + stagger.next(BYTES)) as usize / size_of::<f32>());
     let mut arena = Arena::zeroed(4 * (BYTES + PAGE), 0)?;
     let length = BYTES as usize / size_of::<f32>();
     let mut arrays =
         arena.f32s().get_disjoint_mut(starts.map(|start| start..start + length)).unwrap_or_default();
-    // Pages that nobody wrote are one page of zeros.
+    // Pages are written first, because unwritten pages all map to one page of zeros.
     arrays.iter_mut().for_each(|array| array.fill(1.0));
     let mut fastest = [u128::MAX; 2];
     for _ in 0..ROUNDS {

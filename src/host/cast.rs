@@ -1,6 +1,6 @@
-//! Copies of values in another type, by the kernels' own conversions.
+//! Copies values to another type by the kernels' conversions.
 //!
-//! It changes no value beyond one rounding to the nearest, ties to even.
+//! A cast rounds each value once, to the nearest, ties to even.
 
 use std::sync::LazyLock;
 
@@ -9,15 +9,15 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use crate::dtype::{DType, Element};
 use crate::host::kernels::{Isa, Kernels};
 
-/// The best kernels of this machine, if they pass their self-test.
+/// The widest kernels that this machine runs, if they pass their self-test.
 static KERNELS: LazyLock<Option<Kernels>> = LazyLock::new(|| Kernels::load(Isa::best()).ok());
 
-/// Elements between two 16-bit types that are f32 at a time: few enough for the first-level cache.
+/// Elements that a cast between two 16-bit types converts through f32 at a time: few enough for the first-level cache.
 const RUN: usize = 1024;
 
-/// Copies values to a slice of another type, to the nearest of it, ties to even: inputs of a forward, or its outputs, as a
-/// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says. A NaN stays a NaN, maybe of other bits. On a GPU,
-/// [`CastKernel`](crate::cuda::CastKernel) does the same.
+/// Copies values to a slice of another type, rounded to the nearest, ties to even. It casts inputs and outputs of
+/// forward for a [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy). A NaN stays a NaN, but its other bits may
+/// change. On a GPU, [`CastKernel`](crate::cuda::CastKernel) does the same.
 ///
 /// ```
 /// use instep::{bf16, cast};

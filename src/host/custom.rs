@@ -1,7 +1,8 @@
-//! Code of the user's own instead of a kernel: one call per parameter, on the optim stream's thread.
+//! Runs a custom optimizer instead of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! `instruct` in control.h decides first what happens to each segment, because skipping, tails and freezing are known
-//! there. User code gets slices of the launch's own tiles only, so the checker has judged every byte that it touches.
+//! `instruct` in control.h first decides what happens to each segment, because it knows skips, tails and frozen
+//! parameters. User code gets slices of the launch's own tiles only, so the checker has judged every byte that it
+//! touches.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -16,7 +17,7 @@ use crate::layout::Plan;
 use crate::op::{Memory, Span};
 use crate::optim::{ParamStep, StepParam};
 
-/// The user's code in one launch of a bucket.
+/// The calls of user code in one launch of a bucket.
 pub(super) struct CustomStep {
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,
@@ -25,7 +26,7 @@ pub(super) struct CustomStep {
     memories: Arc<Memories>,
 }
 
-/// One call.
+/// One call: a parameter's tensors and the code that steps it.
 struct CustomParam {
     rule: Arc<dyn StepParam>,
     name: String,
@@ -64,7 +65,7 @@ impl CustomStep {
                 name: name.to_owned(),
                 record,
                 segment: record % segments,
-                // It has been allocated, so its length fits a usize.
+                // The segment has been allocated, so its length fits a usize.
                 len: plan.segments()[record % segments].len as usize,
                 param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
                 grad: args.grads.cast::<f32>().wrapping_add(tile.grad_offset as usize),
@@ -77,7 +78,7 @@ impl CustomStep {
         CustomStep { args, tiles, params, kernels, memories }
     }
 
-    /// Follows the caller's tensors to other addresses. What decides about a segment reads no tensor.
+    /// Replaces the addresses of the caller's tensors. The arguments of `instruct` stay, because it reads no tensor.
     ///
     /// # Safety
     /// The step is not running, and no other thread calls this.
@@ -93,13 +94,13 @@ impl CustomStep {
     /// Updates every parameter of the launch that is not skipped.
     pub(super) fn run(&self) -> Result<()> {
         debug_assert!(std::ptr::eq(self.args.tiles, self.tiles.as_ptr()));
-        // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; nothing else touches control
-        // memory now, as for every op.
+        // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; by the schedule, no other op
+        // touches control memory now.
         unsafe { self.kernels.custom(&self.args) };
         // SAFETY: `rebind` alone changes it, and not while the step runs.
         let params = unsafe { &*self.params.get() };
         for param in params {
-            // SAFETY: the record is of this launch, and nothing else touches control memory now, as for every op; every
+            // SAFETY: the record is of this launch, and by the schedule no other op touches control memory now; every
             // bit pattern is a value of each member.
             let scalars = unsafe { self.memories.read_record(param.record).scalars.custom };
             if scalars.action != INSTEP_ACTION_STEP {
@@ -108,7 +109,7 @@ impl CustomStep {
             let mut states: [&mut [f32]; INSTEP_MAX_STATES as usize] =
                 std::array::from_fn(|_| Default::default());
             // SAFETY: the segment lies in its memories by the launch's own checks; parameter, gradient and states are
-            // different memories, and nothing else touches this bucket while its step runs.
+            // different memories, and by the schedule no other op touches this bucket while its step runs.
             let (values, grad) = unsafe {
                 for (slice, state) in states.iter_mut().zip(&param.states[..param.state_count]) {
                     *slice = std::slice::from_raw_parts_mut(*state, param.len);

@@ -1,7 +1,7 @@
 //! The compiled CPU kernels: which instruction sets this machine runs, and the calls into the kernels.
 //!
 //! These are the only foreign calls of the host device. Every build passes a self-test of the numerics contract before
-//! its first use. A requested instruction set is used or refused, and never silently replaced.
+//! its first use. A requested instruction set is used or refused, never silently replaced.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -52,7 +52,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512cd")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
-                    // -march=x86-64-v4 includes v3, so the compiler may use these as well.
+                    // -march=x86-64-v4 includes v3, so the compiler may use v3's instructions too.
                     && is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("bmi1")
                     && is_x86_feature_detected!("bmi2")
@@ -76,7 +76,7 @@ impl Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
     }
 
-    /// Returns `INSTEP_ISA` if it is set, or the widest.
+    /// Returns the instruction set of `INSTEP_ISA`, or if that is unset the widest that this machine can run.
     ///
     /// # Errors
     /// `Config` if the variable names no instruction set.
@@ -173,17 +173,17 @@ impl Kernels {
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
-    /// Adds the sum of squares of a run of tiles.
+    /// Adds the squares of a run of tiles to the norm.
     ///
     /// # Safety
-    /// Every pointer in `args` is valid, `first_tile..last_tile` lies in its table, nothing writes the gradients or
-    /// the segments meanwhile; other runs may add to the same control block.
+    /// Every pointer in `args` is valid, `first_tile..last_tile` lies in its table, and nothing writes the gradients or
+    /// the segments during the call. Other runs may add to the same control block.
     pub(crate) unsafe fn norm(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.norm.unwrap_unchecked()(args, first_tile, last_tile) }
     }
 
-    /// Steps a run of tiles, and prefetches so far ahead; 0: not at all.
+    /// Steps a run of tiles, and prefetches `ahead_bytes` ahead; 0 means no prefetches.
     ///
     /// # Safety
     /// As for `norm`, and nothing else touches the parameters and states of these tiles.
@@ -198,7 +198,7 @@ impl Kernels {
         unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile, ahead_bytes) }
     }
 
-    /// Decides, for code of the user's own, what to do with each segment that these tiles open.
+    /// Decides, for a custom optimizer, what to do with each segment that starts in these tiles.
     ///
     /// # Safety
     /// As for `norm`, with the whole table of tiles.
@@ -217,8 +217,8 @@ impl Kernels {
         unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
     }
 
-    /// Writes the sum of elements `first..last` of every rank's buffer to `to`, which may be the place of these elements
-    /// in one of them; if it is null, into every buffer.
+    /// Writes the sum of elements `first..last` of every rank's buffer to `to`, which may be where these elements lie
+    /// in one of the buffers. If `to` is null, the sum goes into every buffer.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches `to`.
@@ -230,45 +230,45 @@ impl Kernels {
         }
     }
 
-    /// Writes each element times `factor` as `dtype`, one of 16 bits.
+    /// Writes each element times `factor` as `dtype`, a 16-bit type.
     ///
     /// # Panics
     /// If the lengths differ.
     pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
+        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
-    /// Writes each element of `dtype`, one of 16 bits, times `factor` as f32.
+    /// Writes each element of `dtype`, a 16-bit type, times `factor` as f32.
     ///
     /// # Panics
     /// If the lengths differ.
     pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
         let (format, count) = (dtype_code(dtype), from.len() as u64);
-        // SAFETY: the entry exists in every build; the slices are as long, and nothing else touches what is written.
+        // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
     /// Converts stored values to f32.
     ///
     /// # Panics
-    /// If the values are fewer than `to` has room for.
+    /// If there are fewer values than `to` has elements.
     pub(crate) fn decode(&self, from: &mut StoredValues<'_>, to: &mut [f32]) {
         let stored = from.argument(to.len());
-        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
         unsafe { self.table.decode.unwrap_unchecked()(&stored, to.as_mut_ptr()) }
     }
 
     /// Stores f32 values, rounded to nearest.
     ///
     /// # Panics
-    /// If there is room for fewer values than `from` has.
+    /// If `to` has room for fewer values than `from` has.
     pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
         let stored = to.argument(from.len());
-        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
+        // SAFETY: `argument` has checked the number of values; nothing else reaches either slice.
         unsafe { self.table.encode.unwrap_unchecked()(from.as_ptr(), &stored) }
     }
 
@@ -288,10 +288,11 @@ impl Kernels {
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
     }
 
-    /// Moves the bytes of a step with little computation: reads `arrays[0]` and updates the others in place.
+    /// Moves the bytes of a step almost without computation: reads `arrays[0]` and updates the others in place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays, as for `sum` otherwise.
+    /// There are 2 to 5 arrays. Each is valid up to `last`, they do not overlap, and nothing else touches this range of
+    /// any of them.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],
@@ -306,7 +307,7 @@ impl Kernels {
 }
 
 impl Kernels {
-    /// Moves the bytes of a step with two states over these arrays, the first of which is only read. Values stay.
+    /// Moves the bytes of a step with two states over these arrays. It only reads the first, and changes no value.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
         let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());
@@ -348,7 +349,8 @@ mod tests {
         }
     }
 
-    /// The kernels run on other threads, so only a direct call shows how an entry leaves the IEEE environment.
+    /// Elsewhere kernels run on other threads, so only a direct call shows whether an entry restores the IEEE
+    /// environment.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn an_entry_computes_in_the_ieee_environment_and_restores_the_callers() {
@@ -364,7 +366,8 @@ mod tests {
                 asm!("stmxcsr [{}]", in(reg) &mut saved);
                 asm!("ldmxcsr [{}]", in(reg) &FLUSH_AND_ZERO);
                 kernels.sum(&[one.as_mut_ptr().cast(), two.as_mut_ptr().cast()], DType::F32, 0, 64);
-                // Three units of the last place are 2^-131 as a bf16 of 2^-133 each, once they are scaled by 2^18.
+                // The values are scaled by 2^18, so three units of 2^-149 become three units of 2^-131, which is 12
+                // units of a bf16 subnormal (2^-133).
                 kernels.narrow(&one, &mut halves, DType::BF16, 262_144.0);
                 kernels.widen(&halves, &mut wide, DType::BF16, 0.5);
                 asm!("stmxcsr [{}]", in(reg) &mut after);

@@ -1,7 +1,7 @@
-//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or the caller's own tensors instead.
+//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or instead the caller's tensors.
 //!
-//! This file hands out raw pointers within checked bounds, and never a reference. The schedule and the borrow rules of
-//! the views decide who may touch which bytes at what time.
+//! This file hands out raw pointers within checked bounds, never references. The schedule and the borrow rules of the
+//! views decide who may touch which bytes when.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
@@ -30,10 +30,11 @@ use crate::sync::Mutex;
 /// The alignment that allocators give by default.
 const ALLOCATOR_ALIGNMENT: usize = 16;
 
-/// What the starts of arenas are counted from, if they are short.
+/// The page size that short arenas are aligned to, before their offset.
 const SMALL_PAGE: usize = 4096;
 
-/// A huge page of x86-64 and aarch64. A step walks whole arenas, and would miss the TLB at every small page.
+/// The size of a huge page on x86-64 and aarch64. A step walks whole arenas, so with small pages it would miss the TLB
+/// at each.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// One allocation with an aligned run of zeros inside.
@@ -50,7 +51,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Zeros that start `offset` bytes after a boundary of the allocation.
+    /// Allocates zeros that start `offset` bytes after a page boundary.
     pub(crate) fn zeroed(bytes: u64, offset: u64) -> Result<Arena> {
         let too_large = || {
             Error::layout(
@@ -61,8 +62,8 @@ impl Arena {
         };
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { SMALL_PAGE };
-        // Aligned by hand. For a larger alignment an allocator would write the zeros itself, and so touch every page
-        // before the advice.
+        // Aligned by hand, because an allocator that is asked for a large alignment writes the zeros itself. It would
+        // touch every page before the advice.
         let offset = offset as usize;
         let whole = size.checked_add(alignment + offset).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
@@ -72,7 +73,8 @@ impl Arena {
             Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
         })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
-        // SAFETY: less than `alignment` further, which the allocation is longer than arena and `offset` together.
+        // SAFETY: `skipped` is less than `alignment`, and the allocation is longer than arena and `offset` by
+        // `alignment`.
         let page = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
             advise_huge_pages(page, size);
@@ -83,12 +85,12 @@ impl Arena {
 }
 
 impl Arena {
-    /// Its first byte and its length.
+    /// Returns the address and the length of the arena.
     pub(crate) fn run(&self) -> (NonNull<u8>, u64) {
         (self.base, self.bytes)
     }
 
-    /// Its bytes as f32. Offsets from a boundary are multiples of what a vector needs.
+    /// Returns the bytes as f32. Offsets from a page boundary are multiples of a vector's alignment.
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
         // SAFETY: allocated, initialised to zeros or written since as f32, aligned, and this borrow's alone.
@@ -102,11 +104,11 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. Where a page beside
-/// the run is in use, the kernel may make a huge page of both later: at most one at each end.
+/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. If a page beside
+/// the run is in use, the operating system may later merge both into a huge page, at most one at each end.
 ///
 /// # Safety
-/// The run lies in one allocation of this process, and its contents are no longer needed.
+/// The run lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it now.
 unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -129,7 +131,7 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     Err(Error::unsupported("released memory", wrong, remedy))
 }
 
-/// Asks for huge pages. This is advice: without them, small pages work too.
+/// Asks for huge pages. This is only advice: small pages work too.
 fn advise_huge_pages(base: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -150,14 +152,14 @@ impl Drop for Arena {
 
 /// All memories of one stepper.
 pub(crate) struct Memories {
-    /// Changes only in [`rebind`](Self::rebind).
+    /// The addresses, which change only in [`rebind`](Self::rebind).
     regions: UnsafeCell<Regions>,
-    /// The arenas, kept alive; borrowed memory is the caller's.
+    /// Keeps the stepper's own arenas alive.
     _arenas: Vec<Arena>,
-    /// What the communicator allocated.
+    /// Keeps the memory that the communicator allocated alive.
     _lent: Vec<Allocation>,
     are_borrowed: bool,
-    /// The status of the last published pass. It is locked only for a copy, so nobody waits for an op.
+    /// The status of the last published pass. It is locked only for a copy, so a reader never waits for an op.
     published: Mutex<Option<InstepStatus>>,
 }
 
@@ -165,7 +167,7 @@ pub(crate) struct Memories {
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates zeroed arenas for a plan, except for borrowed memory and what `comm` allocates.
+    /// Allocates zeroed memory for a plan, except for borrowed tensors: arenas, or memory of `comm` if it allocates.
     pub(crate) fn new(
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
@@ -189,7 +191,7 @@ impl Memories {
         let mut lent = Vec::new();
         let mut lent_or_owned = |memory: Memory, purpose: Purpose| {
             let bytes = Span::whole(memory, plan).bytes();
-            // Pages of a communicator's own may not come and go.
+            // The pages of a communicator's memory must stay, so memory that is released is never the communicator's.
             let comm = comm.filter(|_| bytes > 0 && !are_released.contains(&(memory, true)));
             let made = comm.map_or(Ok(None), |comm| comm.allocate(purpose, Place::Host, bytes))?;
             let Some(allocation) = made else { return owned(bytes) };
@@ -200,7 +202,7 @@ impl Memories {
                     "return None",
                 )
             })?;
-            // SAFETY: the communicator has just made it, that long, for this stepper alone.
+            // SAFETY: the communicator has just allocated `bytes` bytes there, for this stepper alone.
             unsafe { base.write_bytes(0, bytes as usize) };
             lent.push(allocation);
             Ok(Region::whole(base, bytes))
@@ -215,9 +217,9 @@ impl Memories {
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, |_, bytes| owned(bytes))?;
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
-            // Refused here, on untouched memory, and not after the first step.
+            // A machine that cannot release memory is refused here, and not after the first step.
             let whole = Span::whole(memory, plan);
-            // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
+            // SAFETY: these are the bytes of an arena that nothing has used yet; the builder refuses borrowed memory.
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }
         let published = Mutex::new(None);
@@ -230,7 +232,7 @@ impl Memories {
         })
     }
 
-    /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
+    /// Allocates control memory and settings alone, for launches that bring their tensors' addresses.
     pub(crate) fn without_tensors(counts: Counts) -> Result<Memories> {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(counts, |_, bytes| {
@@ -243,28 +245,28 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Returns memories that another owner allocates and frees. It covers only those that ops of the host touch.
+    /// Makes memories that another owner allocates and frees: only those that ops of the host touch.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
     }
 
-    /// The addresses of all memories.
+    /// Returns the addresses of all memories.
     pub(crate) fn regions(&self) -> &Regions {
         // SAFETY: nothing changes it while the reference lives, by the contract of `rebind`.
         unsafe { &*self.regions.get() }
     }
 
-    /// Takes the caller's tensors at other addresses.
+    /// Replaces the addresses of the caller's tensors.
     ///
     /// # Safety
-    /// No op is running or still to run, and nothing else uses this memory during the call.
+    /// No op is running or queued, and nothing else uses this memory during the call.
     pub(crate) unsafe fn rebind(&self, pieces: BorrowedPieces) {
         // SAFETY: nothing else refers to it now, by the contract.
         unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
-    /// Returns whether some memory is the caller's.
+    /// Returns whether parameters and gradients are the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
         self.are_borrowed
     }
@@ -335,7 +337,7 @@ impl Memories {
         unsafe { self.regions().control().write(control) }
     }
 
-    /// Makes the open pass leave a segment alone. The next Begin sets its action anew.
+    /// Makes the open pass leave a segment unchanged. The next Begin sets its action again.
     ///
     /// # Safety
     /// No other op that touches control memory is running.
@@ -349,7 +351,7 @@ impl Memories {
     /// Replaces the settings.
     ///
     /// # Safety
-    /// No Begin is running, and none that has been submitted is still to run.
+    /// No Begin is running or queued.
     pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
         let words = settings.words();
         assert_eq!(size_of_val(words), self.regions().counts().settings_bytes());
@@ -371,7 +373,7 @@ impl Memories {
     /// # Safety
     /// As for [`read_control`](Self::read_control).
     pub(crate) unsafe fn publish(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that no op writes control memory now.
         let status = status_of(&unsafe { self.read_control() });
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
@@ -396,10 +398,10 @@ impl Memories {
         unsafe { self.regions().records().add(record).read() }
     }
 
-    /// Says how far a record has come.
+    /// Sets the progress of a record.
     ///
     /// # Safety
-    /// No op that touches control memory is running, and none that has been submitted is still to run.
+    /// No op that touches control memory is running or queued.
     pub(crate) unsafe fn write_progress(&self, record: usize, progress: Progress) {
         assert!(record < self.regions().counts().records);
         // SAFETY: within bounds by the assertion, aligned, initialised, and touched by no thread now, by the contract.
@@ -407,7 +409,7 @@ impl Memories {
     }
 }
 
-/// Stored elements, in memory that is aligned for any of them.
+/// Stored elements of any format, in memory that is aligned for u32.
 pub(crate) struct StoredValues<'a> {
     pub(crate) values: &'a mut [u32],
     /// The remainders of parameters, or the scales of 8-bit states.
@@ -421,10 +423,10 @@ pub(crate) struct StoredValues<'a> {
 }
 
 impl StoredValues<'_> {
-    /// Returns the kernels' argument for so many elements.
+    /// Returns the kernels' argument for `count` elements.
     ///
     /// # Panics
-    /// If there are fewer, or the format is unknown.
+    /// If there are fewer elements, or the format is unknown.
     pub(super) fn argument(&mut self, count: usize) -> InstepStored {
         let bytes = match self.format {
             INSTEP_DTYPE_F32 => 4 * count,

@@ -1,7 +1,7 @@
 //! The CPU device: streams as threads, SIMD kernels on a shared pool, ranks in one process.
 //!
 //! Laptops, CPU-offloaded steps and every test run on it. It executes ops and knows no modes: `schedule` decides what
-//! may overlap, and `hazard` proves it.
+//! may overlap, and `hazard` proves that this is safe.
 #![allow(unsafe_code)]
 
 pub(crate) mod bucket_job;
@@ -40,7 +40,7 @@ use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
-/// Zero of measured times. The process has one, so that one picture can show all its ranks.
+/// The zero of measured times. The process has only one, so that one picture can show all its ranks.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.
@@ -53,7 +53,7 @@ pub struct HostDevice {
 
 impl HostDevice {
     /// # Errors
-    /// As [`Runner::new`].
+    /// `Config` if `INSTEP_PREFETCH` is neither `on` nor `off`.
     pub(crate) fn new(parts: Parts, timed: bool, is_inline: bool) -> Result<Self> {
         let (memories, isa) = (Arc::clone(&parts.memories), parts.kernels.isa());
         let streams = Streams::new(Runner::new(parts)?, *ORIGIN, timed, is_inline);
@@ -76,7 +76,7 @@ impl Executor for HostDevice {
     }
 
     fn agree(&self, _: u64) -> Result<()> {
-        // Every call on the host carries it.
+        // On the host, ranks compare this number in every collective.
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl Executor for HostDevice {
     }
 
     fn write_settings(&mut self, settings: &Settings, _: Claimed) {
-        // SAFETY: by `Claimed`, here and below.
+        // SAFETY: by `Claimed`, no op that touches this memory runs.
         unsafe { self.memories.write_settings(settings) }
     }
 
@@ -147,7 +147,7 @@ impl Executor for HostDevice {
     ) -> Result<Self> {
         let parts = self.streams.executor().parts_for(plan, assignment, borrowed, words)?;
         let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
-        // SAFETY: by `Claimed` for ours; nothing has been submitted to the other.
+        // SAFETY: by `Claimed`, no op touches our memory; nothing has been submitted to the new device.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));
         }
@@ -167,7 +167,8 @@ impl Executor for HostDevice {
 impl Device for HostDevice {
     fn submit(&mut self, ops: &[Op], sum: Option<AwaitedSum>) {
         if !self.started {
-            // Threads start here and not earlier, because a process that forks before its first pass would lose them.
+            // Threads start at the first submission, because a process that forks before its first pass would lose
+            // earlier ones.
             self.started = true;
             self.streams.start();
         }

@@ -1,9 +1,9 @@
 //! Ranks inside one process: threads that sum each other's buffers in memory.
 //!
-//! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all of them, so the
+//! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers, so the
 //! bits depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a thread
-//! per rank, and reports the first failure instead of its echoes on other ranks. A split is ncclCommSplit, with one
-//! colour or several.
+//! per rank, and reports the first failure, not the errors that follow from it on other ranks. A split is like
+//! ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::pool::Pool;
 
-/// Each rank has three threads, so more ranks would exhaust the machine.
+/// The most ranks of a process. Each rank has three threads, so more ranks would exhaust the machine.
 const MAX_RANKS: u32 = 1024;
 
 struct Group {
@@ -31,20 +31,20 @@ struct Group {
 /// One rank's end of an in-process group.
 pub struct InProcess {
     seat: Seat,
-    /// The ranks of this communicator, by their numbers among all.
+    /// The ranks of this communicator, by their numbers in the whole group.
     ranks: Arc<[u32]>,
     group: Arc<Group>,
     scratch: Mutex<Scratch>,
 }
 
-/// Reused between calls, so that a collective allocates nothing.
+/// Lists that are reused between calls, so that a collective allocates nothing.
 #[derive(Default)]
 struct Scratch {
     calls: Vec<Arrived>,
     buffers: Vec<*mut u8>,
 }
 
-// SAFETY: the pointers are leftovers of the last call; each call fills both lists anew before it reads them.
+// SAFETY: the pointers are leftovers of the last call; each call fills both lists before it reads them.
 unsafe impl Send for Scratch {}
 
 /// Runs `body` once per rank, each on its own thread, and returns the results by rank.
@@ -99,7 +99,7 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
             group.rendezvous.fail(rank, &Error::Rank { rank, message: message.clone() });
             Err(Error::Rank { rank, message })
         };
-        // The group must know of a rank that could not start before it waits for the others.
+        // The group must learn that a rank could not start before this waits for the others.
         let threads: Vec<_> = threads
             .into_iter()
             .map(|(rank, thread)| (rank, thread.map_err(|error| refused(rank, error.to_string()))))
@@ -119,7 +119,7 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
             Err(error) => errors.push((Some(rank) != culprit, error)),
         }
     }
-    // The culprit's first, then the lowest rank's.
+    // The error of the rank at fault comes first, then the lowest rank's.
     errors.sort_by_key(|(echo, _)| *echo);
     match errors.into_iter().next() {
         Some((_, error)) => Err(error),
@@ -128,24 +128,24 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
 }
 
 impl InProcess {
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     pub fn rank(&self) -> u32 {
         self.seat.place
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> u32 {
         self.ranks.len() as u32
     }
 
-    /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one. A
-    /// rank's n-th split belongs to every other rank's n-th, whichever communicators they come from.
+    /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one.
+    /// The n-th splits of all ranks belong together, whichever communicators they come from.
     ///
     /// # Ordering
     /// Calls on different splits may come in any order, which may differ from rank to rank. A trainer that waits for
     /// one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun, both end
     /// with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it. So begin
-    /// the first passes in the same order on every rank; later orders may differ by one pass.
+    /// the steppers' first passes in the same order on every rank; later orders may differ by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
@@ -190,8 +190,9 @@ impl InProcess {
     }
 }
 
-/// Replaces whole numbers of every rank's buffer by their sum, the largest or the smallest, as the kind says. `part` gives the
-/// first and last of so many numbers. Numbers are read and written as bytes, since buffers may lie anywhere.
+/// Replaces whole numbers in every rank's buffer by their sum, maximum or minimum, as `kind` says. `part` takes the
+/// count of numbers, and returns the range that this call combines. Numbers are accessed as bytes, because buffers may
+/// be unaligned.
 ///
 /// # Safety
 /// Every buffer is valid for `bytes`, they do not overlap, and nothing else touches this part of any of them.
@@ -203,7 +204,7 @@ pub(crate) unsafe fn combine(
 ) {
     let smaller = kind == CollectiveKind::Min32;
     let choose = |a: u32, b: u32| if smaller { a.min(b) } else { a.max(b) };
-    // SAFETY: by the contract, here and below.
+    // SAFETY: `combine` has the contract of `combine_numbers`.
     unsafe {
         match kind {
             CollectiveKind::Sum64 => combine_numbers(ranks, part(bytes / 8), |a, b| {
@@ -217,7 +218,8 @@ pub(crate) unsafe fn combine(
 }
 
 /// # Safety
-/// As for [`combine`].
+/// Every buffer is valid for the numbers of `part`, buffers do not overlap, and nothing else touches this part of any
+/// of them.
 unsafe fn combine_numbers<const BYTES: usize>(
     ranks: &[*mut u8],
     (first, last): (u64, u64),
@@ -234,7 +236,7 @@ unsafe fn combine_numbers<const BYTES: usize>(
     }
 }
 
-/// The part of so many elements that a rank sums for all.
+/// Returns the first and last of `elements` that a rank sums for all ranks.
 fn part_of(elements: u64, rank: usize, ranks: u64) -> (u64, u64) {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
     ((rank * part).min(elements), ((rank + 1) * part).min(elements))
@@ -257,13 +259,13 @@ impl Collective for InProcess {
         true
     }
 
-    /// A [split](Self::split).
+    /// Makes a [split](Self::split).
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         Ok(Arc::new(self.split()))
     }
 
-    /// A split for some of the ranks. Ranks that make other groups at the same point, of which one is in two, end with a
-    /// `Mismatch`.
+    /// Makes a split of some of the ranks. If ranks make different groups at the same point, and a rank is in two of
+    /// them, they end with a `Mismatch`.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let own = place_in(ranks, self.seat.place, self.world_size())?;
         let ranks = ranks.iter().map(|rank| self.ranks[*rank as usize]).collect();
@@ -275,14 +277,14 @@ impl Collective for InProcess {
         call.require_host(self.world_size())?;
         let is_whole = !matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
         if is_whole {
-            // Ranks meet over the destination.
+            // The call copies its source to the destination, and ranks combine their destinations.
             call.in_place()?;
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { calls, buffers } = &mut *scratch;
         self.group.rendezvous.meet(&self.seat, call, calls)?;
         let dst = call.dst();
-        // From here to `part` nothing may return early, because ranks work inside each other's buffers.
+        // From here to `part` nothing may return early, because ranks access each other's buffers.
         buffers.clear();
         buffers.extend(calls.iter().map(|(_, call)| call.dst));
         match call.kind {
@@ -312,7 +314,8 @@ impl Collective for InProcess {
                 let part = call.src_bytes() as usize;
                 for (rank, (_, theirs)) in calls.iter().enumerate() {
                     let place = dst.wrapping_add(rank * part);
-                    // Our own source may be its place, and peers read it now: not even the same bytes are written there.
+                    // Our own source may already lie there. Peers read it now, so not even the same bytes may be
+                    // written.
                     if !std::ptr::eq(theirs.src, place) {
                         // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Sources are
                         // only read, and each rank writes its own destination outside its source.
@@ -355,8 +358,8 @@ impl std::fmt::Debug for InProcess {
     }
 }
 
-/// One rank: training in a single process. Buckets launch as soon as they are complete, in any order. A framework of
-/// several ranks that sums gradients itself builds with [`Sums::by_caller`](crate::Sums::by_caller).
+/// A group of one rank, for training in a single process. Buckets launch as soon as they are complete, in any order. If
+/// a framework with several ranks makes the all-reduce itself, build with [`Sums::by_caller`](crate::Sums::by_caller).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Solo(());
 
@@ -387,7 +390,7 @@ impl Collective for Solo {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        // On a GPU, where the call has a stream, steppers sum in place.
+        // On a GPU, where the call has a stream, steppers reduce in place.
         if call.stream().is_none() {
             call.in_place()?;
         }

@@ -1,8 +1,8 @@
-//! The rendezvous of in-process ranks: all arrive, work and depart.
+//! The rendezvous of in-process ranks: all ranks arrive, work on each other's buffers, and depart.
 //!
 //! **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock and gets an
-//! error. **Departure may not be interrupted**: until then, peers work inside each other's memory, and a rank that
-//! returned early could free it. That time is finite. Splits meet independently and fail together, so one lock holds
+//! error. **Departure may not be interrupted**: until all depart, peers access each other's memory, and a rank that
+//! returned early could free it. That work always ends. Splits meet independently and fail together, so one lock covers
 //! them all. The rendezvous never touches the buffers itself.
 
 use std::sync::{Arc, PoisonError};
@@ -19,52 +19,52 @@ pub(crate) struct Rendezvous {
 }
 
 struct State {
-    /// In the order in which a rank first sat down there.
+    /// In the order in which they got their first seat.
     splits: Vec<Split>,
     members: Vec<Member>,
-    /// The first failure: the rank at fault and what it was.
+    /// The first failure: the rank at fault and its error.
     failure: Option<(u32, Error)>,
 }
 
-/// One rank, over all splits.
+/// How many seats one rank has taken and left, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
-    /// Number of seats it has taken; the next one is in a split of that number.
+    /// Number of seats that the rank has taken. Its next seat is in a split with this number.
     taken: usize,
-    /// Number of seats it has left.
+    /// Number of seats that the rank has left.
     left: usize,
 }
 
 /// A rank's entry in a meeting: its call, without the claim on the buffers.
 pub(crate) type Arrived = (CallKey, Addresses);
 
-/// One sequence of meetings. What it keeps of each rank is in the order of `ranks`.
+/// One sequence of meetings of some ranks. Its lists are in the order of `ranks`.
 struct Split {
-    /// Which seat of each of its ranks is here. Groups that ranks make at the same point have the same number.
+    /// The split has each rank's seat of this number. Groups that ranks make at the same point have the same number.
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
-    /// What each rank says in its latest call where ranks differ.
+    /// For each rank, the text for the error of ranks that differ, from its latest call.
     words: Vec<Option<Arc<Words>>>,
     arrived: usize,
     departed: usize,
-    /// Meetings that all ranks have arrived at.
+    /// Number of meetings that all ranks have arrived at.
     met: u64,
-    /// Meetings that all ranks have departed from.
+    /// Number of meetings that all ranks have departed from.
     parted: u64,
-    /// Ranks that have left their seat here.
+    /// For each rank, whether it has left its seat here.
     empty: Vec<bool>,
     changed: Arc<Condvar>,
 }
 
 /// One rank's place in one split.
 pub(crate) struct Seat {
-    /// Its number among all ranks.
+    /// The rank's number among all ranks.
     pub(crate) member: u32,
-    /// Its place among the ranks of the split.
+    /// The rank's place among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable. It is here too, so that nobody needs the lock to reach it.
+    /// The split's condition variable. It is also here, so that reaching it needs no lock.
     changed: Arc<Condvar>,
 }
 
@@ -74,8 +74,8 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// Returns a seat for the rank at `place` of `ranks`, in the first split of these ranks where it has none. If others have
-    /// sat down with other ranks at that point, the group ends.
+    /// Returns a seat for the rank at `place` of `ranks`, in the first split of these ranks in which it has none. If
+    /// another rank has made a different group at that point, the whole group ends.
     pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
         let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];
@@ -105,7 +105,7 @@ impl Rendezvous {
         state.compare(seat, call)?;
         let meeting = state.splits[seat.split].arrive(seat.place, call);
         let since = Instant::now();
-        // Once all have met, a failure no longer matters, because the others already work.
+        // Once all have met, a failure no longer matters, because the other ranks already work.
         while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
             let refusal = state.refuse(seat).and_then(|()| match call.deadline().checked_sub(waited) {
@@ -141,17 +141,17 @@ impl Rendezvous {
         self.lock().refuse(seat)
     }
 
-    /// Ends the group because of `rank`, unless it has ended already.
+    /// Ends the group with an error of `rank`, unless it has ended already.
     pub(crate) fn fail(&self, rank: u32, error: &Error) {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Says that no more calls will come from `seat`.
+    /// Gives up a seat: no more calls will come from it.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
         state.splits[seat.split].empty[seat.place as usize] = true;
-        // If that was the rank's last seat, it is missing in splits that it never joined, too.
+        // If that was the rank's last seat, other ranks may wait for it in splits that it never joined, too.
         state.wake_all();
     }
 
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Compares the call with one that has arrived; all others agree with that one.
+    /// Compares the call with one that has arrived. All calls that have arrived agree.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
         let Split { calls, words, ranks, .. } = &self.splits[seat.split];
         let arrived = (0..).zip(calls).find_map(|(place, arrived)| Some((place, arrived.as_ref()?.0)));

@@ -1,4 +1,4 @@
-//! Runs each op on a CPU: pointers from its accesses, tiles from the plan, a call into the kernels.
+//! Runs each op on a CPU by a call into the kernels. Pointers come from the op's accesses, tiles from the plan.
 //!
 //! Launches are built once, and running an op allocates nothing. Every address comes from `Op::accesses`, so the
 //! checker has judged every byte that is touched.
@@ -25,7 +25,7 @@ use crate::layout::Plan;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Words};
 use crate::pool::{Job, Pool};
 
-/// Returns once the caller's sum of a bucket is there.
+/// Returns once the caller's sum of a bucket is complete.
 pub(crate) type AwaitedSum = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Runs ops on one rank's memories.
@@ -38,11 +38,11 @@ pub(crate) struct Runner {
     comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
-    /// Per bucket, where its step stops for norms of whole parameters.
+    /// Per bucket, where its step stops to add up norms of full parameters over ranks.
     stops: Vec<Vec<NormStop>>,
-    /// Per bucket, whether its parameters are this rank's part after a step, and the others' before it.
+    /// Per bucket, whether this rank's shard of the parameters is stepped while the other shards are not gathered yet.
     partly_gathered: Vec<AtomicBool>,
-    /// The caller's sums that ops are to wait for, in their order: all of them are on one stream.
+    /// The caller's sums for which ops must wait, in the ops' order. All these ops are on one stream.
     awaited: Mutex<VecDeque<AwaitedSum>>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Parts {
 
 impl Runner {
     /// # Errors
-    /// `Config` if the environment says about prefetches what is no choice.
+    /// `Config` if `INSTEP_PREFETCH` is neither `on` nor `off`.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
         let Parts { plan, memories, constants, assignment, kernels, pool, comms } = parts;
         let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
@@ -101,15 +101,15 @@ impl Runner {
         })
     }
 
-    /// Follows the caller's tensors to other addresses.
+    /// Replaces the addresses of the caller's tensors.
     ///
     /// # Safety
-    /// No op is running or still to run.
+    /// No op is running or queued.
     pub(crate) unsafe fn rebind(&self, pieces: BorrowedPieces) {
-        // SAFETY: the caller's promise, here and below: nothing reads addresses now.
+        // SAFETY: the caller's promise: no op runs or is queued, so nothing reads addresses now.
         unsafe { self.memories.rebind(pieces) };
         for work in self.norms.iter().chain(&self.steps).flatten() {
-            // SAFETY: the caller's promise: no op runs or is still to run, so nothing reads addresses now.
+            // SAFETY: the caller's promise: no op runs or is queued, so nothing reads addresses now.
             unsafe {
                 match work {
                     Work::Kernel { work, .. } => work.rebind(&self.plan, self.memories.regions()),
@@ -119,7 +119,7 @@ impl Runner {
         }
     }
 
-    /// Returns the same parts on new memory for another plan, but for what is borrowed.
+    /// Returns the parts of a runner for another plan, with new memory except for borrowed tensors.
     pub(crate) fn parts_for(
         &self,
         plan: &Arc<Plan>,
@@ -143,8 +143,8 @@ impl Runner {
         })
     }
 
-    /// Returns the rank, which was read when the executor was built. A later question could run a user's code where
-    /// nothing catches a panic.
+    /// Returns the rank. Streams ask for it once, when they are made, because the collective may be user code, and
+    /// nothing catches a panic of it later.
     pub(crate) fn rank(&self) -> u32 {
         self.comms.world.rank()
     }
@@ -153,17 +153,18 @@ impl Runner {
         &self.plan
     }
 
-    /// Returns whether a bucket was stepped, and what the other ranks stepped of it has not come. No op may be running.
+    /// Returns whether a bucket was stepped, and the other ranks' shards of it were not gathered yet. No op may be
+    /// running.
     pub(crate) fn is_partly_gathered(&self, bucket: u32) -> bool {
         self.partly_gathered[bucket as usize].load(Ordering::Relaxed)
     }
 
-    /// Takes what the next op waits for that waits for a sum of the caller's.
+    /// Queues the caller's sum for which the next `AwaitSum` op waits.
     pub(crate) fn expect_sum(&self, sum: AwaitedSum) {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).push_back(sum);
     }
 
-    /// Ends the group, on each of its communicators.
+    /// Aborts the group on each of its communicators.
     pub(crate) fn abort(&self, cause: &Error) {
         self.comms.abort(cause);
     }
@@ -179,7 +180,7 @@ impl Runner {
             Action::Control(Phase::Begin) => self.begin(),
             Action::Control(Phase::Decide) => self.decide(None),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket)),
-            // SAFETY: nothing writes control memory now, as for every op that reads it.
+            // SAFETY: by the schedule, no other op writes control memory now.
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Measure { bucket, stage } => self.step(bucket, stage as usize)?,
@@ -191,13 +192,13 @@ impl Runner {
                     self.step(bucket, self.stops[bucket as usize].len())?;
                 }
             }
-            // SAFETY: nothing else touches control memory now, as for every op that writes it.
+            // SAFETY: by the schedule, no other op touches control memory now.
             Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },
             Action::Copy { src, dst, .. } => {
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| (self.memories.resolve(span), span.bytes() as usize));
-                // SAFETY: in bounds by `resolve`, and two memories never overlap; nothing else touches them now, as for
-                // every op.
+                // SAFETY: in bounds by `resolve`, and two memories never overlap; by the schedule, no other op touches
+                // them now.
                 unsafe { dst.0.copy_from_nonoverlapping(src.0, src.1) }
             }
             Action::Add { bucket, src, dst } => {
@@ -205,24 +206,24 @@ impl Runner {
                 let count = src.bytes() / dtype.bytes();
                 assert_eq!(src.bytes(), dst.bytes());
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
-                // SAFETY: in bounds by `resolve`, and the sum replaces one of its summands; nothing else touches them
-                // now, as for every op.
+                // SAFETY: in bounds by `resolve`, and the sum replaces one of its summands; by the schedule, no other
+                // op touches them now.
                 unsafe { self.kernels.sum_to(&[dst, src], dtype, 0, count, dst) }
             }
-            // SAFETY: nothing else touches the span now, as for every op.
+            // SAFETY: by the schedule, no other op touches the span now.
             Action::Count(span) => unsafe { self.memories.count(span, span.dtype(&self.plan)) },
             Action::Zero(span) => {
-                // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
-                // schedule guarantees and the checker proves for every op.
+                // SAFETY: `resolve` has checked the bounds. The schedule guarantees, and the checker proves, that no
+                // other op touches the span now.
                 unsafe { self.memories.resolve(span).write_bytes(0, span.bytes() as usize) }
             }
-            // SAFETY: nothing else touches the span now, as for every op, and its contents are no longer needed.
+            // SAFETY: by the schedule, no other op touches the span now, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
             Action::Collective { kind, bucket, src, dst, .. } => {
                 let gathered = bucket.filter(|_| kind == CollectiveKind::AllGather);
                 let memory = dst.memory;
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
-                // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
+                // SAFETY: both spans are in bounds, and by the schedule no other op touches them meanwhile.
                 self.comms.enqueue(op, &self.plan, |key, ranks| unsafe {
                     Call::new(key, ranks, src, dst, self.comms.deadline, None)
                 })?;
@@ -247,7 +248,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs the part of a bucket's step between two of its stops.
+    /// Runs the part of a bucket's step between two stops.
     fn step(&self, bucket: u32, stage: usize) -> Result<()> {
         let work = &self.steps[bucket as usize];
         self.work(&work[part_of_step(&self.stops[bucket as usize], stage, work.len())])
@@ -255,14 +256,14 @@ impl Runner {
 
     fn begin(&self) {
         let args = begin_args(self.memories.regions(), &self.constants);
-        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive
-        // as for every op.
+        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked. By the
+        // schedule, no other op touches it now.
         unsafe { self.kernels.begin(&args) }
     }
 
     fn decide(&self, bucket: Option<u32>) {
         let args = decide_args(&self.plan, self.memories.regions(), &self.constants, bucket);
-        // SAFETY: control memory is this device's own, and nothing else touches it now, as for every op.
+        // SAFETY: control memory is this device's own, and by the schedule no other op touches it now.
         unsafe { self.kernels.decide(&args) }
     }
 }

@@ -1,35 +1,35 @@
-//! Chooses where in a page the arrays of a step start, so that no CPU takes one for another.
+//! Chooses where in a page the arrays of a step start, so that they do not alias at 4 KiB or in a cache's way
+//! predictor.
 //!
-//! A load that agrees with an earlier store in its low 12 address bits may wait for it, and first-level caches look lines
-//! up by those bits. AMD's way predictor hashes higher bits too, and arrays of some distances agree in those as well.
-//! Starts at least 512 bytes apart avoid both. The hash is that of Lipp et al., "Take A Way: Exploring the Security
-//! Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32 Architectures
-//! Optimization Reference Manual", 4 KiB aliasing.
+//! A load may wait for an earlier store whose address has the same low 12 bits, and first-level caches look lines up by
+//! those bits. AMD's way predictor also hashes higher bits, and at some distances two arrays agree in those too. Starts
+//! at least 512 bytes apart avoid both. The hash is that of Lipp et al., "Take A Way: Exploring the Security
+//! Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32
+//! Architectures Optimization Reference Manual", 4 KiB aliasing.
 
-/// The bits that decide, as a distance.
+/// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Arrays that start nearer to each other than this disturb each other.
+/// Arrays whose starts within a page are nearer than this disturb each other.
 const NEAR: u64 = 512;
 
-/// Starts are multiples of this, of which any vector is aligned.
+/// Starts are multiples of 256 bytes, which aligns them for any vector.
 const GRAIN: u64 = 256;
 
-/// Starts that have been given out, and those of memory that is the caller's.
+/// The chosen starts within a page, and those of the caller's memory, each with its number of bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Stagger {
     taken: Vec<(u64, u64)>,
 }
 
 impl Stagger {
-    /// Counts in `bytes` of the caller's memory. They are of an array in which they start at byte `start`, and their
-    /// address is `address`.
+    /// Adds `bytes` of the caller's memory at `address`. They belong to an array, in which they begin at byte `start`.
     pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns how many bytes from the start of a page another array of `bytes` starts: near to as few bytes of other
-    /// arrays as possible, and then as far from its neighbours as possible.
+    /// Returns the offset in a page at which another array of `bytes` should start. It is near to as few bytes of other
+    /// arrays as possible, and among such offsets as far from its neighbours as possible.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
@@ -42,7 +42,7 @@ impl Stagger {
     }
 }
 
-/// Returns the distance between two starts, in the shorter direction.
+/// Returns the distance of two starts within a page, which wraps around: the shorter way counts.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)
@@ -52,7 +52,8 @@ fn distance(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// AMD's way predictor tells the lines of one set apart by pairs of address bits only (Lipp et al.).
+    /// AMD's way predictor distinguishes the lines of a set only by the xor of these pairs of address bits (Lipp et
+    /// al.).
     fn way_hash(address: u64) -> u64 {
         let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
         pairs.iter().fold(0, |hash, (a, b)| hash << 1 | (address >> a ^ address >> b) & 1)
@@ -67,7 +68,7 @@ mod tests {
         for log_bytes in 10..=34 {
             for arrays in 2..=8 {
                 let mut stagger = Stagger::default();
-                // The distance at which all hashes agree, in multiples that hold the array.
+                // A multiple of 2^28, at which all hashes agree, that is at least as long as the array.
                 let apart = (1u64 << log_bytes).next_multiple_of(1 << 28);
                 let starts: Vec<u64> =
                     (0..arrays).map(|k| (1 << 46) + k * apart + stagger.next(1 << log_bytes)).collect();

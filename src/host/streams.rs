@@ -1,8 +1,8 @@
 //! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
 //!
-//! A ticket is "counter of that stream >= tick", so an event needs no allocation and no reset. After a failure every
-//! op except Record is skipped, so no wait can hang. Without threads, ops run on the caller's thread as they are submitted:
-//! their order is one that all waits allow. The streams do not know the meaning of ops.
+//! A ticket has passed when its stream's counter is at least its tick, so an event needs no allocation and no reset.
+//! After a failure every op except Record is skipped, so no wait can hang. Without threads, ops run on the caller's
+//! thread in the order of submission, which satisfies all waits. The streams do not know the meaning of ops.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,16 +16,16 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// The rank, for errors.
+    /// Returns the rank, for errors.
     fn rank(&self) -> u32;
 
-    /// The most ops that one pass queues on a stream.
+    /// Returns the most ops that one pass queues on a stream.
     fn op_room(&self) -> usize;
 
-    /// The streams that have ops, besides the trainer's.
+    /// Returns the streams that have ops, except the trainer's.
     fn streams(&self) -> &'static [Stream];
 
-    /// Runs one op to its end; may panic.
+    /// Runs one op to its end. It may panic.
     fn run(&self, op: &Op) -> Result<()>;
 
     /// Tells the group that this rank has failed.
@@ -54,7 +54,7 @@ impl Run for Runner {
     }
 }
 
-/// Shared by the stepper and its stream threads; the threads keep it alive until their queues are empty.
+/// The state that the stepper and its stream threads share. The threads keep it alive until their queues are empty.
 pub(crate) struct Streams<E = Runner> {
     executor: E,
     rank: u32,
@@ -71,7 +71,7 @@ struct State {
     queues: [VecDeque<Op>; STREAMS],
     ticks: [u64; STREAMS],
     failed: Option<Error>,
-    /// Whether the group knows of the failure.
+    /// Whether the group has been told of the failure.
     told: bool,
     closed: bool,
     /// Number of threads that still run.
@@ -80,12 +80,12 @@ struct State {
 }
 
 impl<E: Run> Streams<E> {
-    /// Makes streams whose threads have not started. `origin` is the zero of measured times; `timed` turns measuring on;
-    /// `is_inline` says that there are to be no threads.
+    /// Makes streams whose threads have not started. `origin` is the zero of measured times, `timed` turns measuring
+    /// on, and with `is_inline` there are no threads.
     pub(crate) fn new(executor: E, origin: Instant, timed: bool, is_inline: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
-        // Room for one pass. A trainer that runs further ahead makes the queues grow once.
+        // Queues have room for one pass. If a trainer runs further ahead, they grow once.
         let room = executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
@@ -109,8 +109,9 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Queues ops. A Record of the compute stream counts at once, because that stream is the caller. Threads are woken
-    /// once, after the last op: a wake-up costs more than everything else here, and would compete for the lock.
+    /// Queues ops. A Record of the compute stream passes at once, because that stream is the caller. Threads are woken
+    /// once, after the last op, because a wake-up costs more than everything else here, and a woken thread competes for
+    /// the lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
             return ops.iter().for_each(|op| self.run_now(op));
@@ -145,7 +146,7 @@ impl<E: Run> Streams<E> {
     fn run_now(&self, op: &Op) {
         let mut state = self.lock();
         match op.action {
-            // A position is recorded before a wait for it is written, so it has been passed.
+            // A Record is submitted before the Wait for it, so the position has passed.
             Action::Wait(ticket) => {
                 debug_assert!(state.failed.is_some() || state.ticks[ticket.stream.index()] >= ticket.tick)
             }
@@ -187,7 +188,7 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Returns what runs the ops.
+    /// Returns the executor of the ops.
     pub(crate) fn executor(&self) -> &E {
         &self.executor
     }
@@ -220,7 +221,8 @@ impl<E: Run> Streams<E> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave the state half changed: every critical section is a few assignments.
+        // A poisoned lock is safe to use: every critical section is a few assignments, so no panic leaves the state
+        // half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -261,7 +263,8 @@ impl<E: Run> Streams<E> {
     fn execute(&self, op: &Op) {
         let is_timed = self.timed && op.action.is_work();
         let start_ns = if is_timed { self.now_ns() } else { 0 };
-        // A user's collective may panic. That poisons this rank, and the thread must go on, because others wait for it.
+        // A user's collective may panic. That poisons this rank, but the thread must go on, because other streams wait
+        // for it.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
         let rank = self.rank;
         match outcome {
@@ -269,7 +272,7 @@ impl<E: Run> Streams<E> {
             Ok(Err(error)) => self.fail(&op.to_string(), error),
             Err(panic) => {
                 self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) });
-                // Dropping the panic's payload would run a user's code once more.
+                // Dropping the panic's payload could run user code again.
                 std::mem::forget(panic);
             }
         }
@@ -297,7 +300,7 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// Counts a thread out however it ends, so that nobody waits for it forever.
+/// On drop, counts a thread as ended, even if it panics, so that nobody waits for it forever.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {

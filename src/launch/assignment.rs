@@ -1,9 +1,9 @@
 //! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
-//! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per
-//! kernel: a single one where every parameter has the same optimizer, with any hyperparameters. States of a round come
-//! after those of earlier rounds. Pure arithmetic, without addresses. What a launch cannot take is refused here by name:
-//! element types that would break an optimizer's states, and tensors out of the device's reach.
+//! A parameter has a list of optimizers; the k-th optimizers of all lists are round k. In a round, a bucket takes one
+//! launch per kernel. It is a single launch if every parameter has the same optimizer, with any hyperparameters. States
+//! of a round come after those of earlier rounds. This file has no addresses. It refuses by name what a launch cannot
+//! take: element types that would break an optimizer's states, and tensors that the device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ struct Assigned {
     custom: Option<Arc<dyn StepParam>>,
 }
 
-/// See the module.
+/// Which optimizers step which segments, and the launches that follow.
 #[derive(Clone)]
 pub struct Assignment {
     optimizers: Vec<Assigned>,
     /// Per segment, its optimizers in order.
     lists: Vec<Vec<u32>>,
-    /// Per segment, what its parameter is called; for code of the user's own.
+    /// Per segment, its parameter's name, for custom optimizers.
     names: Vec<String>,
     rounds: Vec<Round>,
     state_count: usize,
@@ -41,7 +41,7 @@ pub struct Assignment {
 /// The k-th optimizers of all lists.
 #[derive(Clone, Debug, Default)]
 struct Round {
-    /// The number of its first state.
+    /// The number of the round's first state.
     first_state: usize,
     kernels: Vec<Kept>,
 }
@@ -59,33 +59,37 @@ struct Kept {
 pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
-    /// It takes two, since it is scaled by norms that only the first one knows.
+    /// The parts that it runs. An update that norms scale takes two kernel launches, because the first computes the
+    /// norms.
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// No further launch steps these, or it makes no difference.
+    /// Whether no later launch steps these segments, or nothing is done after the last launch anyway.
     pub(crate) is_last: bool,
     /// The segments that it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
 }
 
-/// A place in a bucket's step.
+/// A place in a bucket's step where ranks add up norms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NormStop {
-    /// Launches before it, each part of a step counted.
+    /// Number of kernel launches before it, counting each part of a step.
     pub(crate) launches: usize,
-    /// Whose norms are added up. Those of other launches between them are zeros, or are needed no more.
+    /// The records whose norms are added up. Norms of other launches' records among them are zeros, or not needed any
+    /// more.
     pub(crate) records: Range<usize>,
 }
 
-/// Returns the launches of a step, of so many, between the last of its stops and the one of this stage, or its end.
+/// Returns which of a step's `launches` launches run between the previous stop and that of `stage`, or the end of the
+/// step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
     at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
 }
 
 impl Assignment {
-    /// `list` gives a parameter's optimizers by their place in `optimizers`, of which there is one at least.
+    /// Makes the assignment. `list` returns a parameter's optimizers as indices into `optimizers`, which has at least
+    /// one.
     pub(crate) fn new<'a>(
         layout: &Layout,
         plan: &Plan,
@@ -126,7 +130,7 @@ impl Assignment {
         assignment
     }
 
-    /// One optimizer for everything.
+    /// Assigns one optimizer to all parameters.
     #[cfg(feature = "bench")]
     pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
         let hyper = optimizer.as_rule().hyper()?;
@@ -138,51 +142,51 @@ impl Assignment {
         self.rounds.len()
     }
 
-    /// States in all rounds.
+    /// Returns the number of states in all rounds.
     pub(crate) fn state_count(&self) -> usize {
         self.state_count
     }
 
-    /// The number of a round's first state.
+    /// Returns the number of a round's first state.
     pub(crate) fn first_state(&self, round: usize) -> usize {
         self.rounds[round].first_state
     }
 
-    /// Records in control memory: one per round and segment, round by round.
+    /// Returns the number of records in control memory: one per round and segment, round by round.
     pub(crate) fn record_count(&self) -> usize {
         self.rounds() * self.lists.len()
     }
 
-    /// Records that need room for norms: all of them, or none.
+    /// Returns the number of records that need room for norms: all of them, or none.
     pub(crate) fn norm_count(&self) -> usize {
         if self.optimizers.iter().any(|optimizer| optimizer.is_scaled) { self.record_count() } else { 0 }
     }
 
-    /// The place of a record.
+    /// Returns the index of a record.
     pub(crate) fn record(&self, round: usize, segment: usize) -> usize {
         round * self.lists.len() + segment
     }
 
-    /// A record's hyperparameter index and kernel; arbitrary but valid if nothing steps it.
+    /// Returns a record's hyperparameter index and kernel; arbitrary but valid if nothing steps it.
     pub(crate) fn optimizer(&self, round: usize, segment: usize) -> (u32, u32) {
         let index = self.lists[segment].get(round).copied().unwrap_or(0);
         (index, self.optimizers[index as usize].kernel)
     }
 
-    /// The kernel that keeps a segment's state, and the state's place there.
+    /// Returns the kernel that keeps a segment's state, and the state's place among that kernel's states.
     pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
         let round = self.rounds.iter().rposition(|round| round.first_state <= state).unwrap_or(0);
         (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
     }
 
-    /// A record's custom optimizer, the parameter's name, and the number of states made for it. The number is the one
-    /// from construction; the user's code is not asked again.
+    /// Returns a record's custom optimizer, the parameter's name, and the number of states made for it. The number is
+    /// that from construction; user code is not called again.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
     }
 
-    /// All code of the user's own that is in a list.
+    /// Returns all custom optimizers that are in a list.
     pub(crate) fn customs(&self) -> impl Iterator<Item = &Arc<dyn StepParam>> {
         let mut is_listed = vec![false; self.optimizers.len()];
         self.lists.iter().flatten().for_each(|k| is_listed[*k as usize] = true);
@@ -190,7 +194,7 @@ impl Assignment {
         listed.filter_map(|(optimizer, _)| optimizer.custom.as_ref())
     }
 
-    /// Refuses a user's own optimizer that cannot update parameters in this place.
+    /// Refuses a custom optimizer that cannot reach parameters in this place.
     pub(crate) fn refuse_unreached(&self, place: Place) -> Result<()> {
         match self.customs().find(|custom| !custom.reaches(place)) {
             None => Ok(()),
@@ -202,7 +206,7 @@ impl Assignment {
         }
     }
 
-    /// Every kernel that a launch of the plan takes, each once, and whether its states are 8-bit codes.
+    /// Returns every kernel that the plan's launches use, each once, and whether its states are 8-bit codes.
     pub(crate) fn kernels(&self, plan: &Plan) -> Vec<(u32, bool)> {
         let mut kernels: Vec<(u32, bool)> = Vec::new();
         for (k, bucket) in (0..).zip(plan.buckets()) {
@@ -214,17 +218,18 @@ impl Assignment {
         kernels
     }
 
-    /// First hyperparameters, in the settings' order.
+    /// Returns the initial hyperparameters, in the settings' order.
     pub(crate) fn hypers(&self) -> impl ExactSizeIterator<Item = InstepHyper> + '_ {
         self.optimizers.iter().map(|optimizer| optimizer.hyper)
     }
 
-    /// The launches of a bucket's step, in order. Code of the user's own has one for each optimizer too: it is told
-    /// there what to do.
+    /// Returns the launches of a bucket's step, in order. Custom optimizers have launches too, in which the kernel
+    /// decides what they must do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
-        // The last one of a parameter does what is done once: ends its gradient, copies and averages what stands then.
+        // A parameter's last launch does what is done once per step: it zeroes or averages the gradient, and updates
+        // copy and moving average from the final value.
         let ends = matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
         let has_last = ends || plan.copy().is_some() || plan.keeps_ema();
         for round in 0..self.rounds() {
@@ -243,7 +248,7 @@ impl Assignment {
                 }
             }
         }
-        // Code of the user's own ends no gradient.
+        // A custom optimizer neither zeroes nor averages gradients, so a launch after it does.
         for at in (0..launches.len()).rev() {
             let BucketLaunch { round, kernel, is_last, .. } = launches[at];
             if ends && is_last && kernel == INSTEP_OPTIMIZER_CUSTOM {
@@ -252,7 +257,7 @@ impl Assignment {
                 launches.insert(at + 1, end);
             }
         }
-        // Averaged segments share the first launch that has a kernel.
+        // Averaged segments join the first launch of a kernel.
         let averaged: Vec<u32> =
             segments.filter(|k| plan.segments()[*k as usize].action != SegmentAction::Step).collect();
         if !averaged.is_empty() {
@@ -275,12 +280,13 @@ impl Assignment {
         BucketLaunch { round, kernel, parts, states, first_state, is_last, segments: vec![segment] }
     }
 
-    /// Returns the parts of a bucket's step: two, where a change is scaled by norms.
+    /// Returns the parts of a bucket's step: two if norms scale a change.
     pub(crate) fn parts(&self, plan: &Plan, bucket: u32) -> &'static [Part] {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns the launches after which a sharded bucket's step stops, so that ranks add up norms: those that measure.
+    /// Returns the places where a sharded bucket's step stops so that ranks add up norms: after each launch that
+    /// measures.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();
@@ -301,7 +307,7 @@ impl Assignment {
     /// Returns per bucket whether its step can be in one launch with the next bucket's: their launches differ in segments
     /// alone, they are clipped together, and all that is placed like the states goes on in the same memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
-        // Of the caller's memory, pieces lie apart and may move.
+        // Pieces of the caller's memory lie apart and may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
         let launches: Vec<_> = (0..plan.buckets().len() as u32)
             .map(|bucket| {
@@ -326,19 +332,20 @@ impl Assignment {
         (0..launches.len()).map(|bucket| is_one_piece && shares(bucket)).collect()
     }
 
-    /// A launch of some kernel that steps no segment.
+    /// Returns a launch without segments, of an arbitrary kernel.
     fn launch_of_nothing(&self, round: usize, parts: &'static [Part]) -> BucketLaunch {
         let first_state = self.rounds[round].first_state;
         BucketLaunch { round, kernel: 0, parts, states: 0, first_state, is_last: true, segments: Vec::new() }
     }
 }
 
-/// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.
+/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). Their square roots must
+/// be small against eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";
 
-/// Refuses element types and options that this optimizer does not take.
+/// Refuses element types and options that this optimizer does not support.
 pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Result<()> {
     let (rule, precision) = (optimizer.as_rule(), storage.precision);
     if let Some(custom) = rule.custom() {
@@ -366,7 +373,7 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
     }
 }
 
-/// Refuses tensors that begin or end somewhere else; where an address lies `inspect` knows.
+/// Refuses tensors that do not begin and end in `place`. `inspect` returns the place of an address.
 pub(crate) fn refuse_other_places<'a>(
     pieces: impl IntoIterator<Item = &'a Piece>,
     place: Place,

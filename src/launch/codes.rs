@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::layout::{Gradients, Master, Moments, SegmentAction};
 use crate::op::Part;
 
-/// The kernels' code of an element type.
+/// Returns the kernels' code of an element type.
 pub(crate) fn dtype_code(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => INSTEP_DTYPE_F32,
@@ -31,7 +31,8 @@ pub(super) fn part_code(part: Part) -> u32 {
     }
 }
 
-/// Returns the code for what a launch leaves in stepped gradients. Released ones stay until an op of their own.
+/// Returns the kernels' code for what a launch does with stepped gradients. Released gradients stay until an op
+/// releases them.
 pub(super) fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
     match gradients {
         Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
@@ -57,7 +58,7 @@ pub(crate) fn moments_code(moments: Moments) -> u32 {
     }
 }
 
-/// The kernels' code of an action.
+/// Returns the kernels' code of an action.
 pub(crate) fn action_code(action: SegmentAction) -> u32 {
     match action {
         SegmentAction::Step => INSTEP_ACTION_STEP,

@@ -1,8 +1,9 @@
 //! Arguments of the control ops Begin and Decide, and control memory before the first pass: the block and its records.
 //!
-//! The same for every executor. Nothing here decides anything: the kernels do, from these arguments. Records are in the
-//! assignment's order: round by round, in each the plan's segments. A count that is set from outside is checked here alone:
-//! one that cannot be counted on, or that lacks what its optimizer carries, is refused.
+//! They are the same for every executor. This file decides nothing: the kernels decide, from these arguments. Records
+//! are in the assignment's order: round by round, and in each round in the order of the plan's segments. Only this file
+//! checks a step count that is set from outside. It refuses a count that is too large, or that lacks the number that
+//! its optimizer carries.
 
 use std::ptr;
 
@@ -19,7 +20,7 @@ use crate::launch::settings::StepConstants;
 use crate::layout::Plan;
 use crate::optim::{LossScale, LossScaler};
 
-/// Arguments of the decision: on the whole pass, or on one bucket.
+/// Returns the arguments of a decision, about the pass or about one bucket.
 pub(crate) fn decide_args(
     plan: &Plan,
     regions: &Regions,
@@ -51,7 +52,7 @@ pub(crate) fn decide_args(
     }
 }
 
-/// Returns the arguments of a Begin of one control block alone, without records.
+/// Returns the arguments of a Begin of a single control block without records.
 pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     InstepBeginArgs {
         control,
@@ -75,7 +76,7 @@ pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     }
 }
 
-/// Arguments of the decision on one control block alone.
+/// Returns the arguments of a decision on a single control block.
 pub(crate) fn decide_block(
     control: *mut InstepControl,
     max_norm: Option<f64>,
@@ -99,7 +100,7 @@ pub(crate) fn decide_block(
     }
 }
 
-/// Returns the arguments of a pass's Begin. Its settings are in the memory from which Begin reads them.
+/// Returns the arguments of a pass's Begin, which reads the settings from their memory.
 pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (further_controls, further_count) = regions.further_controls();
     let external = constants.loss_scale.external();
@@ -120,7 +121,7 @@ pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> Instep
     }
 }
 
-/// The control block before the first pass.
+/// Returns the control block before the first pass.
 pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
     let loss_scale = constants.loss_scale.initial();
     InstepControl {
@@ -159,7 +160,7 @@ pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
 
-/// The status of the pass that this control block belongs to.
+/// Returns the status of the pass of this control block.
 pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
     InstepStatus {
         sequence: control.passes,
@@ -173,7 +174,7 @@ pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
     }
 }
 
-/// Every record before the first pass.
+/// Returns every record before the first pass.
 pub(crate) fn first_records<'a>(
     plan: &'a Plan,
     regions: &'a Regions,
@@ -189,7 +190,7 @@ pub(crate) fn first_records<'a>(
             stepped: 0,
             hyper,
             action: action_code(segment.action),
-            // The table of optimizers is short.
+            // The table of optimizers has few rows, so an index fits 16 bits.
             optimizer: optimizer as u16,
             grad_dtype: dtype_code(bucket.storage.precision.grad) as u16,
             tail: segment.tail.map_or(0, |at| address(bucket, at)),
@@ -200,12 +201,12 @@ pub(crate) fn first_records<'a>(
     })
 }
 
-/// The records of a segment, one per round.
+/// Returns the records of a segment, one per round.
 pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl Iterator<Item = usize> {
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// Progress of a record: the updates that it has had, and the number that its rule carries beside that count.
+/// The progress of a record: its number of updates, and the number that its optimizer carries beside that count.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -213,20 +214,21 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The last pass counts already, although only the next Begin adds its update to the record.
+    /// Returns a record's progress. It includes the last pass's update, although only the next Begin adds that to the
+    /// record.
     pub(crate) fn of(record: &InstepRecord) -> Progress {
         let carried = record.carried[usize::from(record.stepped != 0)];
         Progress { count: record.steps + u64::from(record.stepped), carried }
     }
 
-    /// Puts the record there.
+    /// Sets a record to this progress.
     pub(crate) fn set(self, record: &mut InstepRecord) {
         (record.steps, record.stepped) = (self.count, 0);
         record.carried = [self.carried; 2];
     }
 }
 
-/// A number of updates, and what the optimizer carries beside it.
+/// A number of updates, and the number that an optimizer carries beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -246,14 +248,14 @@ impl From<(u64, f64)> for StepCount {
 }
 
 impl StepCount {
-    /// Counts from here on have no room for the updates to come.
+    /// Counts must be below this, so that later updates cannot overflow them.
     const END: u64 = 1 << 63;
 
-    /// Returns the progress that it stands for, if the optimizers carry a number or if they do not.
+    /// Returns the progress that it stands for. `carries` says whether the optimizers carry a number.
     ///
     /// # Errors
-    /// `Config` for a count of 2^63 or more, one above 0 without the number that is carried, or a number that is no product
-    /// of so many momenta.
+    /// `Config` for a count of 2^63 or more, a count above 0 without the number that is carried, or a number that is no
+    /// product of that many momenta.
     pub(crate) fn progress(self, carries: bool) -> Result<Progress> {
         let StepCount { count, carried } = self;
         if count >= StepCount::END {
@@ -276,11 +278,11 @@ impl StepCount {
     }
 }
 
-/// The numbers that are carried.
+/// The valid numbers to carry, in words.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 
-/// Returns whether a number can be the product of so many momenta, each of which is below 1.
+/// Returns whether a number can be the product of `count` momenta, each of which is below 1.
 pub(crate) fn carried_fits(count: u64, carried: f64) -> bool {
     if count == 0 { carried == 1.0 } else { (0.0..1.0).contains(&carried) }
 }

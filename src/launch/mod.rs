@@ -1,6 +1,6 @@
 //! A bucket as kernel launches: which optimizer steps which segment, at which addresses, with which arguments.
 //!
-//! Depends on `layout`, `optim` and `op`. Both executors pass these structs to the kernels, so their launches cannot
+//! It depends on `layout`, `optim` and `op`. Both executors pass these structs to the kernels, so their launches cannot
 //! differ.
 
 mod assignment;

@@ -1,8 +1,9 @@
-//! Addresses of the bytes of every [`Memory`]: the only step from a span, which the checker judges, to an address.
+//! Addresses of the bytes of every [`Memory`]. Only this file turns a span, which the checker judges, into an address.
 //!
-//! Addresses only, of the CPU's memory or a GPU's: nothing here reads or writes through one. A span that leaves its
-//! memory, or crosses two pieces of it, gets no address. A launch of a bucket alone takes bases, to which a tile's offsets are
-//! added. They are numbers: a base may lie outside its tensor where only base and offset together lead inside.
+//! Addresses are of the CPU's memory or a GPU's, and this file never reads or writes through one. A span that leaves
+//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes bases, to which tiles add
+//! their offsets. Bases are numbers, because a base may lie outside its tensor as long as base and offset together lie
+//! inside.
 
 use std::mem::size_of;
 use std::ops::Range;
@@ -14,7 +15,7 @@ use crate::handle::Address;
 use crate::layout::{Bucket, Plan};
 use crate::op::{FURTHER_CONTROLS_AT, Memory, Span};
 
-/// A cache line, and the widest vector.
+/// The bytes of a cache line, and of the widest vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A run of bytes of a [`Memory`] that lies in one piece.
@@ -25,14 +26,14 @@ pub(crate) struct Piece {
     pub(crate) base: Address,
 }
 
-/// Tensors of the caller's that take the place of owned memory.
+/// The caller's tensors, which are used instead of owned memory.
 pub struct BorrowedPieces {
     pub(crate) params: Vec<Piece>,
     pub(crate) grads: Vec<Piece>,
 }
 
 impl BorrowedPieces {
-    /// Parameters first.
+    /// Returns all pieces, parameters first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Piece> {
         self.params.iter().chain(&self.grads)
     }
@@ -45,12 +46,12 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// One that lies in one piece.
+    /// Makes a region of one piece.
     pub(crate) fn whole(base: NonNull<u8>, bytes: u64) -> Region {
         Region { pieces: vec![Piece { start: 0, bytes, base: Address::of(base) }] }
     }
 
-    /// One that lies in several, or in none.
+    /// Makes a region of several pieces, or of none.
     pub(crate) fn scattered(pieces: Vec<Piece>) -> Region {
         Region { pieces }
     }
@@ -69,7 +70,7 @@ impl Region {
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
     pub(crate) records: usize,
-    /// Norms of records whose rules scale the change by them.
+    /// Number of norms, for rules that scale their change by norms.
     pub(crate) norms: usize,
     /// Control blocks of single buckets, each of which is clipped on its own.
     pub(crate) bucket_controls: usize,
@@ -101,13 +102,14 @@ impl Counts {
         self.records_at() + self.records * size_of::<InstepRecord>()
     }
 
-    /// The norms of some records, in control memory.
+    /// Returns the span of some records' norms in control memory.
     pub(crate) fn norms_of(&self, records: &Range<usize>) -> Span {
         let byte = |record: usize| (self.norms_at() + record * size_of::<InstepNorms>()) as u64;
         Span { memory: Memory::Control, start: byte(records.start), end: byte(records.end) }
     }
 
-    /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
+    /// Returns the bytes of the settings: each optimizer's hyperparameters, then each record's learning-rate
+    /// multiplier, then each record's action.
     pub(crate) fn settings_bytes(&self) -> usize {
         self.actions_at() + self.records * size_of::<u32>()
     }
@@ -133,7 +135,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Memories as given, and zeros from `owned` for everything else that the plan has.
+    /// Makes the memories of a plan: those that are given, and zeros from `owned` for all others.
     pub(crate) fn new(
         plan: &Plan,
         counts: Counts,
@@ -150,7 +152,7 @@ impl Regions {
         Ok(Regions { tensors, ..Regions::without_tensors(counts, owned)? })
     }
 
-    /// Control memory and settings alone.
+    /// Makes control memory and settings alone.
     pub(crate) fn without_tensors(
         counts: Counts,
         mut owned: impl FnMut(Memory, u64) -> Result<Region>,
@@ -171,7 +173,7 @@ impl Regions {
         }
     }
 
-    /// Takes the caller's tensors at other addresses.
+    /// Replaces the addresses of the caller's tensors.
     pub(crate) fn rebind(&mut self, BorrowedPieces { params, grads }: BorrowedPieces) {
         for (memory, pieces) in [(Memory::Params, params), (Memory::Grads, grads)] {
             if let Some((_, region)) = self.tensors.iter_mut().find(|(known, _)| *known == memory) {
@@ -180,7 +182,7 @@ impl Regions {
         }
     }
 
-    /// Returns those of these pieces, which are of parameters or of gradients, that lie elsewhere now.
+    /// Returns the pieces, of parameters or of gradients, whose addresses differ from the present ones.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,
@@ -202,12 +204,12 @@ impl Regions {
         self.counts
     }
 
-    /// The first byte of a span that lies inside one piece of its memory.
+    /// Returns the address of a span, which must lie inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
         self.find(span).unwrap_or_else(|| panic!("{span:?} is out of bounds"))
     }
 
-    /// The same, or `None` if it lies in no piece.
+    /// Returns the address of a span, or `None` if it lies in no piece.
     pub(crate) fn find(&self, span: Span) -> Option<*mut u8> {
         if span.start == span.end {
             return Some(ptr::without_provenance_mut(ALIGNMENT));
@@ -220,7 +222,7 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Returns the addresses of a span, run by run with their bytes, as far as its memory reaches.
+    /// Returns the addresses and lengths of the runs of a span, as far as its memory reaches.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
@@ -229,12 +231,12 @@ impl Regions {
         })
     }
 
-    /// One element of a bucket's gradients, where a step reads them.
+    /// Returns the address of one element of a bucket's gradients, in the memory that a step reads.
     pub(crate) fn gradient(&self, plan: &Plan, bucket: &Bucket, at: u64) -> *mut u8 {
         self.resolve(Span::within(Memory::Grads.of_step(plan), bucket, at, at + 1))
     }
 
-    /// The pass's control block.
+    /// Returns the pass's control block.
     pub(crate) fn control(&self) -> *mut InstepControl {
         self.control.base().cast()
     }
@@ -252,39 +254,39 @@ impl Regions {
         own.map_or(self.control(), |own| self.further_controls().0.wrapping_add(own as usize))
     }
 
-    /// The first record.
+    /// Returns the address of the first record.
     pub(crate) fn records(&self) -> *mut InstepRecord {
         self.control.base().wrapping_add(self.counts.records_at()).cast()
     }
 
-    /// The first record's norms, or null if there are none.
+    /// Returns the address of the first record's norms, or null if there are none.
     pub(crate) fn norms(&self) -> *mut InstepNorms {
         let first = self.control.base().wrapping_add(self.counts.norms_at()).cast();
         if self.counts.norms == 0 { ptr::null_mut() } else { first }
     }
 
-    /// The first word of the settings.
+    /// Returns the address of the settings.
     pub(crate) fn settings(&self) -> *mut u32 {
         self.settings.base().cast()
     }
 
-    /// The first optimizer's hyperparameters.
+    /// Returns the address of the first optimizer's hyperparameters.
     pub(crate) fn hypers(&self) -> *mut InstepHyper {
         self.settings.base().cast()
     }
 
-    /// The first record's multiplier of its rate.
+    /// Returns the address of the first record's learning-rate multiplier.
     pub(crate) fn multipliers(&self) -> *mut f64 {
         self.settings.base().wrapping_add(self.counts.multipliers_at()).cast()
     }
 
-    /// The first record's action.
+    /// Returns the address of the first record's action.
     pub(crate) fn actions(&self) -> *mut u32 {
         self.settings.base().wrapping_add(self.counts.actions_at()).cast()
     }
 }
 
-/// Addresses of all tensors of one bucket, or of one segment; 0 for a tensor that a step does not have.
+/// The addresses of all tensors of one bucket, or of one segment; 0 for a tensor that the step does not use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bases {
     params: usize,
@@ -300,7 +302,7 @@ impl Bases {
     /// Sets the address of one kind of tensor.
     ///
     /// # Panics
-    /// If the memory is not one of tensors.
+    /// If the memory holds no tensors.
     pub(crate) fn set(&mut self, memory: Memory, address: usize) {
         let base = match memory {
             Memory::Params => &mut self.params,
@@ -317,12 +319,12 @@ impl Bases {
         *base = address;
     }
 
-    /// Returns the address to which a tile adds its offset of parameters.
+    /// Returns the address to which a tile adds its offset in the parameters.
     pub(crate) fn params(&self) -> usize {
         self.params
     }
 
-    /// Returns the address to which a tile adds its offset of gradients.
+    /// Returns the address to which a tile adds its offset in the gradients.
     pub(crate) fn grads(&self) -> usize {
         self.grads
     }
@@ -339,7 +341,7 @@ impl Bases {
     }
 }
 
-/// The caller has exposed the provenance of its address.
+/// Makes a pointer of an address whose provenance the caller has exposed.
 fn pointer<T>(address: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address)
 }

@@ -1,4 +1,4 @@
-//! The settings that Begin reads, as one block of words, and the numbers that never change between passes.
+//! The settings that Begin reads, as one block of words, and the numbers that never change.
 //!
 //! The stepper changes hyperparameters, learning-rate multipliers and actions between passes and hands the whole block to the
 //! device. [`Counts`] says where each part lies, so every copy of the block has the same layout. The constants are set
@@ -14,7 +14,7 @@ use crate::optim::{Clip, LossScale};
 
 const WORD: usize = size_of::<u32>();
 
-/// See the module.
+/// The block of settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     counts: Counts,
@@ -22,7 +22,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings before the first pass: the optimizers' hyperparameters, multipliers of 1, the plan's actions.
+    /// Returns the settings before the first pass: the optimizers' hyperparameters, multipliers of 1, and the plan's
+    /// actions.
     pub(crate) fn new(plan: &Plan, assignment: &Assignment) -> Settings {
         let (hypers, records) = (assignment.hypers().len(), assignment.record_count());
         let counts = Counts { hypers, records, ..Counts::default() };
@@ -49,7 +50,7 @@ impl Settings {
         to.copy_from_slice(bytemuck::cast_slice(&hyper.to_words()));
     }
 
-    /// Sets the factor in one record's learning rate.
+    /// Sets one record's learning-rate multiplier.
     pub(crate) fn set_lr_multiplier(&mut self, record: usize, multiplier: f64) {
         assert!(record < self.counts.records, "there is no such record");
         let at = self.counts.multipliers_at() / WORD + record * 2;
@@ -59,19 +60,19 @@ impl Settings {
         }
     }
 
-    /// Sets what steps do with one record's segment.
+    /// Sets the action of steps on one record's segment.
     pub(crate) fn set_action(&mut self, record: usize, action: SegmentAction) {
         assert!(record < self.counts.records, "there is no such record");
         self.words[self.counts.actions_at() / WORD + record] = action_code(action);
     }
 
-    /// The whole block.
+    /// Returns the whole block.
     pub(crate) fn words(&self) -> &[u32] {
         &self.words
     }
 }
 
-/// Returns the segments that a block of settings makes every step leave alone.
+/// Returns the segments that no step touches with a block of settings.
 pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> Frozen {
     let mut frozen = Frozen::default();
     // Actions are the last part of the block.
@@ -84,13 +85,13 @@ pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> 
     frozen
 }
 
-/// The numbers of a step that no op carries.
+/// The numbers of a step that are constant from pass to pass.
 #[derive(Clone, Copy)]
 pub(crate) struct StepConstants {
-    /// Ranks to take the mean over; 0: those that contributed.
+    /// The divisor of summed gradients; 0 stands for the number of ranks with data.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: LossScale,
-    /// The largest scale that a dynamic one may use.
+    /// The largest value of a dynamic loss scale.
     pub(crate) largest_loss_scale: f64,
     pub(crate) clip: Option<Clip>,
     pub(crate) skip_nonfinite: bool,
@@ -99,7 +100,7 @@ pub(crate) struct StepConstants {
 }
 
 impl StepConstants {
-    /// Gradients that are stepped as they are.
+    /// The constants of a step that takes gradients as they are.
     pub(crate) const PLAIN: StepConstants = StepConstants {
         divisor: 1.0,
         loss_scale: LossScale::Constant(1.0),
@@ -109,7 +110,8 @@ impl StepConstants {
         ema_decay: 0.0,
     };
 
-    /// Begin's loss scale; 0 sends Begin to the control block, or to the address of another program's.
+    /// Returns Begin's loss scale. With 0, Begin reads it from the control block, or from the address of the caller's
+    /// scaler.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         match self.loss_scale {
             LossScale::Constant(loss_scale) => loss_scale,
@@ -117,7 +119,7 @@ impl StepConstants {
         }
     }
 
-    /// The norm that decisions clip to: those on the whole pass, or those on one bucket.
+    /// Returns the maximum norm to which decisions clip, about the pass or about one bucket.
     pub(crate) fn decided_max_norm(&self) -> Option<f64> {
         match self.clip? {
             Clip::Global(max_norm) | Clip::PerBucket(max_norm) => Some(max_norm),
@@ -125,7 +127,7 @@ impl StepConstants {
         }
     }
 
-    /// The norm that Begin clips to, by the norm of the pass before.
+    /// Returns the maximum norm to which Begin clips, by the previous pass's norm.
     pub(crate) fn previous_max_norm(&self) -> Option<f64> {
         match self.clip? {
             Clip::Previous(max_norm) => Some(max_norm),
@@ -137,13 +139,13 @@ impl StepConstants {
         matches!(self.clip, Some(Clip::PerBucket(_)))
     }
 
-    /// The sizes of the device's control memory, settings and states.
+    /// Returns the counts that size the device's control memory, settings and states.
     pub(crate) fn counts(&self, plan: &Plan, assignment: &Assignment) -> Counts {
         Counts {
             hypers: assignment.hypers().len(),
             records: assignment.record_count(),
             norms: assignment.norm_count(),
-            // One for each bucket, or none.
+            // One block for each bucket, or none.
             bucket_controls: if self.clips_per_bucket() { plan.buckets().len() } else { 0 },
             set_controls: plan.max_norms().len(),
             states: assignment.state_count(),

@@ -1,8 +1,8 @@
-//! The kernel launches of a bucket's norm or step: arguments and tiles, the same for every executor.
+//! The kernel launches of a bucket's norm or step. Arguments and tiles are the same for every executor.
 //!
-//! They are built once, and a pass reuses them. A stepper's launches take their addresses from `Op::accesses`, so the
-//! checker has judged exactly the bytes that they touch. A bucket that is stepped alone gets addresses per call. No tile
-//! leaves its segment, or its row where blocks of states end there, so padding belongs to none.
+//! They are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`, so
+//! the checker has judged exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
+//! leaves its segment, or its row if blocks of states end at rows, so padding is in no tile.
 
 use std::ptr;
 
@@ -25,17 +25,17 @@ pub(crate) enum Kind {
     Step,
 }
 
-/// One launch for a bucket. Its arguments name no tiles yet: where those lie is the executor's business.
+/// One launch for a bucket. Its arguments have no address of the tiles yet, because the executor places them.
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// Bytes moved over the memory bus, control memory excluded. Of a bucket with several kinds of optimizer, the launch's
-    /// share by elements.
+    /// Bytes moved over the memory bus, without control memory. If a bucket has several kinds of optimizer, a launch
+    /// gets its share by elements.
     pub(crate) moved_bytes: u64,
 }
 
 impl Launch {
-    /// The launches of a bucket's norm or step, in order, on a stepper's memory.
+    /// Returns the launches of a bucket's norm or step, in order, on a stepper's memory.
     pub(crate) fn all(
         kind: Kind,
         bucket: u32,
@@ -51,8 +51,8 @@ impl Launch {
         launches
     }
 
-    /// The same launches without the addresses of tensors: a tile's `param` counts bytes from the bucket's first
-    /// parameter, as its other offsets count elements. [`Bases`](super::Bases) complete the arguments.
+    /// Returns the same launches without the addresses of tensors. A tile's `param` is then an offset in bytes from the
+    /// bucket's first parameter; its other offsets count elements. [`Bases`](super::Bases) complete the arguments.
     pub(crate) fn unbound(
         kind: Kind,
         bucket: u32,
@@ -96,7 +96,8 @@ impl Launch {
         }
     }
 
-    /// Also returns the spans of its tensors, with a state's place among the launch's own.
+    /// Makes a launch without addresses. It also returns the spans of the launch's tensors, each with a state's place
+    /// among the launch's states.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -129,14 +130,14 @@ impl Launch {
             seed: seed(&described.storage, launch.round),
             ..stored_args(&described.storage, constants.ema_decay)
         };
-        // With nothing frozen: what is frozen later the kernels leave out by its action.
+        // Accesses are those without frozen segments. If one is frozen later, the kernels skip it by its action.
         let (mut spans, mut moved_bytes) = (Vec::new(), 0);
         let op = Op { stream: Stream::Optim, action };
         op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
             let is_ours = match access.span.memory {
                 Memory::Control => false,
                 Memory::State(k) | Memory::Scales(k) => states.contains(&usize::from(k)),
-                // The last optimizer of a parameter has its final value.
+                // Only a parameter's last optimizer has its final value.
                 Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
@@ -154,7 +155,7 @@ impl Launch {
             [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
         let tiles = tiles(plan, described, &launch.segments, records, kind == Kind::Step);
         args.tile_count = tiles.len() as u64;
-        // The spans are those of the bucket, of which a launch per kind of optimizer takes its own segments.
+        // The spans cover the bucket. With several kinds of optimizer, a launch takes only its own segments.
         let len_of = |segment: u32| u128::from(plan.segments()[segment as usize].len);
         let (own, all): (u128, u128) =
             (launch.segments.iter().copied().map(len_of).sum(), described.segments.clone().map(len_of).sum());
@@ -162,8 +163,8 @@ impl Launch {
         (Launch { args, tiles, moved_bytes }, spans)
     }
 
-    /// Counts its tiles from the first bucket of those that share launches, so that one table and one struct of arguments serve
-    /// them all.
+    /// Makes the tiles' offsets count from the first of the buckets that share launches, so that one table and one struct of
+    /// arguments serve all of them.
     pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
         let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
         let between = &buckets[first.bucket as usize..self.args.bucket as usize];
@@ -175,12 +176,12 @@ impl Launch {
             tile.grad_offset += grads;
             tile.state_offset += states;
         }
-        // A bucket that is clipped on its own keeps its control block, and shares no launch.
+        // A bucket that is clipped by its own norm keeps its control block, and shares no launch.
         self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
-    /// Takes the addresses from the memory, by the spans that the checker has judged. Tiles get addresses of their
-    /// parameters, which may lie apart.
+    /// Sets the addresses, by the spans that the checker has judged. Each tile gets the address of its parameter,
+    /// because parameters may lie apart.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
         let (first, mut params) = (Span::summed_in(Memory::Grads.of_step(plan), described).start, None);
@@ -199,7 +200,7 @@ impl Launch {
                 _ => {}
             }
         }
-        // A norm has no parameters, and never reads where its tiles say that they are.
+        // A norm has no parameters, and never reads the parameter addresses of its tiles.
         let Some(claimed) = params else { return };
         bind_params(&mut self.tiles, plan, regions, |span| {
             let is_claimed = claimed.start <= span.start && span.end <= claimed.end;
@@ -208,7 +209,7 @@ impl Launch {
     }
 }
 
-/// Follows the caller's tensors to other addresses: the arguments of a bound launch, and its tiles. Returns whether a tile
+/// Replaces the addresses of the caller's tensors in the arguments and tiles of a bound launch. Returns whether a tile
 /// has changed.
 pub(crate) fn rebind(
     kind: Kind,
@@ -223,8 +224,8 @@ pub(crate) fn rebind(
     kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
-/// Gives tiles the addresses of their parameters, in the place of offsets or of other addresses, after `check` has seen
-/// each span. Returns whether any has changed.
+/// Sets the addresses of the tiles' parameters, instead of offsets or earlier addresses. `check` is called for each
+/// span first. Returns whether any tile has changed.
 fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
     let (segments, mut has_changed) = (plan.segments().len() as u32, false);
     for of_segment in tiles.chunk_by_mut(|a, b| a.record == b.record) {
@@ -243,7 +244,7 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
-/// The arguments that all launches on such memories share.
+/// Returns the arguments that depend on the storage alone.
 fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     let Precision { param, grad, master, moments, rounding } = storage.precision;
     let (ema_from_sample, ema_weight) = average_weight(ema_decay);
@@ -279,7 +280,7 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     }
 }
 
-/// The seed of stochastic rounding: a different one in each round, whose updates are counted alike.
+/// Returns the seed of stochastic rounding. It differs between rounds, because their updates have the same numbers.
 fn seed(storage: &Storage, round: usize) -> u64 {
     match storage.precision.rounding {
         Rounding::Nearest => 0,
@@ -287,15 +288,15 @@ fn seed(storage: &Storage, round: usize) -> u64 {
     }
 }
 
-/// As `average_weight` in math.h.
+/// Returns what `average_weight` in math.h returns.
 fn average_weight(beta: f64) -> (u32, f32) {
     let from_sample = 1.0 - beta >= 0.5;
     (from_sample.into(), if from_sample { -beta as f32 } else { (1.0 - beta) as f32 })
 }
 
-/// Segments of a bucket, cut into tiles; `record` and `first_record` give the places of a segment's records. All offsets
-/// are relative to this rank's part of the bucket. With `counts_absent`, a segment without a part here has a tile without
-/// elements.
+/// Cuts segments of a bucket into tiles. `record` and `first_record` return the indices of a segment's records. All
+/// offsets count from this rank's part of the bucket. With `counts_absent`, a segment without a part here gets a tile
+/// without elements.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
@@ -303,7 +304,8 @@ pub(super) fn tiles(
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
     counts_absent: bool,
 ) -> Vec<InstepTile> {
-    // A mean is written once its run is stepped, while a tile's gradients are still in a GPU's cache.
+    // Means are written after each run, and runs are one tile long then, so that the gradients are still in the GPU's
+    // cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
     let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =
@@ -314,7 +316,7 @@ pub(super) fn tiles(
         let kept = bucket.shard_of_segment(segment);
         let tile = |at: u64, count: u64| InstepTile {
             param: (segment.start + at - bucket.params.start) * bucket.storage.precision.param.bytes(),
-            // Of a segment without a part here, both would lie outside.
+            // For a segment without a part here, both differences would be negative.
             grad_offset: (segment.grad_start + at).saturating_sub(bucket.summed().start),
             state_offset: (segment.start + segment.state_at(at)).saturating_sub(bucket.shard.start),
             element: segment.element + at,
@@ -333,14 +335,15 @@ pub(super) fn tiles(
             at += count;
         }
         if counts_absent && kept.is_empty() && segment.len > 0 {
-            // Another rank has all of it. A tile without elements counts the update here too.
+            // Other ranks have the whole segment. A tile without elements makes this rank count the update too.
             tiles.push(InstepTile { grad_offset: 0, state_offset: 0, ..tile(kept.start, 0) });
         }
     }
     tiles
 }
 
-/// Returns how many full tiles follow one another, if so many elements of a segment are left.
+/// Returns how many full tiles follow one another when `elements` elements of a segment are left: at least 1, at most
+/// `longest`.
 fn run_of(elements: u64, longest: u32) -> u32 {
     (elements / u64::from(INSTEP_TILE_ELEMENTS)).clamp(1, longest.into()) as u32
 }

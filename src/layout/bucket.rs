@@ -8,45 +8,45 @@ use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::{Precision, SegmentAction, Storage};
 
-/// Limits in bytes of gradients at which a bucket closes.
+/// The sizes, in bytes of gradients, at which a bucket is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
-    /// The first bucket's: small, so that communication starts early.
+    /// The cap of the first bucket: small, so that communication starts early.
     pub first_bytes: u64,
-    /// Every later bucket's.
+    /// The cap of every later bucket.
     pub rest_bytes: u64,
 }
 
 impl Default for BucketCaps {
-    /// 1 MiB, then 25 MiB, as PyTorch's DistributedDataParallel.
+    /// 1 MiB, then 25 MiB, as in PyTorch's DistributedDataParallel.
     fn default() -> Self {
         BucketCaps { first_bytes: 1 << 20, rest_bytes: 25 << 20 }
     }
 }
 
-/// Counts that each bucket's own SUM adds up, in a tail block after its gradients.
+/// Which counts a bucket has in a tail block after its gradients. The bucket's own reduce adds them up over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
-    /// Per segment, how many ranks had a gradient for it.
+    /// Whether to count, per segment, the ranks that had a gradient for it.
     pub used: bool,
-    /// Counts the ranks that had data.
+    /// Whether to count the ranks that had data.
     pub contributors: bool,
 }
 
-/// Policy for a parameter's gradient after the parameter's step. Gradients of other
-/// [actions](SegmentAction) always stay, and no policy changes a bit of what is stepped.
+/// What happens to a gradient after its parameter's step. Gradients of parameters with other [actions](SegmentAction)
+/// always stay. The choice changes no bit of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// It stays, as the sum over ranks: neither divided by their number, nor clipped.
+    /// It stays, as the sum over ranks, neither divided by the number of ranks nor clipped.
     #[default]
     Keep,
-    /// The step's own launch overwrites it with zeros, in a pass that it skips too.
+    /// The step's launch overwrites it with zeros, also in a skipped pass.
     Zero,
-    /// The step's own launch overwrites it with the value that was stepped: the mean over ranks, without the loss scale
-    /// and clipped, rounded once to the gradient's type. This is what `.grad` holds in PyTorch after `unscale_` and
-    /// `clip_grad_norm_`; as there, a skipped pass leaves that value too.
+    /// The step's launch overwrites it with the value that the optimizer used: the mean over ranks, divided by the loss
+    /// scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch after `unscale_` and
+    /// `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
     Average,
-    /// Its memory goes back to the system, except pages that it shares with what stays. It cannot be read.
+    /// Its memory goes back to the system, except pages that also hold data that stays. It cannot be read.
     Release,
 }
 
@@ -61,30 +61,30 @@ pub struct Segment {
     pub start: u64,
     /// Offset in the arena of gradients: the same, unless the bucket is foreign.
     pub grad_start: u64,
-    /// Elements, without padding.
+    /// Number of elements, without padding.
     pub len: u64,
-    /// Number of its first element in the layout: the lengths of all parameters registered before. Of a shard that
-    /// [rows](crate::ForeignBucket::rows) describe, the number that they give it.
+    /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
+    /// shard that [rows](crate::ForeignBucket::rows) describe, the number that they give.
     pub element: u64,
-    /// Elements of a row, if blocks of 8-bit states begin anew with each; else 0. Then what lies like the states has each
-    /// row at a multiple of 256 elements.
+    /// Number of elements of a row, if each row begins a new block of 8-bit states; else 0. Each row of the states, and
+    /// of tensors laid out like them, then starts at a multiple of 256 elements.
     pub row: u64,
-    /// The action of a step on it.
+    /// What a step does with it.
     pub action: SegmentAction,
-    /// The group whose hyperparameters it takes.
+    /// The group whose hyperparameters apply to it.
     pub group: u32,
-    /// Offset of its element in the bucket's tail block, if the plan has tails: the SUM leaves there how many
-    /// ranks had a gradient for it.
+    /// Offset of its count in the bucket's tail block, if the plan has tails. After the reduce, it is the number of
+    /// ranks that had a gradient for the segment.
     pub tail: Option<u64>,
 }
 
 impl Segment {
-    /// Returns the elements that its states span, and all that lies like them.
+    /// Returns the number of elements that its states span, gaps between rows included.
     pub(crate) fn state_len(&self) -> u64 {
         self.state_at(self.len)
     }
 
-    /// Returns where the states of its element `at` lie, from [`start`](Self::start).
+    /// Returns the offset of the states of its element `at`, counted from [`start`](Self::start).
     pub(crate) fn state_at(&self, at: u64) -> u64 {
         match self.row {
             0 => at,
@@ -92,7 +92,7 @@ impl Segment {
         }
     }
 
-    /// Returns the end of the run without a break in the states that begins at element `at` and ends before `end`.
+    /// Returns the end of the run of elements from `at` on, up to `end`, whose states have no gap between them.
     pub(crate) fn run_end(&self, at: u64, end: u64) -> u64 {
         match self.row {
             0 => end,
@@ -106,23 +106,23 @@ impl Segment {
 pub struct Bucket {
     /// Offset in the arena of gradients.
     pub start: u64,
-    /// Elements with tail and padding: a multiple of 256 for each rank that may keep a shard of it, unless the bucket is
-    /// foreign.
+    /// Number of elements, with tail and padding. Unless the bucket is foreign, it is a multiple of 256 times the
+    /// number of shards.
     pub len: u64,
-    /// Its range in the arenas of parameters and states.
+    /// The bucket's range in the arenas of parameters and states.
     pub params: Range<u64>,
-    /// The part of `params` whose states this rank keeps and steps: all of it, unless the plan is
+    /// The part of `params` that this rank steps, and whose states it keeps: all of it, unless the plan is
     /// [sharded](crate::layout::Plan::sharded).
     pub shard: Range<u64>,
-    /// Its segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
+    /// The bucket's segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
     pub segments: Range<u32>,
-    /// Its tail block, empty without tails.
+    /// The range of the tail block; empty without tails.
     pub tail: Range<u64>,
-    /// Offset of the element that counts contributing ranks, the tail block's first.
+    /// Offset of the element that counts contributing ranks: the first of the tail block.
     pub contributors: Option<u64>,
-    /// It holds parameters that are each rank's own, so no collective touches it.
+    /// Whether the bucket holds local parameters, so that no collective touches it.
     pub is_local: bool,
-    /// The storage of all its parameters.
+    /// How its parameters are stored, the same for all.
     pub storage: Storage,
     /// The clip set of all its parameters, which are clipped together. 0 is that of the stepper's own
     /// [`Clip`](crate::Clip); the others are those of [groups](crate::StepperBuilder::group_clip).
@@ -140,7 +140,7 @@ pub(crate) struct FirstBytes {
     pub(crate) state: u64,
     pub(crate) scales: u64,
     pub(crate) ema: u64,
-    /// With offload, in the host's memory.
+    /// In the host's memory, with offload.
     pub(crate) host_params: u64,
     pub(crate) host_grads: u64,
     pub(crate) sums: u64,
@@ -152,7 +152,7 @@ impl Bucket {
         self.shard != self.params
     }
 
-    /// Returns the shard number `place` of `params`.
+    /// Returns shard number `place` of `params`.
     pub(crate) fn shard_of(&self, place: u32) -> Range<u64> {
         if !self.is_sharded() {
             return self.params.clone();
@@ -187,13 +187,13 @@ impl Bucket {
         inside(shard.start)..inside(shard.end)
     }
 
-    /// Returns the elements of the gradients that a host steps: its sums, the counts of ranks, and padding.
+    /// Returns the number of elements of the host's gradients: this rank's sums, the counts of ranks, and padding.
     pub(crate) fn host_grads_len(&self) -> u64 {
         let summed = self.summed();
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns the place of a gradient or a count among the gradients that a host steps.
+    /// Returns the place of a gradient or a count among the host's gradients.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {
@@ -205,13 +205,13 @@ impl Bucket {
         }
     }
 
-    /// Returns where a gradient lies among the sums of micro-batches. A local bucket has none.
+    /// Returns the place of a gradient among the accumulated sums of micro-batches. A local bucket has no such sums.
     pub(crate) fn sum_at(&self, element: u64) -> u64 {
         let summed = self.summed();
         if self.is_local { 0 } else { element.clamp(summed.start, summed.end) - summed.start }
     }
 
-    /// The first bytes of the bucket that follows this one.
+    /// Returns the first bytes of the next bucket.
     pub(super) fn next_bytes(&self) -> FirstBytes {
         let (first, Precision { param, grad, master, moments, .. }) =
             (self.first_bytes, self.storage.precision);
@@ -230,14 +230,14 @@ impl Bucket {
     }
 }
 
-/// The options that a plan is cut by.
+/// The options by which a plan was cut into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) world_size: u32,
-    /// How many equal parts a bucket can be cut into: one for each rank, or for each of a group of ranks.
+    /// Number of shards of a bucket: one for each rank, or for each rank of a group.
     pub(super) shards: u32,
     pub(super) caps: BucketCaps,
     pub(super) tails: Tails,
-    /// The place in its group of the rank whose shards the plan has; `None` if each rank keeps all.
+    /// This rank's place in its group, if the plan is sharded; `None` if each rank keeps full buckets.
     pub(super) place: Option<u32>,
 }

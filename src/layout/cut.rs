@@ -16,14 +16,13 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Segment, Storages, Tails};
 
 impl Plan {
-    /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for. Parameters of one precision fill
-    /// buckets of their own, each up to the caps; buckets follow each other in the order in which backward completes
-    /// them.
+    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` asks for. Parameters of each precision
+    /// fill buckets of their own, up to the caps. Buckets are in the order in which backward completes them.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero, a [precision](crate::Precision) is one that no kernel has, or
-    /// gradients are of a type that cannot count the ranks. `Layout` if a parameter's own type does not go with its
-    /// precision, or the padded buckets hold 2^56 elements or more.
+    /// `Config` if a cap or the world size is zero, no kernel has a [precision](crate::Precision), or the gradients'
+    /// type cannot count that many ranks. `Layout` if a parameter's own type does not go with its precision, or the
+    /// padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
         world_size: u32,
@@ -52,21 +51,22 @@ impl Plan {
         Plan::filled(layout, cut, (storages, resolved), backward)
     }
 
-    /// Cuts the same buckets, of which this rank keeps and steps one shard: the same number of elements for each rank.
-    /// Cuts lie at multiples of 256 elements of a parameter. [Local](crate::LayoutBuilder::local) parameters stay whole.
+    /// Returns the plan with the same buckets, but this rank keeps and steps only one shard of each. All shards of a
+    /// bucket have the same length. Shards end at multiples of 256 elements of a parameter.
+    /// [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors
     /// `Config` if the rank is not below the world size; `Layout` if the buckets hold 2^56 elements or more;
-    /// `Unsupported` if they are the caller's.
+    /// `Unsupported` if the buckets are the caller's.
     pub fn sharded(&self, layout: &Layout, rank: u32) -> Result<Plan> {
         self.sharded_among(layout, rank, self.cut.map_or(1, |cut| cut.world_size))
     }
 
-    /// Shards the same buckets inside groups of so many neighbouring ranks, as [`sharded`](Self::sharded) does among
-    /// all ranks. Ranks with the same place in their groups have the same shard.
+    /// Shards the same buckets inside groups of `shards` neighbouring ranks, as [`sharded`](Self::sharded) does over
+    /// all ranks. Ranks at the same place in their groups have the same shard.
     ///
     /// # Errors
-    /// Errors as for [`sharded`](Self::sharded); `Config` if the world is no whole number of such groups.
+    /// Errors as for [`sharded`](Self::sharded); `Config` if the world size is not a multiple of `shards`.
     pub fn sharded_among(&self, layout: &Layout, rank: u32, shards: u32) -> Result<Plan> {
         let Some(cut) = self.cut else {
             let wrong = "the caller's buckets cannot be padded to equal shards";
@@ -120,7 +120,7 @@ impl Plan {
         let parameters = layout.parameters();
         let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages, &resolved) };
         let elements = layout.first_elements();
-        // Local ones last, so that what is broadcast and reduced lies in one piece before them.
+        // Local parameters come last, so that everything that is broadcast and reduced is one piece before them.
         let (summed, local): (Vec<u32>, Vec<u32>) =
             order.partition(|param| !parameters[*param as usize].local);
         let mut filling = Filling::new(&resolved, cut.caps);
@@ -152,7 +152,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Gives the segments gathered since the last bucket their offsets. `None` if the plan grows too large.
+    /// Closes a bucket: sets the offsets of the segments collected since the last one. `None` if the plan grows too
+    /// large.
     fn close_bucket(
         &mut self,
         segments: Range<u32>,
@@ -176,12 +177,12 @@ impl Plan {
         let quantum = QUANTUM.checked_mul(shards.into())?;
         let shared = cut.place.filter(|_| !is_local);
         if shared.is_some() {
-            // Each rank's shard is as long, and no shard has a count of ranks in it.
+            // All shards have the same length, and no shard includes counts of ranks.
             let filled = take(0)? - start;
             take(filled.checked_next_multiple_of(quantum)? - filled)?;
         }
         let tail_start = take(0)?;
-        // A bucket without elements needs no tail: nothing of it is stepped.
+        // A bucket without elements needs no tail, because it is not stepped.
         let is_counted = tail_start > start;
         let contributors = if tails.contributors && is_counted && !is_local { Some(take(1)?) } else { None };
         if tails.used && is_counted {
@@ -219,13 +220,13 @@ impl Plan {
     }
 }
 
-/// Names the parameter that closes the bucket, because buckets have no names.
+/// The error of a plan that is too large. It names the parameter that closes the bucket, because buckets have no names.
 fn too_large(name: &str, world_size: u32) -> Error {
     let wrong = format_args!("its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements");
     Error::layout(format_args!("`{name}`"), wrong, "use fewer ranks or larger buckets")
 }
 
-/// The largest number up to which every whole one is an element of this type.
+/// Returns the largest number up to which this type represents every integer.
 fn largest_count(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => 1 << 24,
@@ -234,7 +235,7 @@ fn largest_count(dtype: DType) -> u32 {
     }
 }
 
-/// See the module.
+/// Fills buckets with parameters, one open bucket per storage.
 pub(super) struct Filling<'a> {
     resolved: &'a Resolved,
     caps: BucketCaps,
@@ -247,7 +248,7 @@ pub(super) struct Filling<'a> {
 struct Open {
     params: Vec<u32>,
     bytes: u64,
-    /// The place of the last parameter in the order.
+    /// The place of the bucket's last parameter in the order.
     last: usize,
     /// Whether a bucket of this kind has been closed before.
     has_first: bool,
@@ -266,7 +267,7 @@ impl<'a> Filling<'a> {
         Filling { resolved, caps, open: vec![Open::default(); resolved.kinds.len()] }
     }
 
-    /// Returns the buckets of these parameters, in order; none stays open.
+    /// Returns the buckets of these parameters, in order. No bucket stays open.
     pub(super) fn fill(&mut self, order: &[u32], parameters: &[Parameter]) -> Vec<Filled> {
         let mut filled = Vec::new();
         for (place, param) in order.iter().enumerate() {
@@ -275,7 +276,7 @@ impl<'a> Filling<'a> {
             let grad_bytes = self.resolved.kinds[kind as usize].storage.precision.grad.bytes();
             open.params.push(*param);
             open.last = place;
-            // Only compared with the cap.
+            // Saturating is enough, because the size is only compared with the cap.
             let bytes = parameters[*param as usize].len.saturating_mul(grad_bytes);
             open.bytes = open.bytes.saturating_add(bytes);
             if open.bytes >= if open.has_first { caps.rest_bytes } else { caps.first_bytes } {

@@ -1,7 +1,7 @@
 //! Element types of every tensor, and the precision of each parameter: one for all, others for groups and parameters.
 //!
-//! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here, by the name
-//! of the option, the group or the parameter that asks for it, because a step would be too late.
+//! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here, before
+//! any step, and the error names the option, the group or the parameter that asks for it.
 
 use std::collections::HashMap;
 
@@ -10,18 +10,20 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 
-/// The bits that a 16-bit parameter lacks, kept so that small updates are not lost.
+/// How the bits that a 16-bit parameter lacks are kept, so that small updates are not lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
-    /// Nothing: the parameter is all there is.
+    /// They are not kept.
     #[default]
     None,
-    /// An f32 weight beside it. The parameter is its value to the nearest, ties to even. 4 bytes per element.
+    /// As an f32 weight beside the parameter, 4 bytes per element. The parameter is that weight rounded to the nearest,
+    /// ties to even.
     F32,
-    /// The lower half of an f32 whose upper half is the bf16 parameter: the same values as with [`F32`](Self::F32), bit
-    /// for bit, in 2 bytes per element. The parameter is that value to the nearest, ties away from zero.
+    /// As the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per element. Master values
+    /// have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded to the nearest, ties
+    /// away from zero.
     Remainder16,
-    /// The next 8 bits of it: a weight with a fraction of 15 bits, in 1 byte per element.
+    /// As the next 8 bits after the bf16 parameter's, 1 byte per element: a weight with a 15-bit fraction.
     Remainder8,
 }
 
@@ -31,19 +33,20 @@ pub enum Moments {
     /// 4 bytes per element.
     #[default]
     F32,
-    /// 2 bytes per element. Averages that change by less than 1/512 in a step stand still unless rounding is
-    /// [stochastic](Rounding::Stochastic): with a decay rate of 0.999 the second moment never falls.
+    /// 2 bytes per element. An average that changes by less than 1/512 of itself in a step does not move, unless
+    /// rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore never
+    /// falls.
     BF16,
-    /// A code of 8 bits per element, and an f32 per block of 256, counted from the start of each parameter. To the
-    /// nearest, an average that moves by less than half a code, about 1/125 of itself near its block's largest, stands
-    /// still: a second moment of decay rate 0.999 that falls below its block's largest is found out late, and steps
-    /// are too small until then. Take [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An optimizer's
-    /// eps below 2^-45 is refused: so small second moments are zero.
+    /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
+    /// With rounding to nearest, an average that changes by less than half a code (about 1/125 of itself near the
+    /// block's largest) does not move. A second moment with decay rate 0.999 then falls too late, and steps are too
+    /// small until it does. Use [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An eps below 2^-45
+    /// is refused, because second moments that small become zero.
     EightBit,
 }
 
-/// Rounding of values that are stored in fewer bits than f32: by a parameter without master, by a
-/// [24-bit master](Master::Remainder8) and by states.
+/// How values are rounded that are stored in fewer bits than f32: parameters without a master, [24-bit
+/// masters](Master::Remainder8) and states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest; ties to even.
@@ -54,7 +57,7 @@ pub enum Rounding {
     /// buckets, ranks, threads or device, so the result has the same bits everywhere, and a resumed run has those of an
     /// uninterrupted one.
     Stochastic {
-        /// Ranks must have the same.
+        /// The seed of the random bits, which must be the same on all ranks.
         seed: u64,
     },
 }
@@ -62,9 +65,9 @@ pub enum Rounding {
 /// Element types of one stepper's tensors.
 ///
 /// A master needs 16-bit parameters, a remainder bf16 ones. Stochastic rounding needs tensors to round: bf16 parameters
-/// without master or with [`Remainder8`](Master::Remainder8), or states of fewer bits; f16 parameters without master
-/// refuse it. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits, and centered
-/// [RMSprop](crate::RmsProp) refuses all but f32.
+/// without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is refused for f16
+/// parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits, and
+/// centered [RMSprop](crate::RmsProp) refuses all but f32.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -90,13 +93,13 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
-    /// Parameters.
+    /// The type of parameters.
     pub param: DType,
-    /// Gradients, in which the sum over ranks is made too.
+    /// The type of gradients, and of their reduce over ranks.
     pub grad: DType,
-    /// The missing bits of 16-bit parameters.
+    /// How the missing bits of 16-bit parameters are kept.
     pub master: Master,
-    /// Optimizer states.
+    /// The type of optimizer states.
     pub moments: Moments,
     /// Rounding of values that lose bits.
     pub rounding: Rounding,
@@ -119,10 +122,10 @@ impl Precision {
         rounding: Rounding::Nearest,
     };
 
-    /// Refuses what no kernel has.
+    /// Refuses a precision that no kernel has.
     ///
     /// # Errors
-    /// `Config` with the field that does not go with the others.
+    /// `Config`, which names the field that does not go with the others.
     pub fn validate(&self) -> Result<()> {
         let refuse = |field, value: &dyn std::fmt::Debug, wrong, remedy| {
             Err(Error::config(field, format!("{value:?}"), wrong, remedy))
@@ -164,14 +167,14 @@ impl Precision {
     }
 }
 
-/// Everything that a plan stores per element.
+/// How a plan stores a parameter and the tensors that belong to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Storage {
     /// Element types.
     pub precision: Precision,
-    /// Each parameter once more, in this type.
+    /// The type of a copy of each parameter, if there is one.
     pub copy: Option<DType>,
-    /// An exponential moving average of each parameter, in f32.
+    /// Whether an exponential moving average of each parameter is kept, in f32.
     pub ema: bool,
 }
 
@@ -203,7 +206,7 @@ impl Moments {
         }
     }
 
-    /// Returns the size of the scales of so many elements' blocks.
+    /// Returns the bytes of the scales of `elements` elements' blocks.
     pub(crate) const fn scale_bytes(self, elements: u64) -> u64 {
         match self {
             Moments::F32 | Moments::BF16 => 0,
@@ -275,7 +278,7 @@ impl Storages {
         self.common.ema
     }
 
-    /// The storage of each parameter.
+    /// Returns the storage of each parameter.
     ///
     /// # Errors
     /// `Config` for a precision that no kernel has, an unknown group, or a group that is named twice; `Layout` for a
@@ -364,7 +367,7 @@ impl Resolved {
 }
 
 impl Precision {
-    /// The precision of a parameter of this type in a group of this one.
+    /// Returns the precision of a parameter with a type of its own, in a group of this precision.
     fn with_type(self, dtype: DType) -> Precision {
         let mut precision = Precision { param: dtype, grad: dtype, ..self };
         if dtype == DType::F32 {
@@ -377,7 +380,7 @@ impl Precision {
     }
 }
 
-/// Names the parameter whose type its group's precision has no kernel for.
+/// Returns an error that names the parameter whose type does not go with its group's precision.
 fn refused(name: &str, error: Error) -> Error {
     match error {
         Error::Config { field, value, wrong, remedy } => {
@@ -387,8 +390,8 @@ fn refused(name: &str, error: Error) -> Error {
     }
 }
 
-/// The types in which a model computes, sums its gradients, and takes and gives values, for parameters that have a type of
-/// their own. It goes with every [strategy](crate::Strategy).
+/// The types in which a model computes, reduces its gradients, and takes inputs and returns outputs. Parameters keep an
+/// original type for the optimizer. It works with every [strategy](crate::Strategy).
 ///
 /// ```
 /// use instep::{DType, Layout, MixedPrecisionPolicy, Solo, Stepper, bf16};
@@ -415,18 +418,18 @@ fn refused(name: &str, error: Error) -> Error {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MixedPrecisionPolicy {
-    /// Parameters in forward and backward, and on the wire; `None`: their own type.
+    /// The type of parameters in forward, in backward and in collectives. `None`: their original type.
     pub param_dtype: Option<DType>,
-    /// Gradients where micro-batches and ranks add them up; `None`: as [`param_dtype`](Self::param_dtype).
+    /// The type in which gradients are accumulated and reduced. `None`: that of [`param_dtype`](Self::param_dtype).
     pub reduce_dtype: Option<DType>,
-    /// Outputs of a forward; `None`: the type that it computes in.
+    /// The type of forward's outputs. `None`: the type in which forward computes.
     pub output_dtype: Option<DType>,
-    /// Whether a forward's inputs become [`param_dtype`](Self::param_dtype).
+    /// Whether forward's inputs are cast to [`param_dtype`](Self::param_dtype).
     pub cast_forward_inputs: bool,
 }
 
 impl Default for MixedPrecisionPolicy {
-    /// Parameters' own types throughout.
+    /// Every type is the parameters' original one.
     fn default() -> Self {
         MixedPrecisionPolicy {
             param_dtype: None,
@@ -438,14 +441,14 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, for
-    /// parameters that the optimizer is to see in `original`. f32 parameters that compute in 16 bits have an f32
-    /// master, which a [strategy](crate::Strategy) may shard.
+    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, whose
+    /// optimizer steps parameters of type `original`. If these are f32 and compute in 16 bits, they get an f32 master,
+    /// which a [strategy](crate::Strategy) may shard.
     ///
-    /// PyTorch rounds a reduced gradient to `original` before the step. Here the step takes it unrounded.
+    /// PyTorch rounds a reduced gradient to `original` before the step. Here the step uses it without that rounding.
     ///
     /// # Errors
-    /// `Config` if the parameters' own type cannot hold what they compute in.
+    /// `Config` if `original` cannot hold the values of the type in which they compute.
     pub fn precision(&self, original: DType) -> Result<Precision> {
         let param = self.param_dtype.unwrap_or(original);
         let master = match (original, param) {
@@ -464,12 +467,12 @@ impl MixedPrecisionPolicy {
         Ok(Precision { param, grad: self.reduce_dtype.unwrap_or(param), master, ..Precision::F32 })
     }
 
-    /// Returns the type that a forward's input of type `input` is [cast](crate::cast()) to.
+    /// Returns the type to which an input of forward, of type `input`, is [cast](crate::cast()).
     pub fn forward_input(&self, input: DType) -> DType {
         self.param_dtype.filter(|_| self.cast_forward_inputs).unwrap_or(input)
     }
 
-    /// Returns the type that a forward's output of type `output` is [cast](crate::cast()) to.
+    /// Returns the type to which an output of forward, of type `output`, is [cast](crate::cast()).
     pub fn forward_output(&self, output: DType) -> DType {
         self.output_dtype.unwrap_or(output)
     }

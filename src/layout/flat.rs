@@ -1,7 +1,7 @@
 //! A bucket in which parameters, states and gradients all have the offsets of the gradients.
 //!
-//! It depends on the layout alone. Nothing is padded, so a framework's flat buffers serve as they are. Such a plan names
-//! only the bucket's parameters, in the order of their offsets, and it belongs to no schedule.
+//! It depends on the layout alone. Nothing is padded, so it takes a framework's flat buffers as they are. Such a plan
+//! has only the bucket's parameters, in the order of their offsets, and no schedule uses it.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
@@ -11,11 +11,11 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Segment, Storages};
 
 impl Plan {
-    /// Builds the plan of one bucket. Also returns, per segment, its parameter's place in the bucket's list.
+    /// Builds the plan of one bucket. It also returns, per segment, its parameter's place in the bucket's list.
     ///
     /// # Errors
     /// `Layout` if the bucket is empty, a gradient leaves it, overlaps another one or is listed twice, or an offset
-    /// splits a block of 8-bit states; `Config` for a precision that no kernel has.
+    /// splits a block of 8-bit states; `Config` if no kernel has the precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,
@@ -74,7 +74,7 @@ impl Plan {
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
     }
 
-    /// Makes a segment the shard that these rows describe.
+    /// Makes a parameter's segment the shard that these rows describe.
     fn take_rows(&mut self, layout: &Layout, id: ParamId, rows: Rows, moments: Moments) -> Result<()> {
         let (param, Rows { row, first }) = (layout.index(id)?, rows);
         let thing = || format!("rows of `{}`", layout.parameters()[param].name);
@@ -91,7 +91,7 @@ impl Plan {
             return Err(Error::layout(thing(), wrong, "count from the first parameter"));
         }
         segment.element = first;
-        // Where rows are whole blocks, no block crosses one.
+        // If a row is a whole number of blocks, no block crosses the end of a row anyway.
         let has_blocks = moments == Moments::EightBit && row % QUANTUM != 0;
         segment.row = if has_blocks { row } else { 0 };
         Ok(())
@@ -101,7 +101,7 @@ impl Plan {
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {
-            // At most 256 times the elements of the bucket, which has fewer than 2^56.
+            // This cannot overflow: states take at most 256 times the bucket's elements, which are fewer than 2^56.
             let end = segment.start + segment.state_len();
             if end > next {
                 let name = &layout.parameters()[segment.param as usize].name;

@@ -1,7 +1,7 @@
 //! Buckets that the caller has laid out: the offset of each gradient in each bucket.
 //!
-//! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets: only gradients
-//! lie elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
+//! This file has offsets only; the stepper has the addresses. Parameters and states keep the plan's offsets; only
+//! gradients lie elsewhere. Such a bucket has no tail: it is reduced as it is, and it counts no ranks.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// Which part of a larger parameter a listed one is.
+/// Says which rows of a larger parameter a listed parameter has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -27,24 +27,25 @@ pub(super) struct Rows {
 }
 
 impl ForeignBucket {
-    /// Describes a bucket of `len` elements, all of which are reduced, what lies between gradients included.
+    /// Describes a bucket of `len` elements. All of them are reduced, also those between gradients.
     pub fn new(len: usize) -> ForeignBucket {
         ForeignBucket { len: len as u64, gradients: Vec::new(), rows: Vec::new() }
     }
 
-    /// Sets where in the bucket a parameter's gradient starts; any offset is legal.
+    /// Sets where in the bucket a parameter's gradient starts. Any offset is allowed.
     pub fn gradient(mut self, id: ParamId, offset: usize) -> ForeignBucket {
         self.gradients.push((id, offset as u64));
         self
     }
 
-    /// Says that a listed parameter is a shard of a larger one, cut between rows of `row` elements, whose first element has
-    /// the number `first` among the elements of all parameters. A [`BucketStep`](crate::BucketStep) then gives it the bits of
-    /// the whole, wherever it is cut: stochastic rounding counts from that number, and no block of 8-bit states crosses a row.
+    /// Says that a listed parameter is a shard of a larger one, which is cut between rows of `row` elements. `first` is
+    /// the number of the shard's first element among the elements of all full parameters. A
+    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter, wherever it is cut:
+    /// stochastic rounding counts from `first`, and no block of 8-bit states crosses the end of a row.
     ///
     /// # Shapes
-    /// With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements: a
-    /// row of 300 takes 512, and two scales. Parameters and gradients have no gaps.
+    /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements: a row
+    /// of 300 elements takes 512, and two scales. Parameters and gradients have no gaps between rows.
     pub fn rows(mut self, id: ParamId, row: usize, first: u64) -> ForeignBucket {
         self.rows.push((id, Rows { row: row as u64, first }));
         self
@@ -55,13 +56,13 @@ impl ForeignBucket {
         self.len
     }
 
-    /// Returns whether it has no elements.
+    /// Returns whether the bucket has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Refuses a bucket without gradients, local parameters, one that is listed twice, and gradients that leave the bucket
-    /// or overlap.
+    /// Refuses a bucket without gradients, a local parameter, a parameter that is listed twice, and gradients that
+    /// leave the bucket or overlap.
     pub(super) fn refuse(&self, layout: &Layout, bucket: usize) -> Result<()> {
         if self.gradients.is_empty() {
             let thing = format_args!("bucket {bucket}");
@@ -146,7 +147,7 @@ fn listed_twice(name: &str) -> Error {
 }
 
 impl Plan {
-    /// Builds the plan of a layout whose gradients lie in these buckets, which are numbered in this order.
+    /// Builds the plan of a layout whose gradients lie in these buckets, numbered in this order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their

@@ -1,7 +1,8 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! Pure arithmetic, no memory. All ranks must agree on one [`Layout`]; a [`Plan`] is that layout in buckets, for one
-//! cap and world size. It depends on no device, so a layout can be built and inspected anywhere.
+//! This module computes offsets and owns no memory. All ranks must have the same [`Layout`]; a [`Plan`] is that layout
+//! cut into buckets, for one cap and world size. It depends on no device, so a layout can be built and inspected
+//! anywhere.
 
 mod bucket;
 mod cut;
@@ -27,17 +28,17 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
-/// The action of a step on a parameter's segment of the bucket.
+/// What a step does with a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {
     /// Apply the optimizer.
     #[default]
     Step,
-    /// Multiply the reduced gradient by 1/world_size in place: for parameters that another optimizer updates. It stays
-    /// the gradient of the *scaled* loss, unclipped, in a skipped pass too: divide it by the pass's loss scale, and
-    /// look for infinities, yourself. Neither the norm nor skipping knows it.
+    /// Multiply the reduced gradient by 1/world_size in place, for parameters that another optimizer updates, also in a
+    /// skipped pass. It stays the unclipped gradient of the *scaled* loss: divide it by the pass's loss scale, and
+    /// check for infinities, yourself. It is not part of the norm, and never causes a skip.
     Average,
-    /// Touch nothing: the gradient stays a sum, the parameter stays as it is.
+    /// Touch nothing: the gradient stays the sum over ranks, and the parameter does not change.
     Leave,
 }
 
@@ -46,23 +47,24 @@ pub enum SegmentAction {
 pub struct Parameter {
     /// Unique within the layout.
     pub name: String,
-    /// Elements; zero is legal.
+    /// Number of elements; may be zero.
     pub len: u64,
-    /// Dimensions, whose product is the length: one, unless [`shape`](LayoutBuilder::shape) has set others.
+    /// Dimensions, whose product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
+    /// others.
     pub shape: Vec<u64>,
-    /// Its type and its gradient's, if they are not those of its group's [precision](Precision).
+    /// The type of the parameter and its gradient, if it is not that of the group's [precision](Precision).
     pub dtype: Option<DType>,
-    /// Number of hand-overs in one pass: 1, or the number of places that share it.
+    /// Number of hand-overs in one pass: 1, or the number of places that share the parameter.
     pub uses: u32,
-    /// The action of a step on it.
+    /// What a step does with it.
     pub action: SegmentAction,
-    /// Its hyperparameters, as an index into [`Layout::groups`].
+    /// The group that has its hyperparameters, as an index into [`Layout::groups`].
     pub group: u32,
-    /// Each rank's own: never summed, averaged or broadcast.
+    /// Whether the parameter is each rank's own: it is never reduced, averaged or broadcast.
     pub local: bool,
 }
 
-/// A parameter of one particular layout; a layout refuses another one's.
+/// A parameter of one particular layout. Other layouts refuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParamId {
     index: u32,
@@ -84,17 +86,17 @@ pub struct Layout {
     fingerprint: u64,
 }
 
-/// Names of groups, and where each stands.
+/// The names of groups, and the index of each name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Groups {
     names: Vec<String>,
     by_name: NameIndex,
 }
 
-/// The group of parameters that are put into none.
+/// The group of parameters for which no group is named.
 pub const DEFAULT_GROUP: &str = "default";
 
-/// As many as numpy, PyTorch and our own reader can hold.
+/// The most dimensions that numpy, PyTorch and our own reader all support.
 const MAX_DIMENSIONS: usize = 64;
 
 /// Collects parameters for a [`Layout`].
@@ -107,7 +109,7 @@ pub struct LayoutBuilder {
 }
 
 impl Default for LayoutBuilder {
-    /// As [`Layout::builder`] starts it.
+    /// An empty layout, as [`Layout::builder`] starts it.
     fn default() -> LayoutBuilder {
         let mut groups = Groups::default();
         groups.place(DEFAULT_GROUP.into());
@@ -132,8 +134,8 @@ impl LayoutBuilder {
         self
     }
 
-    /// Sets the dimensions of the parameter added last, which [checkpoints](crate::checkpoint) write down. Nothing else
-    /// depends on them: layouts that differ in shapes alone have the same [fingerprint](Layout::fingerprint).
+    /// Sets the dimensions of the parameter added last. [Checkpoints](crate::checkpoint) store them, and nothing else
+    /// depends on them: layouts that differ only in shapes have the same [fingerprint](Layout::fingerprint).
     ///
     /// ```
     /// let layout = instep::Layout::builder().param("weight", 64 * 10).shape([64, 10]).build()?;
@@ -148,8 +150,8 @@ impl LayoutBuilder {
         self
     }
 
-    /// Gives the parameter added last, and its gradient, a type of their own in the place of those of its group's
-    /// [precision](Precision). The rest of that precision stays as far as it applies: an f32 parameter has no
+    /// Gives the parameter added last, and its gradient, a type of their own instead of those in the group's
+    /// [precision](Precision). The rest of that precision applies where it makes sense: an f32 parameter has no
     /// [master](Master). Parameters of different precisions share no bucket.
     ///
     /// ```
@@ -184,8 +186,8 @@ impl LayoutBuilder {
         self
     }
 
-    /// Says that the parameter added last is handed over up to `uses` times in a pass (tied weights); its gradient
-    /// counts as complete at the last one, or at the end of the pass.
+    /// Says that the parameter added last is handed over up to `uses` times in a pass (tied weights). Its gradient
+    /// counts as complete at the last hand-over, or at the end of the pass.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -218,10 +220,10 @@ impl LayoutBuilder {
         self
     }
 
-    /// Leaves the parameter added last to each rank: its gradient is summed with nobody's, it is stepped with this
-    /// rank's alone, and it is never broadcast. Neither the global norm nor clipping knows it. A skipped pass skips it
-    /// too. An infinite or NaN gradient *of its own* skips nothing, since the other ranks cannot see it: the parameter
-    /// is stepped.
+    /// Makes the parameter added last local to each rank: its gradient is not reduced, each rank steps it with its own
+    /// gradient alone, and it is never broadcast. It is not part of the global norm and is not clipped. A skipped pass
+    /// skips it too. An infinite or NaN gradient *of its own* skips nothing, because the other ranks cannot see it: the
+    /// parameter is stepped with it.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -251,8 +253,8 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape is not as long as
-    /// its parameter, an option comes before the first parameter, or the lengths cannot be addressed.
+    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape does not have
+    /// its parameter's length, an option comes before the first parameter, or the lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -322,12 +324,12 @@ impl Layout {
         LayoutBuilder::default()
     }
 
-    /// Returns the names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.
+    /// Returns the names of the groups. The first is [`DEFAULT_GROUP`], even if it has no parameter.
     pub fn groups(&self) -> &[String] {
         &self.groups.names
     }
 
-    /// The place of a group in [`groups`](Self::groups).
+    /// Returns the index of a group in [`groups`](Self::groups).
     pub(crate) fn group(&self, name: &str) -> Option<usize> {
         self.groups.find(name).map(|group| group as usize)
     }
@@ -346,7 +348,7 @@ impl Layout {
     /// Returns the parameter called `name`.
     ///
     /// # Errors
-    /// `Layout` if there is none; it lists the names that are most like this one.
+    /// `Layout` if there is none. The error lists the names most similar to this one.
     pub fn id(&self, name: &str) -> Result<ParamId> {
         self.find(name).ok_or_else(|| {
             Error::layout(
@@ -377,13 +379,13 @@ impl Layout {
         Ok(&self.parameters[self.index(id)?])
     }
 
-    /// Returns a number that two layouts share if they are equal; ranks compare it. FNV-1a, because it must be the same
-    /// in every process of a run.
+    /// Returns a hash of the layout, which ranks compare. The hash is FNV-1a, which is the same in every process of a
+    /// run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Per parameter, the elements of all parameters before it.
+    /// Returns, per parameter, the number of elements of all parameters before it.
     pub(crate) fn first_elements(&self) -> Vec<u64> {
         let mut next = 0;
         let first = |parameter: &Parameter| {
@@ -398,7 +400,7 @@ impl Layout {
         &self.parameters
     }
 
-    /// Returns a parameter's number in the order of registration, by which a [plan](Plan) knows it.
+    /// Returns a parameter's number in the order of registration, which a [plan](Plan) uses for it.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -425,7 +427,7 @@ impl Groups {
         self.by_name.find(name, |index| &self.names[index as usize])
     }
 
-    /// The place of a group, which is the last one if it is new.
+    /// Returns the index of a group. A new group is added at the end.
     fn place(&mut self, name: String) -> u32 {
         let known = self.by_name.insert(&name, |index| &self.names[index as usize]);
         known.unwrap_or_else(|| {
@@ -436,7 +438,7 @@ impl Groups {
 }
 
 fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
-    // Lengths before contents, so that no two lists spell the same bytes.
+    // A name's length is hashed before its bytes, so that no two lists hash the same bytes.
     let text = |hash, text: &str| fold(fold(hash, &(text.len() as u64).to_le_bytes()), text.as_bytes());
     let hash = groups.iter().fold(names::EMPTY, |hash, group| text(hash, group));
     parameters.iter().fold(hash, |hash, p| {

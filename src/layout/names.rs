@@ -1,9 +1,9 @@
 //! Finds a name's place in a list by the name's hash, without a second copy of any name.
 //!
-//! Open addressing over indices, at most half full, so a search compares a few names however long the list is. The hash is
-//! the fingerprint's (FNV-1a), so equal lists have equal indices.
+//! The index is a hash table of indices with open addressing, at most half full, so a search compares only a few names
+//! however long the list is. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
 
-/// The hash of no text, as FNV-1a defines it.
+/// The hash of the empty text, which FNV-1a defines.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Folds bytes into an FNV-1a hash.
@@ -14,10 +14,10 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
 /// A slot without a name.
 const FREE: u32 = u32::MAX;
 
-/// Places of names in a list that the caller keeps.
+/// The places of names in a list that the caller keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NameIndex {
-    /// As many as a power of two.
+    /// The places of names, or [`FREE`]. Their number is a power of two, or 0.
     slots: Vec<u32>,
     len: usize,
 }
@@ -29,7 +29,8 @@ impl NameIndex {
         (found != FREE).then_some(found)
     }
 
-    /// Adds the name at the end of the list, unless the list has it already: then returns the place of the other.
+    /// Adds the name that the caller appends to the list. If the list has the name already, returns its place and adds
+    /// nothing.
     pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         if 2 * (self.len + 1) > self.slots.len() {
             self.grow(&name_at);
@@ -43,11 +44,11 @@ impl NameIndex {
         None
     }
 
-    /// The slot that holds the name, or else the free one where it belongs. `None` if there are no slots.
+    /// Returns the slot that has the name, or else the free slot where it belongs. `None` if there are no slots.
     fn slot<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let hash = fold(EMPTY, name.as_bytes());
-        // The upper bits are mixed better than the lower ones.
+        // FNV-1a mixes the upper bits better than the lower ones, so both are used.
         let mut slot = (hash ^ hash >> 32) as usize & mask;
         while self.slots[slot] != FREE && name_at(self.slots[slot]) != name {
             slot = (slot + 1) & mask;

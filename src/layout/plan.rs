@@ -13,7 +13,8 @@ use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage, Storages
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
-/// Every plan has fewer elements: a product with the bytes of an element, and a sum of such products, fits in 64 bits.
+/// Every plan has fewer elements than this, so products with an element's bytes, and sums of such products, fit in 64
+/// bits.
 pub(super) const TOO_MANY_ELEMENTS: u64 = 1 << 56;
 
 /// A layout cut into buckets.
@@ -28,13 +29,13 @@ pub struct Plan {
     pub(super) gradients: Gradients,
     /// Whether parameters are sharded too.
     pub(super) shards_params: bool,
-    /// Whether steps run on the host, on memory of its own.
+    /// Whether steps run on the host, in the host's memory.
     pub(super) is_offloaded: bool,
-    /// Whether ranks sum each micro-batch's gradients, and add up the sums.
+    /// Whether ranks reduce each micro-batch's gradients, and accumulate the sums.
     pub(super) sums_micro_batches: bool,
-    /// Limits that cut the buckets; `None` if the buckets are the caller's.
+    /// The options by which the buckets were cut; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
-    /// The storages that buckets differ in.
+    /// The different storages of buckets.
     pub(super) storages: Vec<Storage>,
     /// What `storages` and `max_norms` were derived from.
     pub(super) asked: Storages,
@@ -62,12 +63,12 @@ impl Plan {
         }
     }
 
-    /// Returns the plan with another policy for gradients.
+    /// Returns the plan with another choice for gradients after the step.
     pub fn with_gradients(self, gradients: Gradients) -> Plan {
         Plan { gradients, ..self }
     }
 
-    /// Returns the plan with the actions of another one of the same layout.
+    /// Returns the plan with the actions of another plan of the same layout.
     pub(crate) fn with_actions_of(mut self, other: &Plan) -> Plan {
         for segment in &mut self.segments {
             segment.action = other.segment_of(segment.param as usize).action;
@@ -95,22 +96,23 @@ impl Plan {
         &self.segments[self.segment_index(param)]
     }
 
-    /// Its index in [`segments`](Self::segments).
+    /// Returns the index of a parameter's segment in [`segments`](Self::segments).
     pub fn segment_index(&self, param: usize) -> usize {
         self.segment_of_param[param] as usize
     }
 
-    /// Returns the first non-empty reduced bucket. With uneven inputs its tail holds the pass's rank count.
+    /// Returns the first non-empty bucket that is reduced. With uneven inputs, its tail counts the ranks with data.
     pub fn carrier(&self) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
 
-    /// Returns the number of elements of the arena of parameters that all ranks have in common: the first so many.
+    /// Returns how many elements of the arena of parameters are common to all ranks. They come first in the arena.
     pub fn common_len(&self) -> u64 {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
-    /// Returns the parameters that all ranks have in common, in as few runs of one type as there are; one run at least.
+    /// Returns the parameters that are common to all ranks, as few runs of one type each as possible. There is at least
+    /// one run.
     pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
         for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
@@ -128,7 +130,7 @@ impl Plan {
         runs
     }
 
-    /// Steps those parameters that were averaged of which `is_optimized` says so.
+    /// Sets averaged parameters for which `is_optimized` returns true to be stepped.
     pub(crate) fn optimize_also(&mut self, is_optimized: impl Fn(usize) -> bool) {
         for segment in &mut self.segments {
             if segment.action == SegmentAction::Average && is_optimized(segment.param as usize) {
@@ -137,7 +139,7 @@ impl Plan {
         }
     }
 
-    /// Leaves the optimizer to those parameters of which `is_optimized` says so; the others' gradients are averaged.
+    /// Keeps stepping only parameters for which `is_optimized` returns true. The gradients of the others are averaged.
     pub(crate) fn optimize_only(&mut self, is_optimized: impl Fn(usize) -> bool) {
         for segment in &mut self.segments {
             if segment.action == SegmentAction::Step && !is_optimized(segment.param as usize) {
@@ -156,86 +158,89 @@ impl Plan {
         self.grads_len
     }
 
-    /// Returns whether this rank keeps and steps one [shard](Bucket::shard) of each reduced bucket.
+    /// Returns whether this rank keeps and steps only one [shard](Bucket::shard) of each reduced bucket.
     pub fn is_sharded(&self) -> bool {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
 
-    /// Returns the number of shards of a reduced bucket, and the number of this rank's shard: 1 and 0, unless the plan
+    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard: 1 and 0, unless the plan
     /// is [sharded](Self::sharded).
     pub fn shards(&self) -> (u32, u32) {
         let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
         sharded.unwrap_or((1, 0))
     }
 
-    /// Returns how many ranks have the same shards as this one, itself included: 1, unless there are
-    /// [groups](Self::sharded_among) or the plan is not sharded.
+    /// Returns how many ranks have the same shards as this rank, itself included. It is 1 unless the plan is sharded in
+    /// [groups](Self::sharded_among).
     pub fn replicas(&self) -> u32 {
         self.cut.filter(|cut| cut.place.is_some()).map_or(1, |cut| cut.world_size / cut.shards)
     }
 
-    /// Returns this sharded plan with sharded parameters too: a bucket of them is full only while it is unsharded.
+    /// Returns this sharded plan with sharded parameters too. A bucket's parameters are then full only while it is
+    /// unsharded.
     pub fn with_sharded_params(self) -> Plan {
         Plan { shards_params: self.is_sharded(), ..self }
     }
 
-    /// Returns whether parameters are sharded, too.
+    /// Returns whether parameters are sharded too.
     pub fn shards_params(&self) -> bool {
         self.shards_params
     }
 
-    /// Returns the plan of steps that run on the host, on its own memory: gradients come to it after they are summed, and
-    /// stepped parameters go back.
+    /// Returns the plan with steps on the host, in the host's memory. Reduced gradients are copied to the host, and
+    /// stepped parameters back.
     pub fn offloaded(self) -> Plan {
         Plan { is_offloaded: true, ..self }
     }
 
-    /// Returns whether steps run on the host, on its own memory.
+    /// Returns whether steps run on the host, in the host's memory.
     pub fn is_offloaded(&self) -> bool {
         self.is_offloaded
     }
 
-    /// Returns the sharded plan of ranks that sum each micro-batch's gradients, and add up the sums of their shards.
+    /// Returns this sharded plan for ranks that reduce each micro-batch's gradients, and accumulate the sums of their
+    /// shards.
     pub fn with_summed_micro_batches(self) -> Plan {
         Plan { sums_micro_batches: self.is_sharded(), ..self }
     }
 
-    /// Returns whether ranks sum each micro-batch's gradients, and not once the gradients of all.
+    /// Returns whether ranks reduce each micro-batch's gradients, instead of reducing once per pass.
     pub fn sums_micro_batches(&self) -> bool {
         self.sums_micro_batches
     }
 
-    /// Returns whether the memory that a step writes is written once more, by an op that writes whole buckets: the trainer
-    /// may read what the step leaves alone, and then that op comes after it.
+    /// Returns whether an op after the step writes full buckets of parameters again. Then that op must also come after
+    /// a read of a frozen parameter, which the step itself leaves unchanged.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that are in this rank's shard, so that it steps them: all of them, unless
-    /// the plan is [sharded](Self::sharded). `param` is its index in registration order.
+    /// Returns the elements of a parameter that are in this rank's shard, and so are stepped here: all of them, unless
+    /// the plan is [sharded](Self::sharded). `param` is the parameter's index in registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
         self.bucket_of(segment).shard_of_segment(segment)
     }
 
-    /// Returns whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
+    /// Returns whether gradients and parameters lie in the caller's memory, with each bucket and each parameter in a
+    /// place of its own.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
     }
 
-    /// Returns the state of a stepped parameter's gradient after the step.
+    /// Returns what happens to a stepped parameter's gradient after the step.
     pub fn gradients(&self) -> Gradients {
         self.gradients
     }
 
-    /// Returns what a step's launch does with gradients. With offload it steps a copy of them, so the copy op has done
-    /// this already.
+    /// Returns what a step's launch does with gradients. With offload the launch reads a copy of the gradients, and the
+    /// copy op has already done this to the originals.
     pub(crate) fn gradients_of_step(&self) -> Gradients {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
-    /// Returns the gradients that nothing needs after this bucket's step, in as few runs as possible. Averaged and left
-    /// gradients stay, and so do the counts after them.
+    /// Returns the gradients that are not needed after this bucket's step, as few runs as possible. Averaged and left
+    /// gradients stay, and so do the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -246,7 +251,7 @@ impl Plan {
         })
     }
 
-    /// Returns the storages that [buckets](Bucket::storage) differ in; there is one at least.
+    /// Returns the different storages of [buckets](Bucket::storage). There is at least one.
     pub fn storages(&self) -> &[Storage] {
         &self.storages
     }
@@ -276,7 +281,7 @@ impl Plan {
         &self.bucket_of(segment).storage
     }
 
-    /// The bucket of a segment.
+    /// Returns the bucket of a segment.
     pub(crate) fn bucket_of(&self, segment: &Segment) -> &Bucket {
         &self.buckets[segment.bucket as usize]
     }

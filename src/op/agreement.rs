@@ -1,11 +1,13 @@
-//! The agreement: one number for all that ranks must have in common, and what differs between two of them, in words.
+//! The agreement: one number for everything that ranks must have in common, and a text of the differences between two
+//! ranks.
 //!
-//! The number has four lanes of 16 bits. Each part of it is a hash of 48 bits, spread over the three lanes that are not
-//! its own, and the parts are combined by exclusive or. If one part differs, its own lane alone is equal: the number
-//! says which part it is, and a difference goes unnoticed once in 2^48, not once in 2^16.
+//! The number has four lanes of 16 bits. Each part of the agreement has a lane of its own. Its hash of 48 bits is
+//! spread over the other three lanes, and all parts are combined by exclusive or. If one part differs, only its own
+//! lane stays equal. So the number tells which part differs, and misses a difference once in 2^48, not once in 2^16.
 //!
-//! Words say what each part is, a line for a value. A stepper's calls carry its words, so ranks that are threads tell both
-//! sides. A rank of another process adds its own to the error that it gets. Writing keeps to buffers that it has once made.
+//! `Words` are the text of each part, a line for each value. A stepper's calls carry its words, so between threads the
+//! error has both ranks' values. A rank in another process adds its own words to the error that it gets. The text is
+//! written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,19 +51,19 @@ impl Agreed {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
 
-    /// The part's share of the number.
+    /// Returns what the part contributes to the number.
     pub(crate) fn share(self, hash: u64) -> u64 {
         let at = self as u32 * LANE_BITS;
         let below = (1u64 << at) - 1;
         let hash = mixed(hash) & HASH_MASK;
-        // The part of the last lane has no lane above its own.
+        // Above the last lane there is no lane.
         let above = (hash & !below).checked_shl(LANE_BITS).unwrap_or(0);
         hash & below | above
     }
 }
 
-/// Returns what two ranks' [agreements](crate::collective::CallKey::agreement) say about where the ranks differ; `None` if
-/// the numbers are equal.
+/// Returns which part differs between two ranks, given their [agreements](crate::collective::CallKey::agreement);
+/// `None` if the numbers are equal.
 ///
 /// ```
 /// use instep::op::difference;
@@ -70,7 +72,7 @@ impl Agreed {
 pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
     match differing(ours, theirs)[..] {
         _ if ours == theirs => None,
-        // How a rank says that it could not build what the others have built.
+        // A rank that could not build its stepper sends the complement of the number.
         _ if ours == !theirs => Some("whether it was built"),
         [part] => Some(part.name()),
         _ => Some(SEVERAL),
@@ -93,22 +95,22 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// Most bytes that are kept of one part, and most that an error says of it.
+/// The most bytes that are kept of one part's text, and the most characters of it in an error.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 
-/// The words of one stepper.
+/// The text of one stepper's agreement.
 #[derive(Debug, Default)]
 pub struct Words {
     layout: String,
     options: String,
-    /// The number of these two parts alone, by which steppers that are built compare themselves.
+    /// The number of layout and options alone, which ranks compare when they build a stepper.
     fixed: u64,
-    /// The last two numbers: the trainer may be a pass ahead of the sums that are compared.
+    /// The last two numbers, because the trainer may be a pass ahead of the collectives that compare them.
     recent: Mutex<[Recent; 2]>,
 }
 
-/// The options that may change between passes, and their hash.
+/// The parts that may change between passes, and the number that includes them.
 #[derive(Debug, Default)]
 struct Recent {
     number: u64,
@@ -117,11 +119,11 @@ struct Recent {
     loaded: String,
 }
 
-/// A buffer for [`Words::tell`], which drops what is too long.
+/// A buffer for [`Words::tell`], which drops text that is too long.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
-    /// To be written on by two.
+    /// Returns another writer to the same buffer.
     pub(crate) fn again(&mut self) -> Line<'_> {
         Line(self.0)
     }
@@ -137,10 +139,10 @@ impl Write for Line<'_> {
     }
 }
 
-/// The values that one rank wrote to a parameter that no broadcast makes equal: a line of the agreement's words.
+/// The hash of values that one rank wrote to a parameter that no broadcast makes equal: a line of the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenValues<'a> {
-    /// Ranks list parameters in this order.
+    /// The parameter's index. Ranks list parameters in ascending order.
     pub(crate) param: usize,
     pub(crate) hash: u64,
     pub(crate) name: &'a str,
@@ -156,7 +158,7 @@ impl fmt::Display for WrittenValues<'_> {
 }
 
 impl<'a> WrittenValues<'a> {
-    /// Reads a whole line. A line that did not fit is none.
+    /// Parses a complete line. Returns `None` for a line that was cut off.
     fn parse(line: &'a str) -> Option<Self> {
         let (param, rest) = line.strip_prefix(VALUES)?.split_once(": ")?;
         let (hash, name) = rest.split_once(" of `")?;
@@ -186,17 +188,17 @@ fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option
 impl Words {
     pub(crate) fn new(fixed: u64, layout: fmt::Arguments<'_>, options: &str) -> Arc<Words> {
         let mut words = Words { fixed, options: options.to_owned(), ..Words::default() };
-        // What does not fit is left out.
+        // Text that does not fit is left out.
         let _ = Line(&mut words.layout).write_fmt(layout);
         Arc::new(words)
     }
 
-    /// The number of layout and options, which never changes.
+    /// Returns the number of layout and options, which never changes.
     pub(crate) fn fixed(&self) -> u64 {
         self.fixed
     }
 
-    /// Lets `write` fill the buffers of the parts that may change, and takes the number that it returns.
+    /// Lets `write` fill the buffers of the parts that may change, and stores the number that it returns.
     pub(crate) fn tell(&self, write: impl FnOnce([Line<'_>; 3]) -> u64) -> u64 {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.swap(0, 1);
@@ -209,7 +211,7 @@ impl Words {
         *number
     }
 
-    /// Returns the part of an agreement with this number.
+    /// Returns the text of a part of the agreement that has this number.
     fn part(&self, number: u64, part: Agreed) -> Option<String> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = recent.iter().find(|recent| recent.number == number);
@@ -225,8 +227,8 @@ impl Words {
         })
     }
 
-    /// Adds what this rank has to the error of a collective that could say only which part differs. `ours` is the number
-    /// that this rank gave.
+    /// Adds this rank's words to the error of a collective that knew only which part differs. `ours` is the number that
+    /// this rank sent.
     pub(crate) fn add_to(&self, error: Error, ours: u64) -> Error {
         let Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs } = error else {
             return error;
@@ -235,7 +237,8 @@ impl Words {
         let number = format!("{ours:016x}");
         let sides = [(rank, &first), (other_rank, &other)];
         if let Some((rank, _)) = sides.into_iter().find(|(_, said)| said.ends_with(&number)) {
-            // Unused parameters are in the number, and in nobody's words: those of one rank alone would blame what is equal.
+            // The number includes unused parameters, but the words do not. So one rank's words alone could blame values
+            // that are equal.
             for part in Agreed::named_by(&differs).filter(|part| *part != Agreed::Loaded) {
                 let words = self.part(ours, part).map(|words| said(&words, 0)).unwrap_or_default();
                 if !words.is_empty() {
@@ -247,11 +250,11 @@ impl Words {
     }
 }
 
-/// What one of two ranks has said: its number, and its words if they are here.
+/// The number of one of two ranks, and its words if they are known here.
 pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
 
-/// Returns what two ranks' agreements differ in, with the values of both where the words of both are here; `None` if they
-/// are equal.
+/// Returns the differences of two ranks' agreements, with the values of both if both ranks' words are known; `None` if
+/// the agreements are equal.
 pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32; 2]) -> Option<String> {
     let mut text = difference(ours.0, theirs.0)?.to_owned();
     let (Some(our_words), Some(their_words)) = (ours.1, theirs.1) else { return Some(text) };
@@ -273,7 +276,7 @@ pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32
     Some(text)
 }
 
-/// The first lines that differ, from a little before their difference: a rank that has fewer shows nothing.
+/// Returns the first two lines that differ, cut off before their difference if they are long. A missing line is empty.
 fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
     loop {
@@ -291,7 +294,7 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// A line of fields in braces with none but the first field that differs from the other rank's.
+/// Returns a line of fields in braces with only the first field that differs from the other rank's.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();
@@ -303,7 +306,7 @@ fn short(line: &str, other: &str) -> String {
     }
 }
 
-/// On one line, and not too long for an error; without the first characters.
+/// Returns a text on one line, from character `from` on, and not too long for an error.
 fn said(words: &str, from: usize) -> String {
     let characters = words.trim_end().chars().skip(from);
     let line: String = characters.take(SAID).collect::<String>().replace('\n', ", ");
@@ -336,7 +339,7 @@ mod tests {
                 several += u32::from(told.starts_with("several"));
             }
         }
-        // A lane of 16 bits is equal by accident once in 2^16.
+        // A lane of 16 bits is equal by chance once in 2^16.
         assert!(several > 3990, "{several}");
         assert!(difference(5, !5).unwrap().contains("built"));
     }
@@ -389,7 +392,7 @@ mod tests {
         let values = "has `group a: lr 0.5, group b: lr 0.25`]";
         assert_eq!(told(error(ours, theirs)), format!("{named} [rank 3 {values}"));
         assert_eq!(told(error(theirs, ours)), format!("{named} [rank 1 {values}"));
-        // Two other ranks, and a difference that both have been told of.
+        // The error may be of two other ranks, or already have the words of both.
         assert_eq!(told(error(theirs, theirs ^ Agreed::Options.share(9))), "options");
         let Error::Mismatch { differs, .. } = words.add_to(error(ours, theirs), ours) else { panic!() };
         let known = |differs: &str| Error::Mismatch {

@@ -1,8 +1,8 @@
-//! Operations as plain data: what the scheduler says, executors do and the checker reads.
+//! Operations as plain data. The scheduler writes them, executors run them and the checker reads them.
 //!
-//! An [`Op`] holds no pointer, closure or foreign handle; [`Memory`] and [`Ticket`] name what executors resolve.
-//! [`Op::accesses`] is the one place that says which bytes an op touches: the checker judges by it and the host
-//! executor takes its pointers from it, so what was checked is what runs.
+//! An [`Op`] holds no pointer, closure or foreign handle; executors resolve its [`Memory`] and [`Ticket`]. Only
+//! [`Op::accesses`] says which bytes an op touches. The checker judges by it and the host executor takes its pointers
+//! from it, so the checked accesses are the ones that run.
 
 mod agreement;
 mod span;
@@ -21,19 +21,19 @@ pub use span::{Memory, Span};
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// The trainer's own: forward and backward. On the host device, the caller's thread.
+    /// Forward and backward: the trainer's stream, or on the host device the caller's thread.
     Compute,
     /// Collectives over gradients.
     Reduce,
-    /// Control, norms and steps; on the host, with [offload](crate::StepperBuilder::offload).
+    /// Control, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
     Optim,
-    /// Collectives over stepped parameters, on a communicator of their own: in the order of the reduces they would hold
-    /// up the next one.
+    /// Collectives over stepped parameters. They have their own communicator, because on the communicator of the
+    /// reduces they would delay the next reduce.
     Gather,
-    /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would hold up
-    /// the next sum.
+    /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would
+    /// delay the next reduce.
     Download,
-    /// With offload, copies to the device's memory. A copy waits for a step, so on the download stream it would hold up
+    /// With offload, copies to the device's memory. A copy waits for a step, so on the download stream it would delay
     /// later downloads.
     Upload,
 }
@@ -46,7 +46,7 @@ impl Stream {
     pub const ALL: [Stream; 6] =
         [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather, Stream::Download, Stream::Upload];
 
-    /// Returns the streams that a plan's ops run on, besides the trainer's.
+    /// Returns the streams on which a plan's ops run, except the trainer's.
     pub(crate) fn used(plan: &Plan) -> &'static [Stream] {
         use Stream::*;
         match (plan.is_sharded(), plan.is_offloaded()) {
@@ -57,7 +57,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether every plan has it.
+    /// Returns whether every plan uses the stream.
     pub(crate) fn is_always_used(self) -> bool {
         matches!(self, Stream::Compute | Stream::Reduce | Stream::Optim)
     }
@@ -78,32 +78,32 @@ impl Stream {
     }
 }
 
-/// A position on a stream, counted in Records: an event is "this stream, up to here".
+/// A position on a stream, counted in Records. It plays the role of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The stream of the position.
     pub stream: Stream,
-    /// Number of Records that the stream has passed then.
+    /// Number of Records up to the position.
     pub tick: u64,
 }
 
-/// Moments at which the control block changes.
+/// The kinds of control op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Opens a pass: counts the last one's updates, derives scalars, empties the accumulators.
+    /// Opens a pass: counts the last pass's updates, derives scalars, empties the accumulators.
     Begin,
-    /// Turns the norm into clip coefficient and skip flag, and into what the next pass is to know of this one.
+    /// Turns the norm into clip coefficient and skip flag, and stores the numbers that the next pass needs of this one.
     Decide,
-    /// The same for one bucket, by its own norm, before its step.
+    /// Decides for one bucket by the bucket's norm, before its step.
     DecideBucket {
         /// Which bucket.
         bucket: u32,
     },
-    /// Writes what came of the pass where the host reads it without waiting.
+    /// Writes the pass's status to where the host reads it without waiting.
     Publish,
 }
 
-/// Which collective.
+/// The kind of a collective.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
@@ -111,8 +111,8 @@ pub enum CollectiveKind {
     AllReduce,
     /// Replaces every rank's buffer by rank 0's.
     Broadcast,
-    /// Rank r's destination becomes the sum over ranks of the r-th part of their sources, which are as many times as
-    /// long as there are ranks.
+    /// Writes the sum over ranks of the r-th part of their sources to rank r's destination. A source is `world_size`
+    /// times as long as a destination.
     ReduceScatter,
     /// Copies all sources to every rank's destination, in rank order.
     AllGather,
@@ -151,7 +151,7 @@ impl fmt::Display for CollectiveKind {
     }
 }
 
-/// The ranks that a collective is among, as one of them sees it.
+/// The ranks that take part in a collective, from one rank's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// All ranks.
@@ -159,7 +159,7 @@ pub enum Group {
     /// The ranks of this rank's group, whose shards together are a full bucket: all ranks, unless there are several
     /// groups.
     Shards,
-    /// The replicas: the ranks that have the same shards as this one, one in each group.
+    /// The replicas: the ranks that have the same shards as this rank, one in each group.
     Replicas,
 }
 
@@ -170,9 +170,9 @@ pub enum Action {
     Wait(Ticket),
     /// Marks the position that the ticket names.
     Record(Ticket),
-    /// Later ops of the stream start once the caller's own sum of a bucket is there: after an event of the caller's on a GPU,
-    /// after a call on the host. The sum has come after everything that the trainer did with the bucket before its hand-over, so
-    /// these ops come after that too.
+    /// Later ops of the stream start once the caller's sum of a bucket is complete: on a GPU after the caller's event,
+    /// on the host after a call returns. That sum comes after everything that the trainer did with the bucket before
+    /// its hand-over, so these ops come after that too.
     AwaitSum {
         /// Which bucket.
         bucket: u32,
@@ -184,45 +184,47 @@ pub enum Action {
         /// Which bucket.
         bucket: u32,
     },
-    /// Runs the part of a bucket's step that ends with norms of parts of its parameters, which ranks then add up.
+    /// Runs the part of a bucket's step that ends with norms of this rank's shards of parameters. Ranks then add these
+    /// up.
     Measure {
         /// Which bucket.
         bucket: u32,
         /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
-    /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that. Neighbours may
-    /// share the op, and then its launch.
+    /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step. Neighbouring
+    /// buckets may share the op, and so its launch.
     Step {
-        /// Which bucket; of several, the lowest.
+        /// Which bucket: the lowest, if there are several.
         bucket: u32,
-        /// Number of buckets, from that one on.
+        /// Number of consecutive buckets, from `bucket` on.
         count: u32,
     },
     /// One collective.
     Collective {
-        /// Which one.
+        /// The kind of collective.
         kind: CollectiveKind,
         /// The ranks that take part.
         group: Group,
-        /// Counted from the stepper's first pass.
+        /// Number of the pass, counted from the stepper's first.
         pass: u64,
-        /// The number that ranks must have in common in this pass.
+        /// The agreement's number, which all ranks must have equal in this pass.
         agreement: u64,
-        /// The bucket it belongs to, if it does.
+        /// The bucket of the call, if it is of one.
         bucket: Option<u32>,
         /// The source.
         src: Span,
         /// The destination; may be `src`.
         dst: Span,
     },
-    /// Makes the open pass leave a segment alone, after its Begin.
+    /// Makes the open pass leave a segment unchanged, after the pass's Begin.
     Leave {
         /// Which segment of the plan.
         segment: u32,
     },
-    /// Copies a part of a bucket: with [offload](crate::StepperBuilder::offload) between the device's memory and the host's,
-    /// with [`Accumulation::Summed`](crate::Accumulation) the first micro-batch's sums. Both spans are of one type and length.
+    /// Copies a part of a bucket. With [offload](crate::StepperBuilder::offload) it copies between the device's memory
+    /// and the host's, with [`Accumulation::Summed`](crate::Accumulation) the first micro-batch's sums. Both spans have
+    /// the same type and length.
     Copy {
         /// Which bucket.
         bucket: u32,
@@ -231,25 +233,25 @@ pub enum Action {
         /// The destination.
         dst: Span,
     },
-    /// Adds a part of a bucket's gradients to another one, of the same type and length. 16-bit sums are rounded.
+    /// Adds a part of a bucket's gradients to a span of the same type and length. 16-bit sums are rounded.
     Add {
         /// Which bucket.
         bucket: u32,
-        /// What is added.
+        /// The span that is added.
         src: Span,
-        /// What it is added to.
+        /// The span that it is added to.
         dst: Span,
     },
-    /// Fills counts of ranks with ones: each rank counts itself. Without offload, Begin does so.
+    /// Fills counts of ranks with ones, because each rank counts itself. Without offload, Begin does this.
     Count(Span),
     /// Fills with zero bytes.
     Zero(Span),
-    /// Gives the whole pages inside back to the system. Their content is lost.
+    /// Releases the whole pages inside the span to the system. Their content is lost.
     Release(Span),
 }
 
 impl Action {
-    /// Returns whether the op takes time of its own. The others only order those.
+    /// Returns whether the op does work. The other ops only order work.
     pub fn is_work(&self) -> bool {
         !matches!(self, Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. })
     }
@@ -264,14 +266,14 @@ pub struct Op {
     pub action: Action,
 }
 
-/// Segments that no step touches, until the trainer says otherwise.
+/// Segments that no step touches, until the trainer unfreezes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frozen {
     segments: Vec<bool>,
 }
 
 impl Frozen {
-    /// Freezes a segment of the plan, or unfreezes it.
+    /// Freezes or unfreezes a segment of the plan.
     pub fn set(&mut self, segment: usize, frozen: bool) {
         if self.segments.len() <= segment {
             self.segments.resize(segment + 1, false);
@@ -279,7 +281,7 @@ impl Frozen {
         self.segments[segment] = frozen;
     }
 
-    /// Returns whether it is frozen.
+    /// Returns whether a segment is frozen.
     pub fn contains(&self, segment: usize) -> bool {
         self.segments.get(segment).copied().unwrap_or(false)
     }
@@ -290,12 +292,12 @@ impl Frozen {
 pub struct Access {
     /// The bytes.
     pub span: Span,
-    /// Written (and possibly read), or only read.
+    /// Whether the bytes are written (and possibly read), or only read.
     pub writes: bool,
 }
 
-/// The part of a step that one launch does: all of it, the part before the norms that scale the change, the rest, or the
-/// end of gradients that code of the user's own has stepped with.
+/// The part of a step that one launch runs. In order: all of it; the part up to the norms that scale the change; the
+/// rest after these norms; zeroing or averaging gradients after a custom optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
@@ -305,18 +307,19 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The launches of a step, in order.
+    /// Returns the parts of a step, in order.
     pub(crate) fn all(is_scaled: bool) -> &'static [Part] {
         if is_scaled { &[Part::Measure, Part::Apply] } else { &[Part::Whole] }
     }
 }
 
 impl Access {
-    /// Bytes that a launch moves over the memory bus for it. A launch reads what it writes, except parameters with an
-    /// f32 master and copies.
+    /// Returns how many bytes a launch moves over the memory bus for this access. A launch reads what it writes, except
+    /// parameters with an f32 master and copies.
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
-        // Zeros come after the last launch; a mean is written where the sum is read.
+        // If a step has two launches, the second one writes zeros, but the first one, which reads the sum, writes a
+        // mean.
         let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
             Memory::Grads | Memory::HostGrads | Memory::Sums => {
@@ -335,8 +338,8 @@ impl Access {
 }
 
 impl Op {
-    /// Names every byte that the op touches, given how many states the optimizer keeps and what is frozen when the op
-    /// is submitted. Padding counts as touched where the op may touch it.
+    /// Reports every byte that the op touches, given the number of the optimizer's states and the segments that are
+    /// frozen when the op is submitted. Padding counts as touched where the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {
@@ -377,7 +380,7 @@ impl Op {
                 let is_part = bucket.is_sharded() || plan.is_offloaded();
                 touch(if is_part { summed } else { Span::bucket(bucket) }, false);
                 if bucket.is_sharded() {
-                    // The counts say which gradients are measured.
+                    // The counts tell which gradients are part of the norm.
                     touch(Span::tail(Memory::Grads.of_step(plan), bucket), false);
                 }
                 touch(Span::CONTROL, true);
@@ -395,7 +398,8 @@ impl Op {
                 let writes =
                     averages || matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
                 let grads = Memory::Grads.of_step(plan);
-                // The tail counts are only read, also by averages: a rank that has joined reads them beside the step.
+                // Steps only read the tail's counts, also when they write means, because a rank that has joined reads
+                // them beside the step.
                 touch(Span::summed_in(grads, bucket), writes);
                 touch(Span::tail(grads, bucket), false);
                 let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
@@ -419,7 +423,7 @@ impl Op {
     }
 }
 
-/// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+/// Returns how many bytes one step of a bucket reads and writes, by the accesses that the checker judges.
 pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
     let (mut bytes, storage) = (0, &plan.buckets()[bucket as usize].storage);
     let op = Op { stream: Stream::Optim, action: Action::Step { bucket, count: 1 } };
@@ -485,7 +489,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// A stretch of time on one clock, in nanoseconds since the first stepper of the process was built.
+/// An interval on one clock, in nanoseconds since the first stepper of the process was built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// Start.
@@ -495,23 +499,23 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Its length.
+    /// Returns the length in nanoseconds.
     pub fn ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
 
-    /// Returns the part that lies in both, if they overlap.
+    /// Returns the common part of two intervals, if they overlap.
     pub fn overlap(&self, other: &Interval) -> Option<Interval> {
         let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
         (start_ns < end_ns).then_some(Interval { start_ns, end_ns })
     }
 }
 
-/// An op that ran.
+/// An op that ran, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOp {
-    /// Which one.
+    /// The op.
     pub op: Op,
-    /// When.
+    /// When it ran.
     pub interval: Interval,
 }

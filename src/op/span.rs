@@ -1,7 +1,7 @@
-//! Ranges of bytes of a stepper's memories, and where the elements of a plan lie in them.
+//! Ranges of bytes in a stepper's memories, and where a plan's elements lie in them.
 //!
-//! Offsets of elements are one space for all memories. Bytes are counted bucket by bucket, because buckets may differ in
-//! their element types. This file decides which memories exist and how large elements are.
+//! All memories share the offsets of elements. Bytes are counted bucket by bucket, because buckets may differ in
+//! element types. This file decides which memories exist and how large elements are.
 
 use std::mem::offset_of;
 
@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::layout::{Bucket, Master, Moments, Plan, Segment, Storage};
 use crate::op::CollectiveKind;
 
-/// One allocation; two memories never overlap.
+/// The memories of a stepper. Two memories never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Memory {
     /// Parameters.
@@ -19,25 +19,26 @@ pub enum Memory {
     Grads,
     /// Control block and per-segment scalars.
     Control,
-    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between
-    /// passes and Begin reads.
+    /// Hyperparameters per group, and per segment a learning-rate multiplier and an action. The trainer sets them
+    /// between passes, and Begin reads them.
     Settings,
-    /// The bits that 16-bit parameters lack of f32.
+    /// Master weights or remainders of 16-bit parameters.
     Master,
-    /// Optimizer state by its number.
+    /// An optimizer state, by its number.
     State(u8),
-    /// Of an 8-bit state, an f32 per block of 256 elements.
+    /// The scales of an 8-bit state: an f32 per block of 256 elements.
     Scales(u8),
-    /// The parameters once more, in another type.
+    /// Copies of the parameters in another type.
     Copy,
     /// Moving averages of the parameters.
     Ema,
-    /// With [offload](crate::StepperBuilder::offload), the parameters that this rank steps, beside their states.
+    /// With [offload](crate::StepperBuilder::offload), the parameters that this rank steps, in the host's memory.
     HostParams,
-    /// With offload, the sums of gradients that this rank steps, and each bucket's counts of ranks.
+    /// With offload, the reduced gradients that this rank steps, and each bucket's counts of ranks, in the host's
+    /// memory.
     HostGrads,
-    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients of the micro-batches so far, added up over the ranks
-    /// of a group, as far as this rank steps them.
+    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients that this rank steps, accumulated over the
+    /// micro-batches so far and reduced within a group of ranks.
     Sums,
 }
 
@@ -54,13 +55,13 @@ const fn control_field(offset: usize, bytes: usize) -> Span {
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
-    /// Returns whether a rank that steps a shard has this memory for that shard alone.
+    /// Returns whether a rank with shards keeps this memory for its shard alone.
     pub fn is_sharded_state(self) -> bool {
         use Memory::*;
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
     }
 
-    /// Returns the memory that a step uses in the place of this one: with offload, the host's parameters and gradients.
+    /// Returns the memory that a step uses instead of this one: with offload, the host's parameters and gradients.
     pub(crate) fn of_step(self, plan: &Plan) -> Memory {
         match self {
             Memory::Params if plan.is_offloaded() => Memory::HostParams,
@@ -69,31 +70,31 @@ impl Memory {
         }
     }
 
-    /// Returns whether it lies in the host's memory and not in the device's, because steps are
-    /// [offloaded](crate::StepperBuilder::offload): everything but the parameters and gradients of forward and backward,
-    /// and sums that micro-batches still add to.
+    /// Returns whether the memory lies on the host and not on the device, because steps are
+    /// [offloaded](crate::StepperBuilder::offload). Only the parameters, copies and gradients of forward and backward,
+    /// and the sums of micro-batches, stay on the device.
     pub fn is_offloaded(self, plan: &Plan) -> bool {
         let is_device = matches!(self, Memory::Params | Memory::Grads | Memory::Copy | Memory::Sums);
         plan.is_offloaded() && !is_device
     }
 
-    /// Returns whether its elements are counted as gradients are, and not as parameters.
+    /// Returns whether the memory's elements have the offsets of gradients, and not those of parameters.
     pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
-    /// Returns whether ranks send each other its shards: parameters and copies.
+    /// Returns whether ranks all-gather the memory's shards: true for parameters and copies.
     pub(crate) fn is_sent(self) -> bool {
         matches!(self, Memory::Params | Memory::Copy)
     }
 
-    /// Returns the memories of a bucket that ranks send each other by shards.
+    /// Returns the memories of a bucket whose shards ranks all-gather.
     pub(crate) fn sent_of(bucket: &Bucket) -> impl Iterator<Item = Memory> + use<> {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
 
-    /// Returns every memory of tensors that a plan has, with that many states. A bucket of another precision may have no
-    /// byte in one of them.
+    /// Returns every memory of tensors that a plan has, with `states` states. A bucket may have no byte in one of them,
+    /// if its precision does not need it.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
             let is_offloaded = plan.is_offloaded();
@@ -103,7 +104,7 @@ impl Memory {
         Memory::of_storages(plan.storages(), states).chain(of_host).chain(sums)
     }
 
-    /// The same for one bucket.
+    /// Returns every memory of tensors in which one bucket has bytes.
     pub(crate) fn of_bucket(bucket: &Bucket, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         Memory::of_storages(std::slice::from_ref(&bucket.storage), states)
     }
@@ -134,15 +135,15 @@ pub struct Span {
     pub memory: Memory,
     /// First byte.
     pub start: u64,
-    /// Past the last byte.
+    /// The byte after the last one.
     pub end: u64,
 }
 
 impl Span {
-    /// Returns `start..end` elements of `plan`'s arenas, which may reach over several buckets.
+    /// Returns the elements `start..end` of the plan's arenas, which may span several buckets.
     ///
     /// # Panics
-    /// If the memory is not one of tensors.
+    /// If the memory holds no tensors.
     pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
         let byte = |at: u64| {
             let first =
@@ -154,7 +155,7 @@ impl Span {
         Span { memory, start: byte(start), end: byte(end) }
     }
 
-    /// Returns `start..end` elements of the arenas, all of them in this bucket.
+    /// Returns the elements `start..end` of the arenas. All of them must be in this bucket.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -162,7 +163,7 @@ impl Span {
         Span { memory, start: byte_at(memory, bucket, start), end: byte_at(memory, bucket, end) }
     }
 
-    /// Returns all of a memory that a plan has.
+    /// Returns the whole of a plan's memory.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -181,13 +182,13 @@ impl Span {
         Span::summed_in(Memory::Grads, bucket)
     }
 
-    /// The same in gradients of either memory.
+    /// Returns the same gradients in the device's or the host's memory.
     pub(crate) fn summed_in(memory: Memory, bucket: &Bucket) -> Span {
         let summed = bucket.summed();
         Span::within(memory, bucket, summed.start, summed.end)
     }
 
-    /// Returns the counts of ranks, in gradients of either memory.
+    /// Returns the counts of ranks, in the device's or the host's gradients.
     pub(crate) fn tail(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
@@ -198,7 +199,8 @@ impl Span {
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
-    /// Returns the other ranks' shards of a bucket: those before and those after this rank's. Either may be empty.
+    /// Returns the other ranks' shards of a bucket: a span before and a span after this rank's shard. Either may be
+    /// empty.
     pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
         let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
         let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
@@ -206,8 +208,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the parts of a bucket that take no memory while it is not unsharded: the other ranks' shards. With
-    /// offload, all of it.
+    /// Returns the parts of a bucket that take no memory while it is resharded: the other ranks' shards, or with
+    /// offload the whole bucket.
     pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
@@ -216,37 +218,37 @@ impl Span {
         [shared, Span { start: shared.end, ..shared }]
     }
 
-    /// Returns the shard of a bucket, in parameters of either memory or in copies.
+    /// Returns this rank's shard of a bucket, in the device's or the host's parameters or in copies.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
 
-    /// Returns one parameter's tensor in a memory that has one, or the part of it that lies in this rank's memory.
+    /// Returns one parameter's tensor in a memory, or the part of it that this rank keeps.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 
-    /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes. It
-    /// stands for the scale and the flag of a scaler of the caller's too, which Begin reads and Decide writes likewise.
+    /// The next pass's loss scale and its progress towards growing: the part of control memory that Decide alone
+    /// writes. It also stands for the caller's scaler: Begin reads its scale, and Decide writes its flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
-    /// The scale alone, which Begin reads.
+    /// The loss scale alone, which Begin reads.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// What Decide alone reads of it: stands for the flag of a scaler of the caller's.
+    /// The other half of it, which Decide alone reads. It stands for the flag of the caller's scaler.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
-    /// The rest of control memory.
+    /// Control memory after the loss scale.
     pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
 
-    /// The sums of squares that ranks add up, as whole numbers of 64 bits.
+    /// The sum of squares, as 64-bit integers that ranks add up.
     pub const SQUARES: Span = control_field(offset_of!(InstepControl, limbs), size_of::<[u64; LIMBS]>());
 
-    /// The bits of the largest magnitude, of which ranks take the largest.
+    /// The bits of the largest magnitude. Ranks take the maximum of theirs.
     pub const LARGEST: Span = control_field(offset_of!(InstepControl, max_abs_bits), size_of::<u32>());
 
-    /// The first bucket whose step was not finite, of which ranks take the smallest.
+    /// The index of the first bucket whose step was not finite. Ranks take the smallest of theirs.
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
@@ -259,14 +261,14 @@ impl Span {
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
-    /// The element type of a collective. What an all-gather sends may lie in buckets of other types on other ranks; where it goes
-    /// is the same on all.
+    /// Returns the element type of a collective. For an all-gather it is that of the destination, because the source
+    /// may lie in buckets of different types on different ranks.
     pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
 
-    /// The element type that a collective uses: that of the first element. A master weight is only copied, as words of 4
-    /// bytes.
+    /// Returns the element type that a collective uses: that of the span's first element. Master weights are only
+    /// copied, as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
             let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);
@@ -287,7 +289,7 @@ impl Span {
     }
 }
 
-/// The bytes of so many elements, from the first one of a block on.
+/// Returns the bytes of `elements` elements, counted from the start of a block.
 pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
     let Storage { precision, copy, .. } = storage;
     match memory {
@@ -295,7 +297,7 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
         Memory::Grads | Memory::HostGrads | Memory::Sums => elements * precision.grad.bytes(),
         Memory::Master => elements * precision.master.bytes(),
         Memory::State(_) => elements * precision.moments.bytes(),
-        // A block is its first element's.
+        // A scale belongs to the first element of its block.
         Memory::Scales(_) => precision.moments.scale_bytes(elements),
         Memory::Copy => elements * copy.map_or(0, |dtype| dtype.bytes()),
         Memory::Ema => elements * F32_BYTES,
@@ -303,7 +305,7 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
     }
 }
 
-/// The byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
+/// Returns the byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
 fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
     let first = &bucket.first_bytes;
     match memory {
@@ -321,7 +323,7 @@ fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
         Memory::Scales(_) => (first.scales, bucket.shard.start),
         Memory::Ema => (first.ema, bucket.shard.start),
         Memory::HostParams => (first.host_params, bucket.shard.start),
-        // All buckets have the same of the others.
+        // Elements of the other memories have the same size in all buckets.
         Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads | Memory::Sums => (0, 0),
     };
     let element =

@@ -1,22 +1,22 @@
-//! A job of the pool, and its chunks that nobody has taken.
+//! A job of the pool, and its range of chunks that no thread has taken.
 //!
-//! The launcher takes chunks from the front and helpers take them from the back, so that each side walks on through memory
-//! that lies together. Both ends stand in one word: a chunk is taken by one compare-and-swap, and by one thread only.
+//! The launcher takes chunks from the front and helpers take them from the back, so each side walks through adjacent
+//! memory. Both ends of the range are in one word: one compare-and-swap takes a chunk, so only one thread gets it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU64, AtomicUsize};
 
-/// Work that can be done in any order, chunk by chunk. A chunk must not panic: the launch would end as if it were done.
+/// Work in chunks that can run in any order. A chunk must not panic, because the launch would count it as done.
 pub(crate) trait Chunks: Send + Sync {
     fn chunk_count(&self) -> usize;
-    /// Bytes that all chunks together move.
+    /// Returns how many bytes all chunks together move.
     fn bytes(&self) -> u64;
     fn run_chunk(&self, chunk: usize);
 }
 
-/// Work that its owner also keeps.
+/// For work to which its owner also keeps a reference.
 impl<W: Chunks> Chunks for Arc<W> {
     fn chunk_count(&self) -> usize {
         (**self).chunk_count()
@@ -31,14 +31,14 @@ impl<W: Chunks> Chunks for Arc<W> {
     }
 }
 
-/// A job that can be launched again and again, one launch at a time.
+/// A job that can be launched any number of times, one launch at a time.
 pub(crate) struct Job {
     pub(super) work: Box<dyn Chunks>,
-    /// The chunks that nobody has taken.
+    /// The chunks that no thread has taken.
     pub(super) rest: Rest,
-    /// Helpers inside; changes only under the pool's lock.
+    /// Number of helpers inside the job. It changes only under the pool's lock.
     pub(super) helpers: AtomicUsize,
-    /// Nanoseconds of the last launch on one thread.
+    /// Nanoseconds that the last launch on one thread took. Each later split launch reduces it by a 64th.
     pub(super) alone_ns: AtomicU64,
 }
 
@@ -55,7 +55,8 @@ impl Rest {
         start >= end
     }
 
-    /// Takes one chunk. What it reads and writes is published by the pool's lock, so no order is asked for here.
+    /// Takes one chunk. The pool's lock publishes the memory that chunks read and write, so relaxed ordering is enough
+    /// here.
     fn take(&self, side: Side) -> Option<usize> {
         let shrink = |word| {
             let (start, end) = Rest::ends(word);
@@ -97,7 +98,7 @@ impl Job {
         })
     }
 
-    /// Runs chunks that nobody has taken until there are none.
+    /// Takes and runs chunks until none is left.
     pub(super) fn work_from(&self, side: Side) {
         while let Some(chunk) = self.rest.take(side) {
             self.work.run_chunk(chunk);

@@ -1,10 +1,10 @@
-//! Threads that kernels are split over, shared by all ranks of a process.
+//! The threads over which kernel launches are split, shared by all ranks of a process.
 //!
 //! The launching thread works too, so a pool of one thread is that thread alone. It waits only for helpers that are
-//! inside a chunk: one that the system has taken off its core delays nobody otherwise. To wake a helper takes longer than
-//! most launches, so helpers stay awake for a while after a launch, and a launch that finds none awake wakes them only if
-//! it is long, or closely follows another. Jobs must never block: with that, any number of ranks on any number of cores
-//! makes progress. Own code instead of a work-stealing crate because a launch must not allocate.
+//! inside a chunk, so a descheduled helper outside a chunk delays nobody. Waking a helper takes longer than most
+//! launches. So helpers stay awake for a while after a launch, and a launch that finds none awake wakes them only if it
+//! is long or closely follows another. Jobs must never block; then any number of ranks on any number of cores makes
+//! progress. No work-stealing crate is used, because a launch must not allocate.
 
 mod job;
 mod team;
@@ -22,14 +22,16 @@ use job::Side;
 pub(crate) use job::{Chunks, Job};
 pub use team::Team;
 
-/// A launch that moves fewer bytes is not split, though helpers be awake: to hand over a part costs more than it saves.
+/// A launch that moves fewer bytes than this is not split, even if helpers are awake: handing over a part costs more
+/// than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer wakes no helper, unless it computes for long: it would mostly end before the helper begins.
+/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long: it would mostly end before
+/// the helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
-/// A launch that took longer on one thread wakes helpers the next times. What is remembered of it shrinks by a 64th each
-/// time, so one launch that the system interrupted is forgotten.
+/// If a launch took longer than this on one thread, its next runs wake helpers. Each of these runs shrinks the
+/// remembered time by a 64th, so one run that the system interrupted is forgotten.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
@@ -38,12 +40,12 @@ const SPIN: Duration = Duration::from_micros(200);
 /// How long a launcher watches helpers that are inside a chunk before it sleeps until they leave.
 const WATCH: Duration = Duration::from_micros(50);
 
-/// A handle to the threads; clones share them, and the last one to go ends them.
+/// A handle to the threads. Clones share them, and dropping the last clone ends them.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
     _closer: Arc<Closer>,
-    /// Takes the place of threads of the pool's own.
+    /// If set, launches run on this team, and the pool has no threads of its own.
     team: Option<Arc<dyn Team>>,
 }
 
@@ -51,11 +53,11 @@ struct Shared {
     helpers: usize,
     spin: Duration,
     state: Mutex<State>,
-    /// Jobs that were queued so far, and the end of the pool.
+    /// Number of jobs queued so far; the end of the pool counts as one.
     queued: AtomicUsize,
-    /// Helpers that watch `queued`.
+    /// Number of helpers that watch `queued`.
     awake: AtomicUsize,
-    /// When the last launch ended that was long enough to be split.
+    /// When the last launch of at least `SPLIT_BYTES` ended.
     ended_ns: AtomicU64,
     work: Condvar,
     left: Condvar,
@@ -71,15 +73,15 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// The most threads of a pool: more could only wait for memory. The constructors check every number of threads that
+    /// The most threads of a pool. More would only wait for memory. The constructors check every number of threads that
     /// a user gives.
     pub const MAX_THREADS: usize = 1024;
 
-    /// Builds a pool of `threads` threads, the launching one included; they start with the first launch that needs them, and
-    /// stay awake for 200 us after each.
+    /// Builds a pool of `threads` threads, the launching one included. The threads start with the first launch that
+    /// needs them, and stay awake for 200 us after each launch.
     ///
     /// # Errors
-    /// `Config` unless it has 1 to [`MAX_THREADS`](Self::MAX_THREADS) threads.
+    /// `Config` unless `threads` is 1 to [`MAX_THREADS`](Self::MAX_THREADS).
     pub fn new(threads: usize) -> Result<Self> {
         Pool::spinning(threads, SPIN)
     }
@@ -90,7 +92,7 @@ impl Pool {
     }
 
     /// Builds a pool as [`new`](Self::new) does; its threads stay awake for `spin` after a launch. With
-    /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split.
+    /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split over threads.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -99,7 +101,7 @@ impl Pool {
         Ok(Pool::of(threads, spin))
     }
 
-    /// Refuses a number of threads that no pool has, under the name of the option that asks for it.
+    /// Refuses a number of threads that is out of range. The error names the option.
     pub(crate) fn refuse_threads(option: &'static str, threads: usize) -> Result<()> {
         if (1..=Self::MAX_THREADS).contains(&threads) {
             return Ok(());
@@ -107,7 +109,7 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    /// Builds a pool of a number of threads that is known to be one.
+    /// Builds a pool of a number of threads that was checked to be in range.
     pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
@@ -122,8 +124,8 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
     }
 
-    /// Builds a pool whose launches run on at most `threads` threads of a team. It has no threads of its own, and no launch
-    /// of less than 1 MiB asks for the team.
+    /// Builds a pool whose launches run on at most `threads` threads of a team. It has no threads of its own. A launch
+    /// of less than 1 MiB does not use the team.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -131,11 +133,12 @@ impl Pool {
         Ok(Pool { team: Some(team), ..Pool::new(threads)? })
     }
 
-    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core as far as that goes, which stay awake for
-    /// `INSTEP_SPIN_US` microseconds, or for 200.
+    /// Builds a pool of `INSTEP_THREADS` threads, by default one per core but at most
+    /// [`MAX_THREADS`](Self::MAX_THREADS). They stay awake for `INSTEP_SPIN_US` microseconds, by default 200.
     ///
     /// # Errors
-    /// `Config` if a variable is not a whole number; otherwise as for [`new`](Self::new).
+    /// `Config` if a variable is not a whole number, or the number of threads is not 1 to
+    /// [`MAX_THREADS`](Self::MAX_THREADS).
     pub fn from_environment() -> Result<Self> {
         let cores = || thread::available_parallelism().map_or(1, |n| n.get().min(Self::MAX_THREADS));
         let threads = environment("INSTEP_THREADS", 1)?.map(usize::try_from);
@@ -144,16 +147,16 @@ impl Pool {
         Pool::with_threads(threads)
     }
 
-    /// Builds a pool of `threads` threads that otherwise is as the environment says.
+    /// Builds a pool of `threads` threads. How long they stay awake comes from the environment.
     ///
     /// # Errors
-    /// `Config` if `INSTEP_SPIN_US` is not a whole number; otherwise as for [`new`](Self::new).
+    /// `Config` if `INSTEP_SPIN_US` is not a whole number, or `threads` is not 1 to [`MAX_THREADS`](Self::MAX_THREADS).
     pub(crate) fn with_threads(threads: usize) -> Result<Self> {
         let spin = environment("INSTEP_SPIN_US", 0)?.map_or(SPIN, Duration::from_micros);
         Pool::spinning(threads, spin)
     }
 
-    /// Returns how many threads work on one launch at most.
+    /// Returns the most threads that work on one launch.
     pub fn threads(&self) -> usize {
         self.shared.helpers + 1
     }
@@ -186,7 +189,7 @@ impl Pool {
         }
     }
 
-    /// Runs all chunks with the helpers that are awake, and wakes so many more.
+    /// Runs all chunks with the helpers that are awake, and wakes up to `wanted` more.
     fn run_together(&self, job: &Arc<Job>, wanted: usize) {
         let shared = &*self.shared;
         {
@@ -195,11 +198,11 @@ impl Pool {
                 state.started = true;
                 self.start();
             }
-            // The lock publishes the job's inputs to the helpers, and its release below their results to us.
+            // This lock publishes the job's inputs to the helpers. The lock below publishes their results to us.
             state.queue.push_back(Arc::clone(job));
             shared.queued.fetch_add(1, Ordering::Release);
         }
-        // Each helper that comes takes the lock for a moment, so no more are called than find a chunk.
+        // Each woken helper takes the lock for a moment, so no more are woken than can find a chunk.
         let asleep = shared.helpers - shared.awake.load(Ordering::Relaxed).min(shared.helpers);
         (0..wanted.min(asleep)).for_each(|_| shared.work.notify_one());
         job.work_from(Side::Front);
@@ -233,7 +236,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the last launch ended so recently that helpers are still awake after it, or would be.
+    /// Returns whether the last launch ended less than `spin` ago, so that helpers that it woke would still be awake.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()
@@ -249,13 +252,13 @@ impl Shared {
                 let leave = Leave { shared: self, job: &job };
                 job.work_from(Side::Back);
                 drop(leave);
-                drop(job); // it may be the last to know the job's memory, which is not freed under the lock
+                drop(job); // this may be the last reference, and the job's memory must not be freed under the lock
                 (state, seen) = (self.lock(), None);
                 continue;
             }
             let queued = self.queued.load(Ordering::Relaxed);
             if seen == Some(queued) {
-                // Nothing came while this helper watched, or since it woke.
+                // No job was queued since this helper last looked.
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 seen = None;
                 continue;
@@ -266,7 +269,7 @@ impl Shared {
         }
     }
 
-    /// Returns when another job is queued, or `spin` has passed.
+    /// Watches until another job is queued or `spin` has passed.
     fn watch(&self, queued: usize) {
         self.awake.fetch_add(1, Ordering::Relaxed);
         let mut spin = Spin::new(self.spin);
@@ -275,7 +278,7 @@ impl Shared {
     }
 }
 
-/// Counts a helper out even if its chunk panics; the launcher would otherwise wait forever.
+/// On drop, counts a helper out of its job, even if its chunk panics. The launcher would otherwise wait forever.
 struct Leave<'a> {
     shared: &'a Shared,
     job: &'a Job,
@@ -348,7 +351,7 @@ mod tests {
         });
     }
 
-    /// Two chunks: the launcher stays in the first until a helper is inside the second, which takes longer.
+    /// Two chunks. The launcher stays in the first until a helper is inside the second, which takes longer.
     #[derive(Default)]
     struct Together {
         begun: AtomicUsize,
@@ -388,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Where the thread that runs a chunk says what it has used of a core.
+    /// The files in /proc that tell how much of a core each thread that ran a chunk has used.
     #[cfg(target_os = "linux")]
     struct Schedule(std::sync::Mutex<std::collections::BTreeSet<std::path::PathBuf>>);
 
@@ -425,7 +428,8 @@ mod tests {
             let helpers = files.iter().filter(|file| !file.starts_with(&own));
             helpers.map(|file| std::fs::read_to_string(file).unwrap()).collect()
         };
-        // A helper that never slept would change its figures each time. One that has yet to fall asleep changes them once.
+        // The figures of a helper that never sleeps change each time. Those of a helper that is about to sleep change
+        // once.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         loop {
             let before = used();

@@ -1,23 +1,23 @@
-//! Threads of somebody else's that a launch may borrow, such as the team of a framework.
+//! Threads of a framework that launches may use.
 //!
-//! A framework's threads stay awake for a while after its own work, and hold the cores that threads of ours would need. A
-//! team only calls functions: which chunks its threads run is decided as for the pool's own threads.
+//! A framework's threads stay awake for a while after its own work, on the cores that threads of the pool would need. A
+//! team only calls functions: its threads take chunks in the same way as the pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::job::{Job, Side};
 
-/// A launch that moves fewer bytes runs on the launching thread alone: a team's threads may be asleep, and a team waits for
-/// every one of them. PyTorch splits its own loops from about as many on.
+/// A launch that moves fewer bytes runs on the launching thread alone, because a team's threads may be asleep, and a
+/// team waits for all of them. PyTorch splits its own loops at about the same size.
 const SPLIT_BYTES: u64 = 1 << 20;
 
 /// Threads that run a function together, such as those of an OpenMP runtime.
 pub trait Team: Send + Sync {
     /// Calls `work` on at most `threads` threads at the same time, and returns when every call has returned.
     ///
-    /// It may make any number of calls. The work is done when the first of them returns and no other is under way; without
-    /// any, the launching thread does all of it.
+    /// It may make any number of calls. The work is done once a call has returned and no other call is still running.
+    /// If there is no call, the launching thread does all the work.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::super::{Chunks, Pool};
     use super::*;
 
-    /// Calls as often as it says, at the same time, however many calls are wanted.
+    /// A team that makes this many calls at the same time, whatever number is asked for.
     struct Calls(usize);
 
     impl Team for Calls {

@@ -1,9 +1,9 @@
-//! Tensors copied to the host and back, on every device, what passes came to, and what is left after a failure.
+//! Copies of tensors to the host and back on every device, the status of passes, and reads after a failure.
 //!
-//! For initialising, saving, checking and small trainers. A trainer on the host reads slices instead (`views.rs`), one
-//! on a GPU takes addresses (`gpu.rs`). This file refuses a wrong length before anything is touched. The host device skips
-//! every op after the first failure, so memory is as the last op that ran left it. A GPU runs steps that were queued after a
-//! sum that fails, so a stepper there refuses.
+//! These calls are for initialising, saving and checking, and for small trainers. A large trainer reads slices on the
+//! host (`views.rs`) and takes addresses on a GPU (`gpu.rs`). A wrong length is refused before anything is touched. The
+//! host device skips every op after the first failure, so memory can be read then. A GPU runs steps that were queued
+//! after a failed all-reduce, so it refuses reads.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -14,9 +14,9 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl<D: Device> Stepper<D> {
-    /// Copies a tensor to the host, as f32 for every [precision](crate::Precision): between passes any tensor, in a
-    /// pass a parameter, or a gradient that was written in it. Values that were read can be written back: bit for bit
-    /// into the same precision, rounded into another one.
+    /// Copies a tensor to the host, as f32 for every [precision](crate::Precision). Between passes it copies any
+    /// tensor; in a pass, a parameter or a gradient that was written in that pass. Writing these values back restores
+    /// the same bits in the same precision; another precision rounds them.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -37,16 +37,16 @@ impl<D: Device> Stepper<D> {
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// A parameter or copy waits for the last step of its bucket. A gradient does in a pass; everything else waits for all
-    /// steps.
+    /// Waits for the last step of the bucket if the tensor is a parameter, a copy, or in a pass a gradient. Otherwise
+    /// waits for all steps.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
     /// tensor; `Order` for a state, copy or average inside a pass, for a parameter or gradient that was handed over in
-    /// this micro-batch, for a gradient that was not written in the open pass (or, if [each is
-    /// summed](crate::Accumulation), micro-batch), and between passes for one that is
-    /// [released](crate::Gradients::Release) after its step; `Sharded` for a [sharded](crate::Strategy) tensor;
-    /// `Poisoned` after a failure.
+    /// this micro-batch, for a gradient that was not written in the open pass (in this micro-batch, with
+    /// [`Accumulation::Summed`](crate::Accumulation)), and between passes for a gradient that was
+    /// [released](crate::Gradients::Release); `Sharded` for a [sharded](crate::Strategy) tensor; `Poisoned` after a
+    /// failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, into.len())?;
@@ -57,24 +57,24 @@ impl<D: Device> Stepper<D> {
     /// Copies a tensor from the host, replacing what was there. A gradient is written in a pass, everything else between
     /// passes.
     ///
-    /// The first pass gives every rank all of rank 0's parameters. Later, after a parameter, and its
-    /// [master weight](crate::Master) with it, was written, the next pass broadcasts rank 0's parameters of its bucket, and
-    /// of no other. Then write the same parameters on all ranks: if ranks wrote different ones, or one rank wrote none, the
-    /// next collective is a `Mismatch`. Between ranks of one process it names the parameter. A local parameter is each
-    /// rank's own. States and averages are never broadcast: every rank must write the same (if only some ranks write one,
-    /// the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not compared), and the step count
-    /// with it ([`set_step_count`](Self::set_step_count)).
+    /// The first pass broadcasts all of rank 0's parameters. A later write also writes the parameter's [master
+    /// weight](crate::Master), and the next pass broadcasts rank 0's parameters of that bucket alone. All ranks must
+    /// write the same parameters: if they write different ones, or one rank writes none, the next collective is a
+    /// `Mismatch`. Between ranks of one process the error names the parameter. A local parameter is never broadcast.
+    /// States and averages are not either: every rank must write the same values, and the same step count
+    /// ([`set_step_count`](Self::set_step_count)). If only some ranks write one, the next collective that
+    /// [compares](Self::set_lr) is a `Mismatch`; their contents are not compared.
     ///
     /// Nothing is broadcast if parameters or masters are [sharded](crate::Strategy): each rank stores its shard of what
-    /// it writes. Ranks compare the values instead, also those from before the first pass.
+    /// it writes. Ranks compare the written values instead, also those written before the first pass.
     ///
     /// # Shapes
     /// Shape and ordering as for [`read`](Self::read).
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` for a copy, or if the
-    /// stepper keeps no such tensor; `Order` for a gradient between passes, anything else inside one, or a gradient
-    /// that is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
+    /// stepper keeps no such tensor; `Order` for a gradient between passes, for any other tensor inside a pass, or for
+    /// a gradient that is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, from.len())?;
@@ -85,8 +85,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
-    /// next pass broadcasts rank 0's parameters. Write the same ones on all ranks, as with [`write`](Self::write).
-    /// Instead of a [sharded](crate::Strategy) master, it gets the parameter, which is the master rounded.
+    /// next pass broadcasts rank 0's parameters. Write the same ones on all ranks, as with [`write`](Self::write). If
+    /// the master is [sharded](crate::Strategy), `write` gets the parameter instead, which is the master rounded.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it
@@ -111,7 +111,7 @@ impl<D: Device> Stepper<D> {
                 }
             }
             write(&parameter.name, &mut values);
-            // Noted first: a write that fails may have changed it.
+            // The write is noted first, because one that fails may have changed the parameter.
             self.note_written(id, Memory::Params)?;
             self.write_values(id, Memory::Params, &values)?;
             self.note_shared(id, Memory::Params, &values)?;
@@ -119,8 +119,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns whether a gradient has not been written in the open pass, or if each is [summed](crate::Accumulation) in this
-    /// micro-batch: the first write replaces, later ones add.
+    /// Returns whether a gradient has not been written in the open pass (in this micro-batch, with
+    /// [`Accumulation::Summed`](crate::Accumulation)). The first write replaces the gradient, later ones add to it.
     ///
     /// # Errors
     /// `Order` between passes, `Layout` if `id` is of another layout.
@@ -134,7 +134,7 @@ impl<D: Device> Stepper<D> {
         self.plan.keeps_ema()
     }
 
-    /// The states that a parameter's own optimizers keep; any other one stays zero.
+    /// Returns the states that a parameter's own optimizers keep. Its other states stay zero.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
@@ -142,7 +142,7 @@ impl<D: Device> Stepper<D> {
     /// Returns the device's decisions about the last pass.
     ///
     /// # Ordering
-    /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
+    /// Waits for all steps. A call after every pass therefore costs Normed its overlap with the next forward.
     ///
     /// # Errors
     /// `Order` inside a pass, `Poisoned` after a failure.
@@ -152,21 +152,22 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
-    /// late, so is the status. It is `None` before the first pass has ended. Abandoned passes are left out, and
-    /// [counted](Status::abandoned).
+    /// behind the trainer, so is the status. It is `None` before the first pass has ended. Abandoned passes have no
+    /// status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a stepper that has failed for reading, to save what this rank has learnt when a peer has died. From then
-    /// on [tensors](Self::read), step counts, [`status`](Self::status) and [checkpoints](crate::checkpoint) give what
-    /// there is; passes stay refused. It does nothing if nothing has failed.
+    /// Makes a failed stepper readable, so that you can save this rank's training when a peer has died. Afterwards
+    /// [tensors](Self::read), step counts, [`status`](Self::status) and [checkpoints](crate::checkpoint) can be read;
+    /// passes stay refused. It does nothing if nothing has failed.
     ///
-    /// On the host, everything is as the last op that ran left it. Steps that had not run when the failure came are skipped, also
-    /// those of a finished pass whose sums had all arrived. In Sequential and Normed a pass whose sum failed has changed
-    /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
+    /// On the host, memory is as the last op that ran left it. Steps that had not run before the failure are skipped,
+    /// also those of a finished pass whose collectives had all completed. In Sequential and Normed, a pass whose
+    /// all-reduce failed has changed nothing. In Eager its first buckets may have been stepped; their [step
+    /// counts](Self::step_count) show it.
     ///
     /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments.
     /// After a failure there, the moments of that bucket are one update ahead of its parameters.
@@ -175,9 +176,9 @@ impl<D: Device> Stepper<D> {
     /// With [`Strategy::Zero`](crate::Strategy), no parameter of a bucket can be read if the failure came between its
     /// step and its all-gather: only this rank's shard of it is new.
     ///
-    /// A failed stepper on a GPU refuses. Its steps wait on the GPU for a sum to end, not to succeed: those that were queued
-    /// after a sum that failed have run on what that sum left, up to eight passes of them. Nobody could tell a parameter
-    /// that is right from one that is not. Go on from a [checkpoint](crate::checkpoint), and save often enough.
+    /// On a GPU, rescue is refused after a failure. A step there waits until an all-reduce ends, whether or not it
+    /// succeeds. So steps of up to eight passes may have run on the gradients that a failed all-reduce left, and no
+    /// parameter can be trusted. Continue from a [checkpoint](crate::checkpoint), and save often enough.
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};
@@ -207,7 +208,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits until every op has ended or been skipped; for peers up to the deadline.
+    /// Waits until every op has ended or been skipped. It waits for peers up to the deadline.
     ///
     /// # Errors
     /// `Order` inside a pass; `Unsupported` on a GPU after a failure.
@@ -219,7 +220,7 @@ impl<D: Device> Stepper<D> {
             return self.restore_params();
         }
         run.schedule.synchronize();
-        // A GPU may tell of a failure only when the host has waited for it.
+        // A GPU may report a failure only after the host has waited for the GPU.
         let outcome = run.settle().and_then(|()| run.device.synchronize());
         outcome.map_err(|_| {
             let thing = format_args!("rescue from {}", run.device.place());

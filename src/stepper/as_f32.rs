@@ -1,7 +1,7 @@
-//! Tensors as f32, for every storage format: the one place where a stepper converts.
+//! Converts tensors of every storage format to f32 and back. A stepper converts nowhere else.
 //!
-//! It uses the kernels' own conversions, so a value that was read and is written again keeps its bits, and a checkpoint
-//! of f32 resumes a run of any precision. Conversions round to nearest, since loading is no update.
+//! It uses the kernels' conversions, so a value that is read and written back keeps its bits, and an f32 checkpoint
+//! resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is no update.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ impl Bytes {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Copies a tensor to the host, as the values that it stands for.
+    /// Copies a tensor's values to the host as f32.
     pub(super) fn read_values(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
         for memory in [Some(values), second].into_iter().flatten() {
@@ -45,8 +45,8 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Makes values of a range of a tensor, which starts with a block of an 8-bit state. `fetch` brings its bytes from each
-    /// memory that has some.
+    /// Decodes the values of a range of a tensor. In an 8-bit state the range starts at a block. `fetch` copies the
+    /// bytes from each memory that holds some.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -80,7 +80,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a tensor from the host, rounded to the nearest where it has fewer bits.
+    /// Copies f32 values from the host to a tensor, and rounds them to the nearest if the tensor has fewer bits.
     pub(super) fn write_values(&self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
         let segment = self.claim(id, values, true)?;
@@ -104,7 +104,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Master weights start as their parameters.
+    /// Sets each master weight to its parameter, as at the start.
     pub(super) fn derive_masters(&mut self) -> Result<()> {
         for id in self.layout.clone().ids() {
             let precision = self.precision_of(id)?;
@@ -124,7 +124,8 @@ impl<D: Device> Stepper<D> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// The same of memory that is here, or that nothing was written to.
+    /// Copies such a parameter from this rank's memory alone, for a rank that has all of it or before anything was
+    /// written.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
@@ -152,7 +153,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// The memory that holds the values of a logical tensor: the master of a parameter that has one.
+    /// Returns the memory that holds a tensor's values: the master, for a parameter that has one. The second memory, if
+    /// any, holds the rest of each value.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {
@@ -174,7 +176,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.plan.storage_of(segment).precision)
     }
 
-    /// The kernels' code for the format of one memory, and whether its values have signs.
+    /// Returns the kernels' code for a memory's format, and whether its values may be negative.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage_of(segment);
         let code = match memory {
@@ -220,14 +222,15 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span, writes });
     }
 
-    /// Copies elements that this rank has to `into`, after `claim`.
+    /// Copies elements that this rank has to `into`. The caller has called `claim`.
     pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
         let span = elements.span(&self.plan, &self.run.borrow().schedule);
         self.read_span(span, into)
     }
 
-    /// Writes what this rank keeps of a whole tensor, after `claim`. No view of this memory is alive, since those borrow the
-    /// stepper or the pass that the caller holds mutably. What the host steps, it writes there too.
+    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive,
+    /// because views borrow the stepper or the pass, which the caller holds mutably. With offload, it also writes the
+    /// host's copy.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

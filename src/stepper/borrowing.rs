@@ -1,8 +1,8 @@
-//! A stepper on the caller's tensors, or with the caller's loss scaler, and the same tensors elsewhere, or cut anew, between
-//! passes.
+//! A stepper on the caller's tensors, or with the caller's loss scaler. Between passes the caller may move tensors or
+//! rebuild buckets.
 //!
-//! Everything is checked before anything changes. What the stepper owns stays where it is, unless buckets are cut anew; then
-//! it is copied once, as in `rebuild.rs`.
+//! Everything is checked before anything changes. The stepper's own tensors stay in place, unless buckets are rebuilt;
+//! then they are copied once, as in `rebuild.rs`.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -20,11 +20,11 @@ use crate::stepper::state::borrowed::{Borrowed, Lent};
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
-    /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
+    /// Builds the stepper on the CPU, on the caller's parameters and gradient buckets. The stepper owns the states.
     /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
-    /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). Foreign buckets have no
-    /// room for counts, so [`Unused::Skip`](crate::Unused::Skip) is rejected too; [`Stepper::set_unused`] names what no
-    /// rank used. Unset, it is [`Unused::Refuse`](crate::Unused::Refuse): with
+    /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). It also rejects
+    /// [`Unused::Skip`](crate::Unused::Skip), because borrowed buckets have no room for counts; [`Stepper::set_unused`]
+    /// names parameters that no rank used. The default is [`Unused::Refuse`](crate::Unused::Refuse). With
     /// [`Unused::StepZero`](crate::Unused::StepZero), a gradient that you wrote without asking for it is overwritten
     /// with zeros and stepped.
     ///
@@ -51,16 +51,16 @@ impl StepperBuilder<'_> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// The first pass writes rank 0's parameters over the other ranks', and so does the next one after a parameter was
-    /// [written](Stepper::write) for those of its bucket.
+    /// The first pass writes rank 0's parameters over those of the other ranks. After a parameter was
+    /// [written](Stepper::write), the next pass does so for the parameters of its bucket.
     ///
     /// In a pass, [`Stepper::view_mut`] of a gradient, [`Grads::get_mut`](crate::Grads::get_mut) and
-    /// [`Stepper::bucket_mut`] mark it as written and wait for the last step. After it you may write through your own
-    /// pointer until the hand-over.
+    /// [`Stepper::bucket_mut`] mark the gradient as written and wait for the last step. After such a call you may write
+    /// through your own pointer until the hand-over.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for its type, or over
-    /// another one.
+    /// Errors as for [`host`](Self::host); `Layout` if a tensor has no address or two, is misaligned for its type, or
+    /// overlaps another one.
     ///
     /// # Safety
     /// Until the stepper is closed or dropped:
@@ -69,23 +69,25 @@ impl StepperBuilder<'_> {
     /// 2. Write a gradient only between one of these calls and its hand-over. The sum that
     ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write it until that closure has returned.
     /// 3. In a pass, read a parameter only between [`Stepper::view`] of it and its hand-over.
-    /// 4. Between passes, call [`Stepper::view`], or to write [`Stepper::view_mut`], of each parameter first.
+    /// 4. Between passes, first call [`Stepper::view`] of a parameter to read it, or [`Stepper::view_mut`] to write it.
     /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write`], which writes both.
     ///
-    /// Closing and dropping wait for steps that still run, and without a deadline for sums of the caller's. Unless the thread
-    /// panics, they also wait for peers that a queued sum of the stepper's needs, up to the deadline.
+    /// Closing and dropping wait for steps that still run, and without a deadline for the caller's sums. Unless the thread
+    /// panics, they also wait, up to the deadline, for peers that a queued collective of the stepper needs.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
 
-    /// Takes the loss scale from a scaler of the caller's, such as `torch.amp.GradScaler`, and tells that scaler whether the
-    /// pass was skipped: [`LossScale::External`](crate::LossScale), in the place of [`loss_scale`](Self::loss_scale).
+    /// Takes the loss scale from the caller's scaler, such as `torch.amp.GradScaler`, and tells that scaler whether the
+    /// pass was skipped. This is [`LossScale::External`](crate::LossScale) and replaces
+    /// [`loss_scale`](Self::loss_scale).
     ///
-    /// `scale` and `found_inf` are its tensors of one f32 each (`_scale`, and the optimizer's of `found_inf_per_device`), in
-    /// the memory where steps run: that of the stepper's device, or with [`offload`](Self::offload) the host's. A pass
-    /// reads the scale once, when it begins, and divides it out: a finite number above 0. When the pass is finished, a flag other than 0 has it skipped; your code sets it equally on all ranks, or
-    /// leaves it 0. A pass with an infinite or NaN gradient is skipped too. Then the flag is 1 if the pass was skipped, else
-    /// 0, which is what `GradScaler.update` asks for.
+    /// `scale` and `found_inf` are the scaler's tensors of one f32 each (`_scale`, and the optimizer's of
+    /// `found_inf_per_device`). They lie where steps run: in the device's memory, or with [`offload`](Self::offload) in
+    /// the host's. A pass reads the scale, a finite number above 0, once when it begins, and divides it out. If the
+    /// flag is not 0 when the pass is finished, the pass is skipped; your code sets it equally on all ranks, or leaves
+    /// it 0. A pass with an infinite or NaN gradient is skipped too. The stepper then sets the flag to 1 if the pass
+    /// was skipped, else to 0, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -109,19 +111,21 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// [`finish`](Stepper::finish) then waits for the decision, and so for the last sum, but for no step: on a GPU the
-    /// trainer's stream waits, and no thread unless steps are offloaded. From there to the next `begin`, work on
-    /// the trainer's stream may read and write both, or with offload the trainer's thread; in a pass, the flag alone. A
-    /// captured pass keeps the addresses; with offload on a GPU, capture is refused.
+    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and so for the last collective, but for no
+    /// step. On a GPU the trainer's stream waits, and the thread only if steps are offloaded. From then until the next
+    /// `begin`, work on the trainer's stream may read and write both tensors; in a pass, the flag alone. With offload,
+    /// the trainer's thread does this instead. A captured pass keeps the addresses; with offload on a GPU, capture is
+    /// refused.
     ///
     /// # Errors
-    /// `Config` if an address is null, in Eager, or beside [`Clip::PerBucket`](crate::Clip::PerBucket) when the stepper is
-    /// built; `Layout` on a GPU if an address is not in that memory.
+    /// When the stepper is built: `Config` if an address is null, in Eager, or with
+    /// [`Clip::PerBucket`](crate::Clip::PerBucket); on a GPU, `Layout` if an address is not in the memory where steps
+    /// run.
     ///
     /// # Safety
-    /// Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is dropped instead: until its device has
-    /// run all that it was given), both addresses are aligned and valid for one f32 in that memory, and
-    /// nothing touches them but as under Ordering.
+    /// Both addresses stay aligned and valid for one f32 in that memory, and only accesses that Ordering allows touch
+    /// them, until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
+    /// this holds until the device has run all its work.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.
@@ -142,15 +146,15 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Takes the caller's tensors at other addresses, of a stepper that [borrows](crate::StepperBuilder::host_borrowing)
-    /// them. Parameters that `memory` does not name stay where they are; so do the buckets if it names none. Otherwise it
-    /// names all buckets: those that the stepper has, in the same order, or others. Returns whether the buckets are others.
+    /// Replaces the addresses of tensors that the stepper [borrows](crate::StepperBuilder::host_borrowing). Parameters
+    /// that `memory` does not name stay where they are; so do the buckets if it names none. Otherwise it names all
+    /// buckets: the present ones in the same order, or new ones. Returns whether the buckets are new.
     ///
-    /// The same buckets cost some nanoseconds per parameter, so a call before every pass is cheap. Other buckets are
-    /// recognised by their parameters, as after PyTorch's reducer has rebuilt its own. States, masters, averages, step
-    /// counts, rates, frozen parameters and the status go along bit for bit, by one copy of what the stepper owns:
-    /// [`rebuild_buckets`](Self::rebuild_buckets) says what that costs, and what it means for recordings and captured passes.
-    /// Later training has the same bits as without.
+    /// With the same buckets a call costs some nanoseconds per parameter, so one before every pass is cheap. New
+    /// buckets are recognised by their parameters, for example after PyTorch's reducer has rebuilt its buckets. States,
+    /// masters, averages, step counts, learning rates, frozen parameters and the status keep their bits, by one copy of
+    /// the tensors that the stepper owns. [`rebuild_buckets`](Self::rebuild_buckets) says what that costs, and what it
+    /// means for recordings and captured passes. Training continues with the same bits as without the call.
     ///
     /// ```
     /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
@@ -176,25 +180,25 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// On the host it waits for all steps, and the old memory is the caller's when it returns. On a GPU the trainer's stream
-    /// waits: work on it from here on comes after everything that touches the old memory, also that which frees it. The host
-    /// does not wait, unless parameters move a third time before the GPU has taken note of the first. Other buckets make it
-    /// wait for all steps on a GPU too, and compare the agreement there.
+    /// On the host it waits for all steps, and no op uses the old memory after it returns. On a GPU the trainer's
+    /// stream waits: later work on that stream, such as freeing the old memory, comes after everything that touches it.
+    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first. With
+    /// new buckets the host waits for all steps on a GPU too, and ranks compare the agreement there.
     ///
-    /// Each rank may have addresses of its own. All ranks change their buckets at the same point: a rank that goes on with
-    /// others than its peers is a `Mismatch` at the next collective, if ranks [compare](Self::set_lr).
+    /// Each rank may have addresses of its own. All ranks change their buckets at the same point: if ranks have
+    /// different buckets, the next collective that [compares](Self::set_lr) is a `Mismatch`.
     ///
     /// # Errors
-    /// `Unsupported` if the stepper owns its memory; `Layout` if a tensor lies nowhere, twice, misaligned for its type, over
-    /// another one, or out of the device's reach; `Order` inside a pass, `Poisoned` after a failure. The stepper is as it was
-    /// then, and uses the old memory. `Device` if a GPU's driver refuses a copy of the new addresses: the stepper is poisoned
-    /// then, and may use both memories until it is closed.
+    /// `Unsupported` if the stepper owns its memory; `Layout` if a tensor has no address or two, is misaligned for its
+    /// type, overlaps another one, or is out of the device's reach; `Order` inside a pass, `Poisoned` after a failure.
+    /// After these errors the stepper is unchanged and uses the old memory. `Device` if a GPU's driver refuses a copy
+    /// of the new addresses: then the stepper is poisoned, and may use both memories until it is closed.
     ///
     /// # Safety
-    /// The new memory meets the contract of the constructor that borrowed, from now on. Until this returns `Ok`, the
-    /// old memory meets it too. A parameter at a new address holds the values that it had, on every rank, because
+    /// From now on the new memory meets the contract of the constructor that borrowed the old one. Until this returns
+    /// `Ok`, the old memory meets it too. On every rank, a parameter at a new address has its old values, because
     /// nothing copies or broadcasts them, or updates its [master](crate::Master). On a GPU, the work that fills the new
-    /// memory comes before this call on the trainer's stream; gradients may also be filled later, as ever.
+    /// memory comes before this call on the trainer's stream. Gradients may be filled later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -211,7 +215,7 @@ impl<D: Device> Stepper<D> {
         let pieces = self.pieces_for(&memory, recut.as_ref().unwrap_or(&self.plan))?;
         let run = self.run.get_mut();
         run.touch_all()?;
-        // A bucket without elements is summed and never stepped.
+        // A bucket without elements is reduced but never stepped, so `touch_all` does not wait for it.
         run.touch_contributors()?;
         run.touch_control()?;
         let Some(plan) = recut else {

@@ -1,7 +1,8 @@
-//! From options to a stepper: what excludes what, then the parts, then nothing that can fail.
+//! Builds a stepper from options: first checks which options exclude each other, then makes the parts. The last steps
+//! cannot fail.
 //!
-//! One table says which options exclude each other. Options come first, environment variables second, defaults last. A
-//! refusal leaves no thread, no memory and no collective call.
+//! One table says which options exclude each other. Options come first, environment variables second, defaults last.
+//! After a refusal no thread, memory or collective call is left.
 
 use crate::layout::{Gradients, Layout, Plan, SegmentAction, Storage, Storages, Tails};
 use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
@@ -33,17 +34,17 @@ use crate::stepper::state::written::Loaded;
 use crate::stepper::state::written::ParamsWritten;
 use crate::stepper::stepper::Stepper;
 
-/// The largest divisor: f32 counts ranks one by one up to here.
+/// The largest divisor: above 2^24, f32 cannot represent every integer.
 const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
 
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
 
-/// The parts of a device.
+/// The parts from which a device is built.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
-    /// The first one alone; `make` splits it.
+    /// Only the first communicator; `make` derives the others from it.
     pub(super) comms: Comms,
     pub(super) borrowed: Option<BorrowedPieces>,
     pub(super) timed: bool,
@@ -68,9 +69,9 @@ impl StepperBuilder<'_> {
     ///
     /// # Errors
     /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
-    /// instruction set or memory release, the collective cannot reach the host's memory or sum the gradients' type, or
-    /// custom code cannot step what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
-    /// addressed or allocated.
+    /// instruction set or cannot release memory, if the collective cannot reach the host's memory or sum the gradients'
+    /// type, or if a custom optimizer does not support the options. `Arithmetic` if the kernels fail their self-test.
+    /// `Layout` if the memory cannot be addressed or allocated.
     pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
         self.on_host(sums.into(), None)
     }
@@ -98,7 +99,7 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Everything but the device, which `make` makes of it, and returns with all communicators.
+    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,
@@ -315,7 +316,7 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    /// The table of what excludes what, and ranges that no other type checks.
+    /// Refuses options that exclude each other, and values out of a range that no other type checks.
     fn refuse(&self, world_size: u32) -> Result<()> {
         if let Some(clip) = self.clip {
             self.refuse_clip(clip)?;
@@ -441,12 +442,12 @@ impl StepperBuilder<'_> {
         Agreement::new(self.layout, plan, &options)
     }
 
-    /// What sums are divided by if all ranks have data.
+    /// Returns the divisor of the summed gradients if all ranks have data.
     fn divisor(&self, world_size: u32) -> f64 {
         self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }
 
-    /// Returns whether the mean is taken over the ranks that had data.
+    /// Returns whether the mean is taken over the ranks that had data alone.
     fn counts_ranks(&self) -> bool {
         self.uneven_inputs == Some(Divisor::ContributingRanks)
     }

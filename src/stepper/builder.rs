@@ -1,7 +1,7 @@
 //! Options of a stepper.
 //!
-//! Plain values until `build.rs` holds them against each other. Setters refuse no value, because an option can only be
-//! judged beside the others.
+//! Options are plain values that `build.rs` checks against each other. Setters refuse no value, because an option can
+//! be judged only together with the others.
 
 use crate::stepper::state::options::{Accumulation, Divisor, OffloadPolicy, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
@@ -23,7 +23,7 @@ pub struct StepperBuilder<'a> {
     /// Steps the parameters that nothing else is registered for.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
-    /// Only these are stepped, by their place in the layout.
+    /// If set, only these parameters are stepped; indices into the layout.
     pub(super) optimized: Option<HashSet<usize>>,
     /// The first refusal, kept until the stepper is built.
     pub(super) refused: Option<Error>,
@@ -40,7 +40,7 @@ pub struct StepperBuilder<'a> {
     pub(super) group_precisions: Vec<(String, Precision)>,
     pub(super) copy_dtype: Option<DType>,
     pub(super) ema_decay: Option<f64>,
-    /// `None` until it is known who owns buckets and sums.
+    /// `None` selects a default that depends on who owns the buckets and who sums them.
     pub(super) unused: Option<Unused>,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) gradient_divisor: Option<f64>,
@@ -61,9 +61,9 @@ impl Stepper {
         StepperBuilder::new(layout, Some(optimizer.as_rule().boxed()))
     }
 
-    /// Starts the options for a stepper of `layout` whose parameters have no optimizer until
-    /// [`group`](StepperBuilder::group) or [`optimizer_for`](StepperBuilder::optimizer_for) gives them one: what has
-    /// none is averaged over the ranks.
+    /// Starts the options for a stepper of `layout` without an optimizer for all parameters.
+    /// [`group`](StepperBuilder::group) and [`optimizer_for`](StepperBuilder::optimizer_for) give parameters one. The
+    /// gradient of a parameter without one is averaged over the ranks.
     pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, None)
     }
@@ -111,7 +111,7 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// Adds an optimizer to one group. It steps the same gradients after those that the group has already, with states
+    /// Adds an optimizer to one group. It steps the same gradients, after the group's earlier optimizers. It has states
     /// of its own: `momentum_buffer#1` and so on.
     ///
     /// ```
@@ -133,9 +133,9 @@ impl<'a> StepperBuilder<'a> {
 
     /// Gives single parameters an optimizer instead of their group's, once each.
     /// [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns its number, which
-    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper) take. In
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers), those of groups come first. Then comes one for each call of
-    /// this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
+    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper) take.
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first, then one for each call
+    /// of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::Params(params), optimizer),
@@ -143,8 +143,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Adds an optimizer to single parameters. It steps the same gradients after those that they have already, their own or
-    /// their group's, as [`then`](Self::then) does for a group.
+    /// Adds an optimizer to single parameters. It steps the same gradients, after the parameters' earlier optimizers
+    /// (their own or their group's), as [`then`](Self::then) does for a group.
     pub fn then_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::FurtherParams(params), optimizer),
@@ -152,8 +152,9 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. A parameter
-    /// that nothing else steps is averaged, for the code that runs the optimizer. All ranks attach the same.
+    /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper keeps no state for it. If
+    /// nothing else steps a parameter, its gradient is averaged for the code that runs the optimizer. All ranks attach
+    /// the same optimizers.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -178,16 +179,16 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's
-    /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). `None` steps all, an empty
-    /// list none. [`write`](crate::Stepper::write) takes the changed parameters back.
+    /// Steps these parameters only. All others keep no states, and their gradients are averaged for an optimizer
+    /// outside ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). That optimizer's results come
+    /// back by [`write`](crate::Stepper::write). `None` steps all parameters, an empty list none.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
     }
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
-        // Not a box in a box, so that a listing can find its type.
+        // `boxed` makes no box in a box, so a listing can find the optimizer's type.
         self.registered.push(Registered { target, optimizer: optimizer.as_rule().boxed() });
         self
     }
@@ -202,10 +203,10 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
-    /// follow a schedule, in the place of its optimizer's (a group has one; for any other optimizer there is
-    /// [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule)): each pass begins with the rate of its step, which is how many passes were finished before it
-    /// ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
+    /// Sets a schedule for the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if
+    /// the layout names no groups). Each pass takes the schedule's rate at its step, the number of passes finished
+    /// before it ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any other optimizer,
+    /// call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -240,21 +241,21 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps, zeroes, averages or releases the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums.
-    /// Parameters, states and counts are the same bits with each. Ranks may differ in it.
+    /// Says what happens to the gradients of stepped parameters after the step. Unset: [`Keep`](Gradients::Keep), which
+    /// leaves the sums. Parameters, states and counts get the same bits with each choice. Ranks may choose differently.
     ///
-    /// * [`Zero`](Gradients::Zero): a gradient that was left out reads as zeros too. A frozen parameter's keeps what it
-    ///   has: zeros, once it was stepped or shared a bucket with one that is.
-    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros, a local parameter's is its own,
-    ///   without the loss scale. Those that are [averaged or left](crate::SegmentAction), or belong to a parameter
-    ///   without an optimizer, are as with `Keep`: `unscale_` and `clip_grad_norm_` pass over them too. In an abandoned
-    ///   pass, buckets that were not stepped keep sums, or this rank's own gradients.
-    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right after its step, so
-    ///   that a pass whose backward is no faster than its steps never holds all gradients at once; in the other modes
-    ///   they do when all have been summed. The next write brings them back, a page at a time, which costs more than
-    ///   writing pages that are there. Pages that hold something else too stay: the gradient of a parameter that is
-    ///   [averaged or left](crate::SegmentAction), and counts of ranks. On Linux, in memory of the stepper's own on the
-    ///   CPU; refused elsewhere.
+    /// * [`Zero`](Gradients::Zero): a gradient that was not written reads as zeros too. The gradient of a frozen
+    ///   parameter keeps its values: zeros, if the parameter was stepped before or shares a bucket with a stepped one.
+    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros. A local parameter's gradient is
+    ///   this rank's, divided by the loss scale. Gradients that are [averaged or left](crate::SegmentAction), or have
+    ///   no optimizer, are as with `Keep`: `unscale_` and `clip_grad_norm_` skip them too. In an abandoned pass,
+    ///   buckets that were not stepped keep sums, or this rank's own gradients.
+    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right after its step. So a
+    ///   pass never holds all gradients at once, unless backward is faster than the steps. In the other modes all
+    ///   gradients are there once all have been reduced. The next write maps the pages again, one by one, which costs
+    ///   more than writing to mapped pages. A page stays if it also holds a gradient that is [averaged or
+    ///   left](crate::SegmentAction), or counts of ranks. It needs Linux and a stepper on the CPU that owns its memory,
+    ///   and is refused elsewhere.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -277,7 +278,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Sets the element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is
     /// always f32. [`Precision`] says which types go together. [Groups](Self::group_precision) and
-    /// [parameters](crate::LayoutBuilder::dtype) may have others. Code of the user's own
+    /// [parameters](crate::LayoutBuilder::dtype) may have other types. An optimizer of your own
     /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
@@ -305,20 +306,20 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Writes each parameter that is stepped once more, in this type and in the same launch: what an all-gather sends,
-    /// say, in a smaller type. It is of what the [master weight](crate::Master) stands for, if there is one, as of the
-    /// last update, and zeros before the first. Code of the user's own writes none.
-    /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` say where it lies,
-    /// [`Stepper::read`](crate::Stepper::read) widens it.
+    /// Writes a copy of each stepped parameter in this type, in the same launch, for example for an all-gather of a
+    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. It holds the parameter
+    /// as of its last update, and zeros before the first. An optimizer of your own writes no copy.
+    /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` return where it lies;
+    /// [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
     }
 
-    /// Keeps an exponential moving average of each parameter (of its [master weight](crate::Master), if it has one), in
-    /// f32 and in the same launch: `decay * average + (1 - decay) * parameter`, after each update of the parameter.
-    /// After the first update it is the parameter; before, zeros. Code of the user's own makes none. Read by
-    /// [`Stepper::read`](crate::Stepper::read).
+    /// Keeps an exponential moving average of each parameter in f32, or of its [master weight](crate::Master) if it has
+    /// one. Each update of the parameter sets it to `decay * average + (1 - decay) * parameter`, in the same launch.
+    /// After the first update it equals the parameter; before that it is zeros. An optimizer of your own keeps no
+    /// average. [`Stepper::read`](crate::Stepper::read) returns it.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -344,23 +345,24 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its buckets and
-    /// their sums, so that ranks can count; [`Unused::Refuse`] on [borrowed](crate::Borrowed) buckets, and where sums are
-    /// [the caller's](crate::Sums::by_caller).
+    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its
+    /// buckets and reduces them, so that it can count the ranks with a gradient. On [borrowed](crate::Borrowed)
+    /// buckets, and with sums [by the caller](crate::Sums::by_caller): [`Unused::Refuse`].
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self
     }
 
-    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and says what the
-    /// mean is then taken over. On [`Solo`](crate::Solo), which is one rank, that is 1.
+    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and says which
+    /// ranks the mean is taken over. [`Solo`](crate::Solo) is one rank, so its gradients are divided by 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
         self
     }
 
-    /// Divides sums of gradients by this number, from 1 to 2^24; unset: by the number of ranks. It is a part of the step's
-    /// one factor, so the sum is never rounded for it. 1 steps with sums. A local parameter is not divided.
+    /// Divides sums of gradients by this number, from 1 to 2^24; unset: by the number of ranks. The step's one factor
+    /// includes it, so dividing rounds no sum. With 1, steps use the sums. The gradient of a local parameter is not
+    /// divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -369,7 +371,7 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips the averaged gradients by their global norm, by the norm of the pass before, or bucket by bucket. Unset:
+    /// Clips the averaged gradients by their global norm, by the previous pass's norm, or bucket by bucket. Unset:
     /// nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
@@ -413,30 +415,30 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets the factor in the loss, which the steps divide out of the gradients: a number that stays, or a
+    /// Sets the loss scale, which the steps divide out of the gradients: a constant, or a
     /// [`LossScaler`](crate::LossScaler) that adapts it. Unset: 1.
     pub fn loss_scale(mut self, loss_scale: impl Into<LossScale>) -> Self {
         self.loss_scale = loss_scale.into();
         self
     }
 
-    /// Sets the instruction set of the kernels. The default is `INSTEP_ISA`, or else the widest that the CPU has.
+    /// Sets the instruction set of the kernels. The default is `INSTEP_ISA`, or else the widest set that the CPU has.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
     }
 
-    /// Sets the number of kernel threads of this stepper alone. The default is the communicator's shared pool, or else
-    /// `INSTEP_THREADS`, or else one per core.
+    /// Gives this stepper its own pool of `threads` kernel threads. The default is the communicator's shared pool, or
+    /// else `INSTEP_THREADS` threads, or else one per core.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Runs everything on the thread that calls the stepper, which starts no threads of its own but a pool's: a bucket is
-    /// reduced and stepped inside the hand-over that completes it. Nothing overlaps. Ranks of one process still need a
-    /// thread each, since a sum waits for the others. It is for engines that have threads
-    /// of their own, and for processes that must not start any; with [`threads`](Self::threads) of 1, none is started.
+    /// Runs everything on the thread that calls the stepper: the hand-over that completes a bucket reduces and steps
+    /// it. Nothing overlaps. The stepper starts no thread but those of its pool, and with [`threads`](Self::threads) of
+    /// 1 none at all. This is for engines with threads of their own, and for processes that must not start any. Ranks
+    /// of one process still need a thread each, because an all-reduce waits for the other ranks.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -457,16 +459,16 @@ impl<'a> StepperBuilder<'a> {
 
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
-    /// On a GPU, only calls that wait for the GPU check it. Their clock runs while a sum is unfinished and the
-    /// trainer's stream has reached the last hand-over, so a long backward does not count. Nothing inside a captured
-    /// graph can be observed, so the clock runs during the whole replay.
+    /// On a GPU, only calls that wait for the GPU check it. Their clock runs only while a collective is unfinished and
+    /// the trainer's stream has passed the last hand-over, so a long backward does not count. The inside of a captured
+    /// graph cannot be observed, so the clock runs during the whole replay.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Keeps the list of ops and accesses, and their times, until
-    /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it; the list grows with every pass.
+    /// Records ops, accesses and their times. The list grows with every pass until
+    /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;
         self

@@ -1,4 +1,4 @@
-//! The trainer's claims on memory, and every refusal of one.
+//! The trainer's claims on memory, and all reasons to refuse one.
 //!
 //! A claim tells the schedule, waits, and notes the access for the checker, in this order. It refuses before anything
 //! is written.
@@ -32,8 +32,8 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps, unless a forward reads
-    /// the tensor: the claim waits for its bucket then, and later buckets are stepped and gathered meanwhile.
+    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps, unless forward reads
+    /// the tensor: then the claim waits for that bucket alone, and later buckets are stepped and gathered meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -45,7 +45,7 @@ impl<D: Device> Stepper<D> {
         }
         match memory {
             Memory::Params => self.refuse_resharded(id, memory),
-            // Before its first write it may be anything: the last pass's sum, or zeros.
+            // Before its first write in a pass, a gradient holds leftovers: the last pass's sum, or zeros.
             Memory::Grads => self.refuse_unwritten(self.layout.index(id)?, "write it before you read it"),
             _ => self.refuse_open_pass(),
         }
@@ -63,8 +63,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Notes what a write means for the next pass, or for the open one: its bucket's parameters are sent to all ranks, a
-    /// gradient can be handed over, and a state was written on all ranks, or ranks are to notice.
+    /// Notes a write. The next pass broadcasts the bucket of a written parameter; a written gradient can be handed over
+    /// in the open pass; for any other tensor, ranks compare whether all of them wrote it.
     pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
         let param = self.layout.index(id)?;
         match memory {
@@ -78,8 +78,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Makes ranks notice if they load different numbers for a parameter that they have in common. A local one is each
-    /// rank's own: its count and states may differ, so the agreement leaves it out.
+    /// Adds loaded numbers to the agreement, so that ranks notice a difference. It leaves out local parameters, whose
+    /// counts and states may differ between ranks.
     pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
         if self.layout.parameters()[param].local {
             return;
@@ -88,13 +88,13 @@ impl<D: Device> Stepper<D> {
         self.agreement.forget();
     }
 
-    /// Makes sure that the trainer may touch a tensor now, and notes that it does.
+    /// Waits until the trainer may touch a tensor, and notes the access.
     pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
         let index = self.layout.index(id)?;
         let segment = self.plan.segment_of(index).clone();
         let mut run = self.run.borrow_mut();
         run.schedule.refuse_handed_over(index)?;
-        // An unused parameter's gradient is the schedule's, which overwrites and sums it.
+        // The schedule zeroes and reduces the gradient of an unused parameter, so the trainer may not touch it.
         if memory == Memory::Grads && (writes || run.schedule.is_open()) {
             run.schedule.refuse_frozen(index)?;
         }
@@ -117,12 +117,12 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Notes, before a hand-over, the accesses of a trainer that is a stream since its claim.
+    /// Notes, before a hand-over, the accesses that a trainer on a stream has made since its claim.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
             let segment = self.plan.segment_of(param);
-            // What was resharded has been noted then.
+            // `note_reshard` has noted the reads of a resharded bucket.
             let is_full = run.schedule.is_full(segment.bucket);
             let memories = [(Memory::Params, false), (Memory::Grads, true)].into_iter();
             for (memory, writes) in memories.filter(|(memory, _)| *memory == Memory::Grads || is_full) {
@@ -131,7 +131,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Notes, before a bucket is resharded, the reads of a trainer that is a stream.
+    /// Notes, before a bucket is resharded, the reads of a trainer on a stream.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {
@@ -145,7 +145,7 @@ impl<D: Device> Stepper<D> {
     /// Refuses to hand over a gradient that was not written in this pass.
     pub(super) fn refuse_unwritten_hand_over(&self, param: usize) -> Result<()> {
         let remedy = match self.unused {
-            // Here ranks count for themselves, and `set_unused` is refused.
+            // With Skip, buckets count the ranks, and `set_unused` is refused.
             Unused::Skip => "write it first, or leave it out and hand the others over by grad_ready",
             _ => "ask for it (get_mut, ptr) and write it, or call set_unused if no rank used it",
         };
@@ -166,8 +166,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("`{name}`"), wrong, remedy))
     }
 
-    /// Refuses to close a pass in which a gradient was forgotten: where somebody else sums what is there, where the
-    /// stepper was told to refuse that, or where all of the caller's own buckets would be overwritten with zeros.
+    /// Refuses to close a pass in which a gradient was forgotten, in three cases: the caller sums the gradients, the
+    /// option is `Unused::Refuse`, or all of the caller's buckets would be overwritten with zeros.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
         let is_written = |param: usize| written[param] || schedule.has_contributed(param);
@@ -181,7 +181,7 @@ impl<D: Device> Stepper<D> {
             let remedy = "write it, or call Stepper::set_unused if no rank used it";
             return Err(Error::order(named(param), wrong, remedy));
         }
-        // A hand-over says that the caller's sum is there. The end of a pass cannot say it.
+        // A hand-over tells that the caller's sum is complete. The end of a pass does not.
         let is_unclaimed = |param: &usize| {
             let segment = plan.segment_of(*param);
             let is_summed = segment.len > 0 && !plan.bucket_of(segment).is_local;
@@ -234,7 +234,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().touch_control()
     }
 
-    /// Refuses to go on after a failure, with what is left to be read.
+    /// Refuses to go on after a rescue, when the stepper can only be read.
     pub(super) fn refuse_rescued(&self) -> Result<()> {
         self.run.borrow().refuse_rescued()
     }

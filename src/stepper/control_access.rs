@@ -1,7 +1,7 @@
-//! Bytes that stepper and device tell each other between launches: settings, counts, what a pass came to, and tensors.
+//! Bytes that stepper and device exchange between launches: settings, counts, the status of a pass, and tensors.
 //!
-//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device; of a span,
-//! the caller has done both. Beside the views, no other code of the interface reaches into memory that ops touch.
+//! Each call claims its bytes in the schedule and notes the access for the checker, before it calls the device. For a
+//! span, the caller has done both. Apart from the views, no other code of the interface accesses memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -18,13 +18,13 @@ use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Sets one optimizer's hyperparameters from the next pass on, between passes, after `touch_settings`.
+    /// Sets one optimizer's hyperparameters from the next pass on. Called between passes, after `touch_settings`.
     pub(super) fn write_hyper(&mut self, index: usize, hyper: InstepHyper) {
         self.settings.set_hyper(index, &hyper);
         self.settings_changed = true;
     }
 
-    /// Freezes a parameter from the next pass on, or unfreezes it, between passes, after `touch_frozen`.
+    /// Freezes or unfreezes a parameter from the next pass on. Called between passes, after `touch_frozen`.
     pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
@@ -35,7 +35,7 @@ impl<D: Device> Stepper<D> {
         self.settings_changed = true;
     }
 
-    /// Sets the factors in the learning rates of these parameters, between passes, after `touch_settings`.
+    /// Sets the learning-rate multipliers of these parameters. Called between passes, after `touch_settings`.
     pub(super) fn write_lr_multipliers(&mut self, params: Range<usize>) {
         for param in params {
             let (segment, multiplier) =
@@ -47,10 +47,10 @@ impl<D: Device> Stepper<D> {
         self.settings_changed = true;
     }
 
-    /// Hands changed settings to the device before a pass begins: once, however many of them were set.
+    /// Hands changed settings to the device before a pass begins, all of them in one write.
     ///
     /// # Errors
-    /// Waiting for the last Begin failed; the settings stay changed.
+    /// The error of waiting for the last Begin; then the changed settings are kept for the next try.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());
@@ -85,19 +85,19 @@ impl<D: Device> Stepper<D> {
         } as u32))
     }
 
-    /// Copies a span to the host, after it was claimed and noted.
+    /// Copies a span to the host. The caller has claimed and noted it.
     pub(super) fn read_span(&self, span: Span, into: &mut [u8]) -> Result<()> {
         // SAFETY: the claim has told the schedule and has been waited for.
         self.run.borrow_mut().device.read(span, into, unsafe { Claimed::promise() })
     }
 
-    /// Copies to a span from the host, after it was claimed and noted.
+    /// Copies to a span from the host. The caller has claimed and noted it.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
         // SAFETY: the claim has told the schedule and has been waited for; a claim to write excludes views.
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })
     }
 
-    /// Builds a device for another plan or other optimizers, after everything was claimed.
+    /// Builds a device for another plan or other optimizers. The caller has claimed everything.
     pub(super) fn rebuilt_device(
         &mut self,
         plan: &Arc<Plan>,
@@ -105,12 +105,12 @@ impl<D: Device> Stepper<D> {
         borrowed: Option<BorrowedPieces>,
         words: &Arc<Words>,
     ) -> Result<D> {
-        // SAFETY: the caller has made everything the trainer's, and no pass is open; the pieces are of this plan.
+        // SAFETY: the caller has claimed everything, and no pass is open; the pieces are of this plan.
         let claimed = unsafe { Claimed::promise() };
         self.run.get_mut().device.rebuilt(plan, assignment, borrowed, words, claimed)
     }
 
-    /// Copies a span to another device, by way of `bytes`, after everything was claimed.
+    /// Copies a span to another device through `bytes`. The caller has claimed everything.
     pub(super) fn copy_span(
         &mut self,
         from: Span,
@@ -127,7 +127,7 @@ impl<D: Device> Stepper<D> {
         device.write(to, bytes, theirs)
     }
 
-    /// Copies a record's progress to another device, after everything was claimed.
+    /// Copies a record's progress to another device. The caller has claimed everything.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
         // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
         let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };
@@ -144,7 +144,7 @@ impl<D: Device> Stepper<D> {
         run.device.read_progress(record, unsafe { Claimed::promise() })
     }
 
-    /// Says how far one of a parameter's optimizers has come, after `settle_control`.
+    /// Sets the progress of one of a parameter's optimizers, after `settle_control`.
     pub(super) fn write_progress(&mut self, param: usize, round: usize, progress: Progress) -> Result<()> {
         let record = self.assignment.record(round, self.plan.segment_index(param));
         let run = self.run.get_mut();
@@ -153,13 +153,13 @@ impl<D: Device> Stepper<D> {
         run.device.write_progress(record, progress, unsafe { Claimed::promise() })
     }
 
-    /// Copies a part of control memory to the host, between passes, once all steps have ended.
+    /// Copies a part of control memory to the host. Called between passes; waits for all steps.
     pub(super) fn read_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         self.settle_control()?;
         self.copy_control_part(span)
     }
 
-    /// Copies the loss scale to the host once the decision that wrote it has ended, also inside a pass.
+    /// Waits for the decision that wrote the loss scale, and copies it to the host. It may be called inside a pass.
     pub(super) fn read_loss_scale(&self) -> Result<[u8; 8]> {
         self.run.borrow_mut().touch_loss_scale()?;
         self.copy_control_part(Span::LOSS_SCALE)
@@ -170,12 +170,12 @@ impl<D: Device> Stepper<D> {
         assert!(span.memory == Memory::Control && span.bytes() == BYTES as u64, "{span:?}");
         let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);
         run.note(Access { span, writes: false });
-        // SAFETY: the op that wrote it last has ended, and the next one comes after this read.
+        // SAFETY: the last op that wrote this part has ended, and the next one comes after this read.
         run.device.read(span, &mut bytes, unsafe { Claimed::promise() })?;
         Ok(bytes)
     }
 
-    /// Replaces a part of control memory, between passes, once all steps have ended.
+    /// Replaces a part of control memory. Called between passes, once all steps have ended.
     pub(super) fn write_control_part(&mut self, span: Span, bytes: &[u8]) -> Result<()> {
         assert!(span.memory == Memory::Control && span.bytes() == bytes.len() as u64, "{span:?}");
         self.settle_control()?;
@@ -185,7 +185,7 @@ impl<D: Device> Stepper<D> {
         run.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
-    /// After `settle_control`.
+    /// Reads the last pass's status, after `settle_control`.
     pub(super) fn read_status(&self) -> Result<Status> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });

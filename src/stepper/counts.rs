@@ -1,7 +1,6 @@
-//! Progress of a parameter's optimizers: their step counts, and the number that NAdam carries beside its own.
+//! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta beside its count.
 //!
-//! A count without its carried number is refused: the next update would be corrected for momenta that never were, and
-//! nothing would show it.
+//! A count without its carried number is refused, because the next update's bias correction would silently be wrong.
 
 use std::borrow::Cow;
 
@@ -12,7 +11,8 @@ use crate::layout::ParamId;
 use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
-/// Whose step count a call means: all of a parameter's optimizers (to read: the first), or one of them.
+/// Names whose step count a call reads or sets: one optimizer of a parameter, or all of them (a read then returns the
+/// first one's).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCountKey {
     param: ParamId,
@@ -32,9 +32,9 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many updates a parameter has had, or how many one of its [optimizers](Self::optimizers_of) has made,
-    /// given as `(parameter, optimizer)`: as many as the first one, unless it was
-    /// [added later](Self::add_optimizer_for).
+    /// Returns how many updates a parameter has had by its first optimizer, or with the key `(parameter, optimizer)` by
+    /// that one of its [optimizers](Self::optimizers_of). The counts differ only if an optimizer was [added
+    /// later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -48,10 +48,10 @@ impl<D: Device> Stepper<D> {
         Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Says how many updates a parameter has had, by each of its optimizers or by one: the next one is number
-    /// `count + 1`, in bias correction too. A first update sets a momentum buffer instead of averaging into it. Where an
-    /// optimizer [carries](Self::carried) a number, it comes with the count. Ranks must set the same: if they differ,
-    /// the next collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update is number `count
+    /// + 1`, in bias correction too. Update number 1 sets a momentum buffer instead of averaging into it. If an
+    /// optimizer [carries](Self::carried) a number, pass it with the count. Ranks must set the same: if they differ,
+    /// the next collective that [compares](Self::set_lr) is a `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -71,7 +71,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// Errors as for [`step_count`](Self::step_count). `Config` for a count of 2^63 or more, a count above 0 without
     /// the number that the optimizer carries, or a number where none is carried, unless it is 1. `Config` also for a
-    /// number that is no product of momenta: it is 1 before the first update, and then at least 0 and below 1.
+    /// number that is no product of momenta: the product is 1 before the first update, and then at least 0 and below 1.
     pub fn set_step_count(
         &mut self,
         key: impl Into<StepCountKey>,
@@ -81,7 +81,7 @@ impl<D: Device> Stepper<D> {
         let (param, first) = self.first_round(key)?;
         let rounds = match key.optimizer {
             Some(_) => first..first + 1,
-            // One record at least, which what has no optimizer keeps for the day on which it gets one.
+            // At least one record: a parameter without an optimizer keeps one, in case an optimizer is added later.
             None => 0..self.optimizers.rounds(param).max(1),
         };
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());
@@ -99,9 +99,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the number that an optimizer carries from update to update beside its
-    /// [step count](Self::step_count): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the
-    /// first update. `None` for all others.
+    /// Returns the number that an optimizer carries from update to update beside its [step count](Self::step_count):
+    /// NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the first update. `None` for all
+    /// other optimizers.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -122,7 +122,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Returns the name of a carried number: that of `torch.optim`, and for further optimizers a suffix `#k`.
+    /// Returns the name of a carried number: that of `torch.optim`, with the suffix `#k` for the `k`-th further
+    /// optimizer.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);
@@ -131,8 +132,8 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns all optimizers: those of groups in the layout's order, then further ones of groups, then those of single
-    /// parameters in the order in which they were registered.
+    /// Returns all optimizers: first those of groups in the layout's order, then further ones of groups, then those of
+    /// single parameters in the order of registration.
     ///
     /// ```
     /// use std::any::Any;
@@ -158,8 +159,8 @@ impl<D: Device> Stepper<D> {
         self.optimizers.all()
     }
 
-    /// Returns the optimizers of a parameter: those that step it, in their order, then those that are
-    /// [attached](crate::StepperBuilder::attach) to it alone.
+    /// Returns the optimizers of a parameter: first those that step it, in order, then those that are only
+    /// [attached](crate::StepperBuilder::attach) to it.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -167,7 +168,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.of(self.layout.index(id)?).collect())
     }
 
-    /// Those of them that step it.
+    /// Returns the optimizers that step a parameter.
     pub(crate) fn stepping(&self, id: ParamId) -> Result<Vec<OptimizerId>> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }

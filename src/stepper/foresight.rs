@@ -1,4 +1,4 @@
-//! Steppers that foresee their run: the same options, refusals, bytes and schedule, and no memory.
+//! Steppers that foresee their run. Options, refusals, byte counts and schedule are real; no memory is allocated.
 //!
 //! The device is in `src/forecast.rs`; this file makes the stepper, and gives the trainer the calls that pass time.
 
@@ -15,9 +15,9 @@ use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
     /// Builds a stepper that foresees the run of one rank of a group: which ops run, when, and how many bytes it holds.
-    /// `cost` says how many nanoseconds an op takes, given the bytes that it moves. The trainer calls it as it would call
-    /// a real one, and passes time with [`Foresight::compute`]. Nothing is allocated, sent or stepped. Times beyond 2^64
-    /// nanoseconds stop there.
+    /// `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The trainer calls this stepper
+    /// like a real one, and moves its clock with [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks
+    /// stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -42,7 +42,7 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), of options alone.
+    /// The errors of [`host`](Self::host) that concern options.
     pub fn forecast(
         self,
         rank: u32,
@@ -58,19 +58,20 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// A stepper that foresees its run, and the trainer's time. It dereferences to the stepper.
+/// A stepper that foresees its run and keeps the trainer's clock. It dereferences to the stepper.
 pub struct Foresight(Stepper<Forecast>);
 
 impl Foresight {
-    /// Lets the trainer compute for so long.
+    /// Moves the trainer's clock `ns` nanoseconds on, for its own work.
     pub fn compute(&mut self, ns: u64) {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Lets the trainer wait until it may read a parameter, or in a pass write a gradient, as a real trainer's access does.
+    /// Waits, on the trainer's clock, until it may read a parameter or, in a pass, write a gradient, as an access to a
+    /// real stepper does.
     ///
     /// # Errors
-    /// Errors as for [`Stepper::read`], of the tensor alone.
+    /// The errors of [`Stepper::read`] that concern the tensor.
     pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
         let (id, memory) = self.0.find(tensor.into())?;
         let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;
@@ -78,7 +79,7 @@ impl Foresight {
         if writes { self.0.note_written(id, memory) } else { Ok(()) }
     }
 
-    /// Returns how far the trainer has come, in nanoseconds.
+    /// Returns the trainer's time in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.0.run.borrow().device.now_ns()
     }

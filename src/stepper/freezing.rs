@@ -1,6 +1,6 @@
-//! Frozen parameters: no gradient, no step, no wait.
+//! Freezes parameters: a frozen one takes no gradient, is not stepped, and is not waited for.
 //!
-//! The schedule and the settings learn of it together, between passes.
+//! The schedule and the settings change together, between passes.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -8,12 +8,12 @@ use crate::layout::ParamId;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
-    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket in which every
+    /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass and
+    /// takes no gradient. Its value, state and step count stay, and no bucket waits for it. A bucket in which every
     /// parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen parameter is
-    /// reduced as zeros. Ranks must freeze the same: if they differ, the next collective is a `Mismatch`, if it
-    /// [compares](Self::set_lr); a rank that has none left, because it froze everything, is a `Deadline` or `PeerLost`
-    /// to the others.
+    /// reduced as zeros. Ranks must freeze the same parameters: if they differ, the next collective that
+    /// [compares](Self::set_lr) is a `Mismatch`. A rank that froze everything makes no collective, so the others get a
+    /// `Deadline` or `PeerLost`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -32,8 +32,8 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream; to freeze, for the last step of the parameter's
-    /// bucket.
+    /// Waits until the last pass has begun on the optim stream. Freezing also waits for the last step of the
+    /// parameter's bucket.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.

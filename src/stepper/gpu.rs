@@ -1,7 +1,7 @@
-//! A stepper on a GPU: addresses in the place of slices, the trainer's stream in the place of its thread.
+//! A stepper on a GPU: the trainer gets addresses instead of slices, and its stream waits instead of its thread.
 //!
-//! The same passes and the same schedule. Asking for an address makes the trainer's stream wait; nothing waits on the
-//! host unless a call says so. Memory that the GPU cannot reach is refused before any launch.
+//! Passes and schedule are those of the host. Asking for an address makes the trainer's stream wait; the host waits
+//! only in calls that say so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -51,45 +51,46 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// Compares layout and options with the other ranks, and waits until the stepper's memory is there; if it
-    /// [records](Self::record), for what the trainer's stream has been given too.
+    /// Compares layout and options with the other ranks, and waits until the stepper's memory is allocated. If the
+    /// stepper [records](Self::record), this also waits for all earlier work on the trainer's stream.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), but for instruction sets; `Config` for options of the host device;
+    /// Errors as for [`host`](Self::host), except for instruction sets; `Config` for options of the host device;
     /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device;
-    /// `KernelsNotBuilt`; `Device` if the driver refuses anything, memory above all.
+    /// `KernelsNotBuilt`; `Device` if the driver refuses a call, such as an allocation.
     ///
     /// # Safety
-    /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default
-    /// stream (handle 2), which is another one elsewhere, the stepper stays on this thread.
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If it is the calling thread's own default
+    /// stream (handle 2), the stepper stays on this thread, because on another thread handle 2 names another stream.
     pub unsafe fn cuda(self, sums: impl Into<Sums>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(sums.into(), None, cuda)
     }
 
-    /// Builds the stepper on a GPU, on parameters and gradient buckets of the caller's: device addresses in a
-    /// [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` makes a pointer of a `CUdeviceptr`), under the same
-    /// conditions as [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has an example.
+    /// Builds the stepper on a GPU, on the caller's parameters and gradient buckets. [`Borrowed`] takes their device
+    /// addresses (`std::ptr::with_exposed_provenance_mut` makes a pointer of a `CUdeviceptr`). The same options are
+    /// rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
+    /// an example.
     ///
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters.
-    /// It may fill them again between passes, after [`Stepper::ptr`], with the same values on every rank, because
-    /// nothing broadcasts them. Parameters with [master weights](crate::Master) are excepted: only
+    /// Between passes the stream may fill them again after [`Stepper::ptr`], with the same values on every rank,
+    /// because nothing broadcasts them. It must not fill parameters with [master weights](crate::Master): only
     /// [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), but for instruction sets; `Config` for options of the host device;
+    /// Errors as for [`host`](Self::host), except for instruction sets; `Config` for options of the host device;
     /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device; `Layout` if a
-    /// tensor lies nowhere, twice, misaligned for its type, over another one, or not in this GPU's memory;
-    /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
+    /// tensor has no address or two, is misaligned for its type, overlaps another one, or is not in this GPU's memory;
+    /// `KernelsNotBuilt`; `Device` if the driver refuses a call.
     ///
     /// # Safety
-    /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
-    /// dropped instead: until the device has been synchronised since): every address is valid for its tensor on this
-    /// device, and nothing touches it but this stepper, the sums that it [is told of](Stepper::bucket_ready_after), and work
-    /// on the trainer's stream, or on others that fork from it after the address was given and join it before
-    /// the hand-over. A gradient is written only between [`Stepper::ptr`] of it in a pass and its hand-over; a parameter
-    /// is read only between [`Stepper::ptr`] of it and its next hand-over, or after [`finish`](Stepper::finish) of a
-    /// pass in Sequential or Eager.
+    /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
+    /// device until [`close`](Stepper::close) has returned `Ok`; if `close` fails, or the stepper is dropped instead,
+    /// until the device has been synchronised afterwards. Until then only these touch it: the stepper, the all-reduces
+    /// of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's stream, or on streams that
+    /// fork from it after [`Stepper::ptr`] and join it before the hand-over. A gradient is written only between
+    /// [`Stepper::ptr`] of it in a pass and its hand-over. A parameter is read only between [`Stepper::ptr`] of it and
+    /// its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -127,7 +128,7 @@ impl StepperBuilder<'_> {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
         self.assemble(sums, memory, |blueprint| {
-            // Steps read and write where they run.
+            // With offload, steps run on the host and read and write its memory.
             let of_steps = if offloads { Place::Host } else { place };
             blueprint.assignment.refuse_unreached(of_steps)?;
             let scaler = blueprint.constants.loss_scale.external().map(|scaler| {
@@ -139,11 +140,11 @@ impl StepperBuilder<'_> {
                 refuse_other_places(borrowed, place, |address| cuda.driver.inspect_memory(address))?;
                 refuse_other_places(scaler.iter().flatten(), of_steps, |address| {
                     let found = cuda.driver.inspect_memory(address);
-                    // The driver knows no pageable memory.
+                    // The driver returns an error for pageable memory, which is the host's.
                     if offloads { found.or(Ok(Place::Host)) } else { found }
                 })?;
             }
-            // First, so that ranks which differ learn in what before they are to make a communicator.
+            // Ranks agree first, so that a difference is reported before any communicator is made.
             let Blueprint { plan, constants, assignment, mut comms, borrowed, timed } = blueprint;
             comms.agree(comms.words.fixed())?;
             comms.split(&plan)?;
@@ -166,9 +167,10 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Hands a bucket over whose sum the caller makes: its step waits for `event`, which was recorded after that sum. Built
-    /// with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of [`Mode::Eager`](crate::Mode) three calls go to
-    /// the optim stream, to wait, to launch and to record, after one that asks for the current context.
+    /// Hands over a bucket that the caller sums. Its step waits for `event`, which was recorded after that sum. The
+    /// stepper was built with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of
+    /// [`Mode::Eager`](crate::Mode) this makes four driver calls: one asks for the current context, and three on the
+    /// optim stream wait, launch and record.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;
@@ -192,18 +194,19 @@ impl Stepper<CudaDevice> {
     /// ```
     ///
     /// # Ordering
-    /// The wait is enqueued in this call, so the event may be destroyed or recorded again after it. Steps of buckets that are
-    /// handed over later come after it too. In a [capture](Self::capture) the event is one that the capture has recorded;
-    /// replays need none.
+    /// This call enqueues the wait, so the event may be destroyed or recorded again afterwards. Steps of buckets that
+    /// are handed over later come after the event too. In a [capture](Self::capture), the event must be one that the
+    /// capture has recorded; replays need none.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too for a null event, if the stepper makes the bucket's sum,
-    /// or micro-batches are still to come. An event whose latest record was in a capture poisons a pass outside of it.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` for a null event, if the stepper itself sums the bucket,
+    /// or if this is not the last micro-batch. An event whose latest record was in a capture poisons a pass outside of it.
     ///
     /// # Safety
-    /// The event is alive, of this device, and has been recorded in this pass: after the bucket's sum, which comes after the
-    /// pass's last write of a gradient of the bucket and its last read of a parameter of the bucket. (An event that was never
-    /// recorded passes every wait, and an early one orders nothing: the step would race with the sum.)
+    /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. That sum comes
+    /// after the pass's last write of the bucket's gradients and its last read of the bucket's parameters. (No wait
+    /// waits for an event that was never recorded, and one that was recorded too early orders nothing: the step would
+    /// race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -212,20 +215,22 @@ impl Stepper<CudaDevice> {
         self.hand_over_awaited(bucket, event)
     }
 
-    /// Returns the address of a tensor: between passes of any, in a pass of a parameter or a gradient. A gradient whose
-    /// address was asked for in a pass counts as written: write it whole, or add to it if it
-    /// [was written](Self::is_first) before. Other tensors are read only, [`write`](Self::write) writes them; borrowed
-    /// parameters are the caller's ([`StepperBuilder::cuda_borrowing`]).
+    /// Returns the address of a tensor: any tensor between passes, a parameter or a gradient in a pass. In a pass, the
+    /// gradient then counts as written: write all of it, or add to it if it [was written](Self::is_first) before. Other
+    /// tensors may only be read at their address; [`write`](Self::write) writes them. You may write borrowed parameters
+    /// ([`StepperBuilder::cuda_borrowing`]).
     ///
     /// # Shapes
-    /// As many elements as registered, of the type that the [precision](crate::Precision) says, aligned to 256 bytes
-    /// unless [borrowed](crate::Borrowed).
+    /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) gives, and is
+    /// aligned to 256 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Work on the trainer's stream comes after the last step of the parameter's bucket: in a pass, from here until the
-    /// hand-over; between passes, until the next pass begins, of a parameter until its hand-over there. Another stream
-    /// of the trainer waits for that one after this call, and is joined before. With [`Strategy::Fsdp`](crate::Strategy) the
-    /// address of a parameter holds until its bucket is [resharded](Self::reshard), by a call or with the bucket's launch.
+    /// Later work on the trainer's stream comes after the last step of the parameter's bucket. It may use the address
+    /// until the hand-over if asked for in a pass. If asked for between passes, it may use a parameter's address until
+    /// the parameter's hand-over in the next pass, and any other until that pass begins. Another stream of the trainer
+    /// must wait for the trainer's stream after this call, and be joined before that end. With
+    /// [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
+    /// [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, holds it in
@@ -260,21 +265,21 @@ impl Stepper<CudaDevice> {
         Ok(DevicePtr(run.device.resolve(present.span(&self.plan, &run.schedule)).addr() as u64))
     }
 
-    /// Makes a captured pass.
+    /// Runs a captured pass.
     ///
     /// # Ordering
-    /// Comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at once,
-    /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
-    /// learning rates and frozen parameters: a replay's sums are not compared between ranks, so a difference is a hang
-    /// or a drift.
+    /// The pass comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at
+    /// once, unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
+    /// learning rates and frozen parameters. Ranks do not compare a replay's collectives, so a difference makes them
+    /// hang or drift apart.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
     /// `Poisoned` after a failure.
     ///
     /// # Safety
-    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile; the
-    /// stepper's communicator has not been closed by another handle of it.
+    /// All memory that the trainer's captured work touches is still alive, and nothing else touches it during the
+    /// replay. No other handle has closed the stepper's communicator.
     pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         self.refuse_open_pass()?;
         if self.params_written.is_broadcast_due() {
@@ -284,7 +289,7 @@ impl Stepper<CudaDevice> {
         self.flush_settings()?;
         let run = self.run.get_mut();
         run.touch_all()?;
-        // Publishing reads the control block that the graph's Begin writes.
+        // Publishing the status reads the control block that the graph's Begin writes.
         run.touch_control()?;
         run.device.replay(captured)?;
         let pass = run.schedule.pass() + 1;
@@ -295,7 +300,7 @@ impl Stepper<CudaDevice> {
         Ok(())
     }
 
-    /// Returns the event at which the times of recorded ops are zero, if ops are recorded.
+    /// Returns the event from which the times of recorded ops count, if ops are recorded.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.run.borrow().device.clock_zero()

@@ -1,7 +1,7 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Every capture that
-//! begins also ends, and a failed one leaves the stepper as if it had not begun.
+//! A captured pass is an ordinary one whose streams fork from the trainer's stream and join it again. Every capture
+//! that begins also ends, and a failed capture leaves the stepper as if it had not begun.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::stepper::stepper::Stepper;
 pub(super) const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
 
 impl Stepper<CudaDevice> {
-    /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing
-    /// runs. [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates
-    /// of the moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a
-    /// new capture.
+    /// Captures a pass as a CUDA graph: the work that `trainer` enqueues on its stream, and the pass's collectives and
+    /// steps. Nothing runs. [`replay`](Self::replay) then runs that pass with one launch, any number of times, with the
+    /// current learning rates. A parameter frozen later is frozen in replays too; unfreezing one that was frozen at the
+    /// capture needs a new capture.
     ///
     /// ```no_run
     /// # use instep::cuda::CudaDevice;
@@ -43,17 +43,17 @@ impl Stepper<CudaDevice> {
     /// ```
     ///
     /// # Ordering
-    /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and
-    /// join it again, must not wait for any of it, and must use addresses: copies from and to the host are refused. All
-    /// ranks capture the same pass. The captured pass keeps the communicator open, so
-    /// [`Nccl::close`](crate::cuda::Nccl::close) comes after it is dropped.
+    /// `trainer` must enqueue its work on the stream that the stepper was built with, or on streams that fork from it
+    /// and join it again. It must not wait for that work, and must use addresses: copies from and to the host are
+    /// refused. All ranks capture the same pass. The captured pass keeps the communicator open, so drop the captured
+    /// pass before [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors
-    /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
+    /// `Order` if a pass is open, if no pass has been made yet (the first one broadcasts rank 0's parameters), or if
     /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream, or with
-    /// [`Strategy::Fsdp`](crate::Strategy); `Poisoned` after a failure; the
-    /// error that `trainer` returns; `Device` if the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended
-    /// and the stepper goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
+    /// [`Strategy::Fsdp`](crate::Strategy); `Poisoned` after a failure; the error that `trainer` returns; `Device` if
+    /// the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended and the
+    /// stepper is as if it had not begun. A panic inside the pass still ends the group, as without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
@@ -76,14 +76,15 @@ impl Stepper<CudaDevice> {
         run.submit();
         let end_without_stepper = run.device.capture_breaker();
         let plan = Arc::clone(&self.plan);
-        // Caught, since the trainer's stream would be captured for ever.
+        // A panic is caught, because the trainer's stream would otherwise stay in capture.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             self.open(Opening::default())?;
             self.is_capturing = true;
             trainer(Pass::new(self))
         }));
         if !Arc::ptr_eq(&plan, &self.plan) {
-            // A trainer can, because a pass gives it the stepper by mutable reference. The one that captures is gone.
+            // `trainer` can exchange the stepper, because a pass dereferences mutably to it. The stepper that captures
+            // is then gone.
             end_without_stepper();
             outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
             let wrong = "its trainer exchanged the stepper for another one";
@@ -91,23 +92,23 @@ impl Stepper<CudaDevice> {
         }
         self.is_capturing = false;
         if self.run.get_mut().schedule.is_open() {
-            // The capture is thrown away, so nothing that was launched in it has happened.
+            // The capture is discarded, so none of its launches has run.
             let _ = self.abandon();
         }
         let run = self.run.get_mut();
         let is_whole = !run.schedule.was_abandoned();
         run.schedule.synchronize();
-        // If it fails, the end says why.
+        // If this fails, `end_capture` reports why.
         let _ = run.settle();
         let captured = run.device.end_capture();
-        // None of it has run; positions inside it mean nothing outside.
+        // Nothing in the capture has run, so its positions mean nothing outside.
         run.forgive();
         run.schedule.set_pass(pass);
         run.schedule.set_late_unused(late_unused);
         (self.rates.step, self.abandoned) = (step, abandoned);
         run.schedule.fork();
         run.submit();
-        // A failure in a capture has poisoned nothing, although the trainer was told so.
+        // `trainer` may return `Poisoned`, but a failure in a capture has poisoned nothing, so its cause is reported.
         outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
         if captured.is_ok() && !is_whole {
             return Err(Error::order("capture", "its pass was not finished", "finish it inside"));

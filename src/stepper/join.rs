@@ -1,8 +1,9 @@
-//! Uneven inputs: what a rank does that has run out of data while others go on.
+//! Uneven inputs: the passes of a rank that has run out of data while others go on.
 //!
-//! It takes part in every collective with zeros and makes every step, so its parameters and states stay those of the
-//! others and nothing has to be sent at the end. How many ranks had data is counted in each bucket's own sum. Idea:
-//! PyTorch's `Join`; there each iteration begins with a collective of its own to count, and the end with a broadcast.
+//! Such a rank contributes zeros to every collective and makes every step. So its parameters and states stay equal to
+//! the others', and nothing has to be sent at the end. Each bucket's own sum counts how many ranks had data. Idea:
+//! PyTorch's `Join`, which counts in a collective of its own before each iteration and broadcasts parameters at the
+//! end.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -10,10 +11,10 @@ use crate::schedule::Opening;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns
-    /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between,
-    /// as on the other ranks, and so are frozen parameters. It counts as one pass however many micro-batches the others
-    /// make of theirs, and ordinary passes may follow once it has returned false.
+    /// Takes part in one pass without data. A rank without data calls this until it returns false: then no rank had
+    /// data, and nothing was stepped. Between the calls the trainer still sets learning rates and frozen parameters as
+    /// on the other ranks. A call counts as one pass, however many micro-batches the others' pass has. Ordinary passes
+    /// may follow once it has returned false.
     ///
     /// ```
     /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};

@@ -1,7 +1,7 @@
 //! Learning rates and other hyperparameters: set between passes, multiplied per parameter, or following a schedule.
 //!
 //! Every change goes through the settings, which the next Begin reads, so nothing is rebuilt and a captured graph stays
-//! valid. Ranks agree on all of it.
+//! valid. All ranks must make the same changes.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -12,18 +12,18 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
-    /// names none), or of any of the [`optimizers`](Self::optimizers), from the next pass on. Ranks must set the same:
-    /// if they differ, the next pass's first collective is a `Mismatch`, if the [collective](crate::Collective)
-    /// compares every call, as in-process ranks do and [`Nccl`](crate::cuda::Nccl) with its ledger; where none does,
-    /// parameters drift apart. Hyperparameters are not saved with a run.
+    /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. Ranks must set the
+    /// same. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of the
+    /// [collective](crate::Collective): if ranks differ, the next pass's first collective is a `Mismatch`. Other
+    /// collectives do not compare, and parameters drift apart. Hyperparameters are not saved with a run.
     ///
     /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream, not for its steps; after an abandoned pass, for all
-    /// of its ops in flight.
+    /// Waits until the last pass has begun on the optim stream, not for its steps. After an abandoned pass, waits for
+    /// all of its ops in flight.
     ///
     /// # Errors
-    /// `Config` if there is no such optimizer, the group has several, the optimizer follows a schedule or refuses the
-    /// rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
+    /// `Config` if there is no such optimizer, if the group has several, or if the optimizer follows a schedule or
+    /// refuses the learning rate. Nothing is changed then. `Order` inside a pass, `Poisoned` after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();
@@ -60,9 +60,9 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// A change may need no state that the stepper does not keep: SGD without momentum keeps no buffer, so momentum
-    /// cannot be switched on unless another SGD in the same round has one. A state that comes into use starts from what
-    /// is stored, which is zeros if it was never used.
+    /// A change is refused if it needs a state that the stepper does not keep. For example, SGD without momentum keeps
+    /// no buffer, so momentum cannot be switched on unless another SGD in the same round has a buffer. A state that
+    /// comes into use starts from its stored values, which are zeros if it was never used.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr); `Unsupported` if the optimizer has no hyperparameter of that name and
@@ -86,9 +86,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Lets the learning rate of any optimizer follow a schedule from the next pass on, in the place of the one that it
-    /// follows; `None` leaves the rate where it is, to be set by hand. Steps count as for
-    /// [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
+    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is that
+    /// of [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range;
@@ -103,10 +103,10 @@ impl<D: Device> Stepper<D> {
         self.rates.set(id, schedule)
     }
 
-    /// Multiplies the learning rate of every optimizer of a parameter, from the next pass on: what
-    /// [`set_lr`](Self::set_lr) and schedules set for its group comes times this. 1 until it is set, and not saved with
-    /// a run. Where the rate is only what a first update starts from (Rprop), it is multiplied there. Ranks must set
-    /// the same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// Sets the factor by which a parameter multiplies the learning rates of its optimizers, from the next pass on. It
+    /// applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and is not
+    /// saved with a run. Rprop uses its learning rate, and so this factor, in a parameter's first update only. Ranks
+    /// must set the same: if they differ, the next collective that [compares](Self::set_lr) is a `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -126,8 +126,9 @@ impl<D: Device> Stepper<D> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Config` if it is negative or not finite, or an optimizer of the parameter refuses the rate that comes of it,
-    /// which changes nothing; `Layout` if `id` is of another layout; `Order` inside a pass, `Poisoned` after a failure.
+    /// `Config` if the factor is negative or not finite, or an optimizer of the parameter refuses the multiplied
+    /// learning rate. Nothing is changed then. `Layout` if `id` is of another layout; `Order` inside a pass, `Poisoned`
+    /// after a failure.
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;
         if !(multiplier >= 0.0 && multiplier.is_finite()) {
@@ -141,7 +142,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the factor in the learning rates of a parameter's optimizers.
+    /// Returns the factor by which a parameter multiplies the learning rates of its optimizers.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -149,14 +150,14 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.lr_multiplier(self.layout.index(id)?))
     }
 
-    /// Returns the step of the learning-rate schedules in the next pass: how many passes have been finished, joined and
-    /// replayed ones included, skipped ones too, since only the device knows of those; abandoned ones not. To be saved
-    /// with the rest of a run.
+    /// Returns the step of the learning-rate schedules in the next pass: the number of finished passes. Joined and
+    /// replayed passes count, and skipped ones too, because only the device knows which were skipped. Abandoned passes
+    /// do not count. Save it with the rest of a run.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }
 
-    /// Sets the step that learning-rate schedules go on from, as a loaded run does. Ranks must set the same, as with
+    /// Sets the step of the learning-rate schedules, to resume a run. Ranks must set the same, as with
     /// [`set_lr`](Self::set_lr).
     ///
     /// # Errors
@@ -170,7 +171,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives every scheduled optimizer the rate of the pass to come, where it differs from the last one.
+    /// Gives every scheduled optimizer the learning rate of the next pass, if it has changed.
     pub(super) fn follow_schedules(&mut self) -> Result<()> {
         if self.rates.schedules.is_empty() {
             return Ok(());
@@ -179,7 +180,8 @@ impl<D: Device> Stepper<D> {
         for k in 0..self.rates.schedules.len() {
             let (id, schedule) = &self.rates.schedules[k];
             let id = *id;
-            // A rate that f32 rounds to zero is set to zero: a decay must not end in an error.
+            // A learning rate that f32 rounds to zero is set to zero, so that a decaying schedule never ends in an
+            // error.
             let lr = Some(schedule.lr_at(self.rates.step)).filter(|lr| *lr as f32 != 0.0).unwrap_or(0.0);
             if self.optimizers.lr(id).to_bits() == lr.to_bits() {
                 continue;

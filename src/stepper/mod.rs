@@ -1,8 +1,9 @@
 //! A rank's training: the stepper, its passes, and views of the memory that it owns.
 //!
 //! `state/` holds data, `stepper.rs` owns it, and the other files are the interface above: no file imports one of a
-//! higher layer (`tests/tidy.rs`). The safe interface cannot race: slices borrow the stepper, every launch takes it
-//! mutably, and an access first waits. The schedule alone decides an order; these files forward events to it.
+//! higher layer (`tests/house/tidy`). The safe interface cannot race: slices borrow the stepper, every launch borrows
+//! it mutably, and every access first waits for the ops that it conflicts with. The schedule alone decides the order of
+//! ops; these files forward events to it.
 
 mod access;
 mod as_f32;
@@ -25,7 +26,7 @@ mod rebuild;
 mod scaling;
 mod shards;
 mod state;
-#[allow(clippy::module_inception)] // The folder is the part, the file its main type.
+#[allow(clippy::module_inception)] // The file has the main type of the folder.
 mod stepper;
 mod tensor;
 mod together;

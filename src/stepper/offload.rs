@@ -1,6 +1,7 @@
-//! Steps on the host: what a builder refuses with them, and what a failure leaves of them.
+//! Steps on the host (offload): the options that exclude them, and how parameters are restored after a failure.
 //!
-//! What the host steps is the parameter; the device has a copy, which `schedule/offload.rs` renews. A trainer writes both.
+//! The host's memory holds the parameter. The device has a copy, which `schedule/offload.rs` updates. A write by the
+//! trainer goes to both.
 
 use crate::collective::Collective;
 use crate::cuda::HostSide;
@@ -14,18 +15,20 @@ use crate::stepper::state::options::OffloadPolicy;
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
-    /// Steps on the host, on memory of its own. Sums of gradients are copied there, each after its reduce. Stepped
-    /// parameters are copied back before they are next used: after the step, or with [`Strategy::Fsdp`](crate::Strategy) when
-    /// they are [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps run
-    /// where parameters are.
+    /// Runs steps on the host, in the host's memory. Reduced gradients are copied to the host. Stepped parameters are
+    /// copied back after the step, or with [`Strategy::Fsdp`](crate::Strategy) when they are
+    /// [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps
+    /// run where the parameters are.
     ///
-    /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and [`isa`](Self::isa) are
-    /// theirs; an optimizer of your own steps by [`StepParam::step_param`](crate::optim::StepParam::step_param), and makes no CUDA
-    /// call there; a [`grad_scaler`](Self::grad_scaler) lies in the host's memory. Ranks combine numbers of page-locked memory of
-    /// the host ([`Call::stream`](crate::collective::Call::stream)). A stepper that is dropped waits for steps that run.
+    /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and
+    /// [`isa`](Self::isa) apply to these kernels. An optimizer of your own steps by
+    /// [`StepParam::step_param`](crate::optim::StepParam::step_param), and must make no CUDA call there. The tensors of
+    /// a [`grad_scaler`](Self::grad_scaler) lie in the host's memory. Collectives also take page-locked memory of the
+    /// host ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper waits for steps that run.
     ///
-    /// The result is the same bits. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells the host's part of
-    /// [`Stepper::memory`]. On the host device both memories are the host's: this rehearses the flow, and saves nothing.
+    /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells
+    /// which entries of [`Stepper::memory`] are the host's. On the host device both memories are the host's: that
+    /// exercises the schedule, but saves no memory.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};
@@ -48,7 +51,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// The table of what offload excludes.
+    /// Refuses the options that offload excludes.
     pub(super) fn refuse_offload(&self, is_borrowed: bool) -> Result<()> {
         if self.offload.is_none() {
             return Ok(());
@@ -68,7 +71,7 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    /// What the host steps with, if a GPU is to leave the steps to it.
+    /// Returns the host's part of an offloaded stepper on a GPU: what it steps with.
     pub(super) fn host_side(&self, comm: &dyn Collective) -> Result<Option<HostSide>> {
         let Some(policy) = self.offload else { return Ok(None) };
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
@@ -91,7 +94,8 @@ pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Copies what the host has stepped to the device, after a failure has kept some of it from getting there.
+    /// After a failure, copies parameters that the host has stepped to the device, because the failure may have skipped
+    /// their copies.
     pub(super) fn restore_params(&mut self) -> Result<()> {
         if !self.plan.is_offloaded() || self.run.get_mut().refuse_rescued().is_ok() {
             return Ok(());

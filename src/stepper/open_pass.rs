@@ -1,7 +1,7 @@
 //! The calls of an open pass: hand-overs, micro-batches, and the pass's end.
 //!
-//! Each is refused before anything changes, so it can be repeated. None needs a borrow of the pass; `pass.rs` holds one
-//! for those who want the compiler to check them.
+//! Each call is refused before anything changes, so it can be repeated. No call here needs a borrow of the pass;
+//! `pass.rs` has a type that borrows, so that the compiler checks accesses.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
 
 impl Stepper {
-    /// Hands a bucket over whose sum the caller makes on another thread: `sum` returns once it is there. Built with
-    /// [`Sums::by_caller`](crate::Sums::by_caller).
+    /// Hands over a bucket that the caller sums on another thread. `sum` returns once that sum is complete. The stepper
+    /// was built with [`Sums::by_caller`](crate::Sums::by_caller).
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -41,14 +41,15 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Returns at once; built [inline](crate::StepperBuilder::inline), after `sum`. The steps of buckets that are handed over
-    /// later come after it too. The bucket is neither read nor written until `sum` has returned. Closing and dropping the
-    /// stepper wait for it, without a deadline and after a panic too: let it return whatever happens to the trainer, for
-    /// example by a channel whose sender is dropped before the stepper. It may not own the stepper.
+    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. The steps of buckets that are
+    /// handed over later come after this sum too. The bucket is neither read nor written until `sum` has returned. Closing and
+    /// dropping the stepper wait for `sum`, without a deadline and after a panic too. So it must return whatever happens to the
+    /// trainer, for example because it waits for a channel whose sender is dropped before the stepper. It must not own the
+    /// stepper.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); `Order` too if the stepper makes the bucket's sum, or micro-batches
-    /// are still to come. An error or a panic of `sum` poisons the stepper.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` if the stepper itself sums the bucket, or this
+    /// is not the last micro-batch. An error or a panic of `sum` poisons the stepper.
     pub fn bucket_ready_after(
         &mut self,
         bucket: u32,
@@ -61,7 +62,7 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a pass with what this stepper knows of it.
+    /// Opens a pass, and adds the broadcast and the agreement that are due.
     pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
         self.refuse_rescued()?;
         self.run.get_mut().schedule.require_closed()?;
@@ -77,7 +78,7 @@ impl<D: Device> Stepper<D> {
             run.device.agree(run.schedule.agreement_of(&opening))?;
         }
         if self.params_written.is_any() {
-            // The number of the passes after this one, in which nothing is written.
+            // The next pass's number must not include what was written before this one.
             self.agreement.forget();
         }
         let broadcast = self.params_written.broadcast(&self.plan);
@@ -89,17 +90,18 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
-    /// are handed over, and of earlier buckets if there are several ranks, the bucket is reduced. The mode decides when it is
-    /// stepped. With sums [by the caller](crate::Sums::by_caller) it says that the sum of this gradient is there, which on a
-    /// GPU only an event can say.
+    /// are handed over, and of earlier buckets if there are several ranks, the bucket is reduced. The mode decides when
+    /// it is stepped. With sums [by the caller](crate::Sums::by_caller), the call also says that the sum of this
+    /// gradient is complete. On a GPU only an event can say that.
     ///
     /// # Ordering
     /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
     /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
     ///
     /// # Errors
-    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this micro-batch, if
-    /// [each is summed](crate::Accumulation)), or it was handed over as often as the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this
+    /// micro-batch, with [`Accumulation::Summed`](crate::Accumulation)), or it was already handed over as often as it
+    /// is used; `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -137,7 +139,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over what was written and was not handed over before: from the last one back, as if backward had.
+    /// Hands over the gradients that were written and not handed over, from the last parameter back, in backward's
+    /// order.
     fn hand_over_written(&mut self) -> Result<()> {
         for param in 0..self.layout.parameters().len() {
             self.note_hand_over(param);
@@ -152,18 +155,17 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses. All
-    /// their gradients must have been written, with every [`Unused`](crate::Unused): a trainer that leaves one out hands
-    /// the others over by [`grad_ready`](Self::grad_ready).
-    /// With sums [by the caller](crate::Sums::by_caller) it says that the bucket's sum is there, which on a GPU only an event can
-    /// say: `bucket_ready_after`.
+    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses.
+    /// Whatever [`Unused`](crate::Unused) is, all their gradients must have been written; to leave one out, hand the
+    /// others over by [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), the call
+    /// also says that the bucket's sum is complete. On a GPU only an event can say that: use `bucket_ready_after`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
     ///
     /// # Errors
-    /// `Order` if no pass is open, or one of them was handed over already or not written; `Layout` if there is no such bucket. Nothing
-    /// is launched then.
+    /// `Order` if no pass is open, or one of these parameters was handed over already or its gradient not written;
+    /// `Layout` if there is no such bucket. Nothing is launched then.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.run.get_mut().schedule.require_open()?;
@@ -171,7 +173,7 @@ impl<D: Device> Stepper<D> {
         self.hand_over_bucket(bucket, None)
     }
 
-    /// Hands a bucket over whose sum the caller makes, with what says when it is there.
+    /// Hands over a bucket that the caller sums. `sum` tells when that sum is complete.
     pub(super) fn hand_over_awaited(&mut self, bucket: u32, sum: D::Sum) -> Result<()> {
         let described = bucket_numbered(&self.plan, bucket)?;
         let schedule = &self.run.get_mut().schedule;
@@ -200,7 +202,7 @@ impl<D: Device> Stepper<D> {
         let plan = Arc::clone(&self.plan);
         let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
         let schedule = &self.run.get_mut().schedule;
-        // Its gradients may have been handed over one by one, before the last one was named as unused.
+        // Its gradients may have been handed over one by one, before the last one was named unused.
         if !schedule.waits_for_release(bucket) {
             for param in segments.iter().map(|segment| segment.param as usize) {
                 let schedule = &self.run.get_mut().schedule;
@@ -217,7 +219,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Refuses a hand-over that would step a bucket whose sum by the caller may be on its way.
+    /// Refuses a hand-over without an event on a GPU, because the caller's sum of the bucket may not be complete.
     fn refuse_without_event(&mut self, bucket: u32) -> Result<()> {
         let is_awaited = D::TRAINER_IS_A_STREAM && self.policy.sums_by_caller;
         if !is_awaited || self.plan.buckets()[bucket as usize].is_local {
@@ -231,17 +233,19 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
-    /// Closes the pass. A gradient that was written is handed over now if it was not before, unless the caller sums it: only a
-    /// hand-over says that such a sum is there. A parameter without one is treated as [`Unused`](crate::Unused) says.
+    /// Closes the pass. It hands over the gradients that were written and not handed over, unless the caller sums them:
+    /// only a hand-over tells that such a sum is complete. A parameter whose gradient was not written is treated as
+    /// [`Unused`](crate::Unused) says.
     ///
     /// # Ordering
-    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
-    /// stream waits for all steps, so that raw addresses are safe to use afterwards.
+    /// Returns at once; the next access waits for the steps that it needs. On a GPU, in Sequential and Eager, the
+    /// trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` if no pass is open or micro-batches are still to come; or if a gradient was not written that
-    /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
-    /// all; or if sums are [the caller's](crate::Sums::by_caller) and a bucket that was written was not handed over. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
+    /// `Order` if no pass is open or this is not the last micro-batch; if a gradient was not written although the
+    /// option is [`Unused::Refuse`](crate::Unused) or the caller sums it; if on borrowed memory no gradient was
+    /// written; or if with sums [by the caller](crate::Sums::by_caller) a written bucket was not handed over. The pass
+    /// then stays open: complete or abandon it. The next access reports failures of queued ops.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;
@@ -266,13 +270,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives the open pass up: what has not been launched is discarded.
+    /// Abandons the open pass. Buckets that have not been launched are discarded.
     ///
     /// # Ordering
-    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
-    /// changed no parameter; in Eager the buckets named in the result stay stepped. [`Status::abandoned`](crate::Status)
-    /// counts it. Schedules do not advance. Ranks go on together only if all of them abandon after the same bucket; if
-    /// not, their next collective is a `LeftPass` or a `Mismatch`.
+    /// Returns at once, except in a pass that broadcasts parameters, where it waits for the broadcast. In Sequential
+    /// and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
+    /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can go on
+    /// only if all ranks abandon after the same bucket; otherwise their next collective is a `LeftPass` or a
+    /// `Mismatch`.
     ///
     /// # Errors
     /// `Order` if no pass is open.

@@ -1,7 +1,7 @@
-//! A pass that borrows its stepper, so that the compiler holds the rules of safe access.
+//! A pass that borrows its stepper, so that the compiler enforces the rules of safe access.
 //!
-//! Each rule is a lifetime, and has an example that must not compile beside one that does. State, not `Drop`, is the
-//! truth: a leaked or detached pass leaves the stepper open, and the next `begin` says so.
+//! Each rule is a lifetime, and has one example that compiles and one that must not. The stepper's state, not `Drop`,
+//! decides whether a pass is open: after a leaked or detached pass, the next `begin` is an error.
 
 use std::mem;
 use std::num::NonZeroU32;
@@ -14,11 +14,10 @@ use crate::schedule::Opening;
 use crate::stepper::stepper::{Abandoned, Stepper};
 use crate::stepper::views::{Grads, Params};
 
-/// An open pass of a stepper, and the stepper itself: every call of an open pass is the
-/// [stepper's](Stepper), which a pass dereferences to. Dropping a pass abandons it;
-/// [`detach`](Self::detach) leaves it open.
+/// An open pass of a stepper. It dereferences to the [stepper](Stepper), which has all calls of an open pass. Dropping
+/// a pass abandons it; [`detach`](Self::detach) leaves it open.
 ///
-/// A slice cannot outlive the hand-over of anything:
+/// A slice cannot be used after any gradient is handed over:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -45,7 +44,7 @@ use crate::stepper::views::{Grads, Params};
 /// # pass.finish()?;
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// nor the end of the pass:
+/// It cannot be used after the pass has ended:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -68,7 +67,7 @@ use crate::stepper::views::{Grads, Params};
 /// assert_eq!(weight[0], 0.0); // the step may be writing it
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// nor the micro-batch:
+/// It cannot be used after the micro-batch has ended:
 /// ```compile_fail,E0499
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -82,7 +81,7 @@ use crate::stepper::views::{Grads, Params};
 /// # pass.finish()?;
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// Views of two passes may change places, since each keeps both passes borrowed:
+/// Views of two passes may be swapped. Then each view keeps both passes borrowed:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -110,7 +109,7 @@ use crate::stepper::views::{Grads, Params};
 /// b.get_mut(w)?[0] = 2.0; // this is the first pass's gradient now
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// and one stepper has one pass:
+/// A stepper has one open pass at a time:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -141,21 +140,22 @@ impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
-    /// Does not wait; the steps of the last pass may still run. In the first pass all ranks take rank 0's parameters. After
-    /// a parameter was [written](Stepper::write), they take those of its bucket, and compare which ones they wrote: with
-    /// [`Nccl`](crate::cuda::Nccl) the thread then waits for the other ranks' calls.
+    /// Does not wait; the steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
+    /// parameter was [written](Stepper::write), the next pass broadcasts the parameters of its bucket, and ranks
+    /// compare which ones they wrote: with [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks'
+    /// calls.
     ///
     /// # Errors
-    /// `Order` if a pass is open, [detached](Pass::detach) or leaked: see [`abandon`](Self::abandon); `Config` if the
-    /// optimizer refuses a rate of a [schedule](crate::StepperBuilder::lr_schedule).
+    /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it); `Config` if
+    /// the optimizer refuses a learning rate of a [schedule](crate::StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
 
-    /// Opens a pass of several micro-batches, whose gradients add up: the first write of the pass replaces, later ones
-    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. With shards, ranks may
-    /// [sum each micro-batch](crate::StepperBuilder::accumulation) instead; then the first write of each replaces. A
-    /// mean over micro-batches is the trainer's too: it divides its loss by their number.
+    /// Opens a pass of several micro-batches whose gradients accumulate. The first write of the pass replaces a
+    /// gradient, and the trainer adds later ones ([`Grads::add`]). Buckets launch in the last micro-batch only. With
+    /// shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation) instead; then the first write
+    /// of each micro-batch replaces. For a mean over micro-batches, the trainer divides its loss by their number.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -186,13 +186,13 @@ impl<D: Device> Stepper<D> {
 }
 
 impl Pass<'_> {
-    /// Returns views of parameters and gradients. Both borrow the whole pass, so they end where a gradient is handed
-    /// over: take them anew for each layer.
+    /// Returns views of parameters and gradients. Both borrow the whole pass, so they end when a gradient is handed
+    /// over. Call this again for each layer.
     pub fn split(&mut self) -> (Params<'_>, Grads<'_>) {
         (Params::new(self.stepper), Grads::new(self.stepper))
     }
 
-    /// Returns the gradients alone.
+    /// Returns a view of the gradients alone.
     pub fn grads(&mut self) -> Grads<'_> {
         Grads::new(self.stepper)
     }
@@ -203,7 +203,7 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper }
     }
 
-    /// Leaves the pass open for the stepper's own calls, for frameworks that cannot keep a borrow.
+    /// Ends the borrow and leaves the pass open. Frameworks that cannot keep a borrow then use the stepper's own calls.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -221,7 +221,7 @@ impl<'a, D: Device> Pass<'a, D> {
         mem::forget(self);
     }
 
-    /// Closes the pass, as [`Stepper::finish`] does, or abandons it if that is refused.
+    /// Closes the pass as [`Stepper::finish`] does, or abandons it if `finish` is refused.
     ///
     /// # Ordering
     /// Ordering as for [`Stepper::finish`].
@@ -232,7 +232,7 @@ impl<'a, D: Device> Pass<'a, D> {
         self.stepper.finish()
     }
 
-    /// Gives the pass up, as [`Stepper::abandon`] does. Dropping a pass does the same.
+    /// Abandons the pass, as [`Stepper::abandon`] does. Dropping a pass does the same.
     ///
     /// # Ordering
     /// Ordering as for [`Stepper::abandon`].
@@ -260,7 +260,7 @@ impl<D: Device> DerefMut for Pass<'_, D> {
 
 impl<D: Device> Drop for Pass<'_, D> {
     fn drop(&mut self) {
-        // Closed by `finish` or `abandon`, or the stepper was exchanged for one without a pass.
+        // `finish` or `abandon` has closed it, or the caller exchanged the stepper for one without a pass.
         if !self.stepper.run.get_mut().schedule.is_open() {
             return;
         }

@@ -1,7 +1,8 @@
-//! Buckets laid out anew, in the order in which gradients really arrive, without a bit of what has been learnt lost.
+//! Rebuilds buckets in the order in which gradients arrive, or adds optimizers, and keeps every bit of the training's
+//! state.
 //!
-//! All ranks take rank 0's order, which travels through the gradients' own memory, so that every device and every
-//! collective can carry it. The stepper keeps its old buckets until the new ones are complete. Idea: PyTorch's reducer,
+//! All ranks take rank 0's order. It is broadcast through the gradients' memory, which every device and every
+//! collective can send. The stepper keeps its old buckets until the new ones are complete. Idea: PyTorch's reducer,
 //! which rebuilds once, before the second forward.
 
 use std::cell::RefCell;
@@ -21,17 +22,18 @@ use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Lays the buckets out anew, filled in the order in which rank 0 handed its gradients over in the last micro-batch
-    /// of the last pass; parameters without one, unused or frozen, come last, in reverse registration order. Each
-    /// bucket is then complete as early as possible for any order of the layout. Returns whether anything has changed.
+    /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
+    /// pass. Parameters without a gradient, because they were unused or frozen, come last, in reverse registration
+    /// order. Each bucket is then complete as early as possible, whatever the layout's order. Returns whether anything
+    /// has changed.
     ///
     /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
-    /// memory for both sets of buckets while it lasts, and a copy of every tensor by way of the host. Parameters,
-    /// gradients, states, step counts, rates, frozen parameters and the status go along, bit for bit, and later
-    /// training has the same bits as without. A [recording](crate::StepperBuilder::record) starts anew with the new
-    /// buckets, which it is judged by: [take](Self::take_recording) that of the old ones before. On a GPU, captured
-    /// passes are of the old buckets, and addresses too: [`replay`](Self::replay) refuses them, and new ones are asked
-    /// for.
+    /// memory for both sets of buckets while it lasts, and a copy of every tensor through host memory. Parameters,
+    /// gradients, states, step counts, learning rates, frozen parameters and the status keep their bits, and training
+    /// continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew,
+    /// because the checker judges it by the new buckets: [take](Self::take_recording) the old one first. On a GPU,
+    /// [`replay`](Self::replay) refuses passes that were captured before the call, and the trainer must ask for
+    /// addresses again.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -57,9 +59,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps, and for rank 0.
     ///
     /// # Errors
-    /// `Unsupported` if buckets are the caller's, or sums are made elsewhere: [`rebind`](Self::rebind) takes rebuilt ones; `Order` inside a pass, `Poisoned` after a
-    /// failure. If the new device cannot be built, for lack of memory above all, the stepper keeps its old buckets; a
-    /// rank that goes on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
+    /// `Unsupported` if the stepper borrows its buckets (use [`rebind`](Self::rebind)) or the caller sums them; `Order`
+    /// inside a pass, `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory,
+    /// the stepper keeps its old buckets. If only some ranks do, the next collective that [compares](Self::set_lr) is a
+    /// `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -82,10 +85,10 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Gives parameters a further optimizer, after those that they have. A parameter that had none was averaged and is
-    /// stepped from now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer begins as in a
-    /// new training: its states are zeros, and it counts its own updates ([`step_count`](Self::step_count)).
+    /// Adds an optimizer to parameters, after those that they have. A parameter without one, whose gradient was only
+    /// averaged, is stepped from now on. All ranks call it at the same point between passes. It costs what
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer's states start as
+    /// zeros, and its own [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -105,9 +108,9 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Unsupported` if code of your own does not reach the tensors; `Config` for hyperparameters
-    /// out of range or a parameter that is named twice, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The
-    /// stepper is as it was then.
+    /// `Unsupported` if an optimizer of your own cannot reach the tensors; `Config` for hyperparameters out of range or
+    /// a parameter that is named twice; `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after
+    /// a failure. The stepper is then unchanged.
     pub fn add_optimizer_for(
         &mut self,
         params: &[ParamId],
@@ -139,7 +142,7 @@ impl<D: Device> Stepper<D> {
         self.settle_between_passes()?;
         self.run.get_mut().touch_control()?;
         for param in params {
-            // A count that was set before there was an optimizer would now be its own.
+            // A count that was set before there was an optimizer would become the new optimizer's count.
             let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
             if is_first && self.read_progress(param, 0)?.count != 0 {
                 let name = &self.layout.parameters()[param].name;
@@ -152,7 +155,7 @@ impl<D: Device> Stepper<D> {
         Ok(id)
     }
 
-    /// Copies all but the caller's tensors to a new device, after `touch_everything`.
+    /// Copies all tensors that the stepper owns to a new device, after `touch_everything`.
     pub(super) fn move_to(
         &mut self,
         plan: Plan,
@@ -166,7 +169,7 @@ impl<D: Device> Stepper<D> {
         let mut device = self.rebuilt_device(&plan, &assignment, borrowed, agreement.words())?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
         if let Err(error) = self.comms.world.prepare(&plan) {
-            // It went along with the old plan before.
+            // The communicator goes back to the old plan, which it served before.
             self.comms.world.prepare(&self.plan)?;
             return Err(error);
         }
@@ -192,11 +195,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Makes rank 0's numbers everybody's, by way of the first gradients, which are put back.
+    /// Broadcasts rank 0's numbers through the memory of the first gradients, which are restored.
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();
-        // In several turns if there are more parameters than elements: most are empty then.
+        // If there are more parameters than elements, because most parameters are empty, this takes several broadcasts.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
             let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
             let mut gradients = vec![0; size_of_val(numbers)];
@@ -231,13 +234,14 @@ impl<D: Device> Stepper<D> {
         for (index, segment) in ours.segments().iter().enumerate() {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-            // By round and place: another parameter's further optimizer may add states to any round of this one.
+            // States are matched by round and place, because another parameter's further optimizer may add states to
+            // any round of this parameter.
             let states = self.optimizers.states(segment.param as usize).flat_map(|(_, round, k)| {
                 let [from, to] = [&*ours_assigned, assignment].map(|a| (a.first_state(round) + k) as u8);
                 let scales = (Memory::Scales(from), Memory::Scales(to));
                 [(Memory::State(from), Memory::State(to)), scales]
             });
-            // The caller's tensors hold what they hold.
+            // Borrowed tensors are not copied.
             let is_ours = |memory: &Memory| match memory {
                 Memory::Params => !plan.is_foreign(),
                 Memory::Grads => !plan.is_foreign() && !is_released,
@@ -260,12 +264,13 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Gives a group of the layout its optimizer, if it was built without one. It then goes by the group's name, as if
-    /// the builder had been given it: for [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper),
-    /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers). It steps the group's parameters
-    /// that have no optimizer of their own and whose action is [`Step`](SegmentAction::Step), also those that
-    /// [`optimize_only`](crate::StepperBuilder::optimize_only) has left out. Cost and ordering as for
-    /// [`add_optimizer_for`](Self::add_optimizer_for): all ranks call it at the same point between passes.
+    /// Gives a group of the layout an optimizer, if it was built without one. The group's name then selects the
+    /// optimizer in [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper),
+    /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers), as if the builder had been
+    /// given it. It steps the group's parameters that have no optimizer of their own and whose action is
+    /// [`Step`](SegmentAction::Step), also those that [`optimize_only`](crate::StepperBuilder::optimize_only) has left
+    /// out. All ranks call it at the same point between passes. It costs what
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -286,8 +291,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Config` if the layout has no such group, or it has an optimizer, or none of its parameters is left to step.
-    /// Otherwise as for [`add_optimizer_for`](Self::add_optimizer_for).
+    /// `Config` if the layout has no such group, or the group has an optimizer, or none of its parameters is left to
+    /// step. Other errors as for [`add_optimizer_for`](Self::add_optimizer_for).
     pub fn add_group(&mut self, name: &str, optimizer: impl Optimizer + 'static) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
         let group = self.layout.require_group("group", name)?;

@@ -1,7 +1,7 @@
-//! Dynamic loss scaling and clipping by the last norm: what one pass tells the next, to read, save and load.
+//! Reads, saves and loads what one pass passes on to the next: the dynamic loss scale, and the norm for clipping.
 //!
-//! Decisions stay on the device; the trainer asks for the scale of its pass. A read of a decision waits for no step, or
-//! Normed would lose its overlap with the next forward.
+//! Decisions stay on the device; the trainer asks for the scale of its pass. Reading a decision waits for no step,
+//! because Normed would otherwise lose its overlap with the next forward.
 
 use std::mem::offset_of;
 
@@ -23,12 +23,12 @@ const fn field(offset: usize, bytes: u64) -> Span {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the state of dynamic loss scaling after the last pass, to save it: the scale of the next pass, and how
-    /// far it is from growing.
+    /// Returns the state of dynamic loss scaling after the last pass, to save it: the next pass's scale, and the
+    /// progress towards its next growth.
     ///
     /// # Ordering
-    /// Waits for the last pass's decision, not for its steps; on a GPU, on the host, for all that the trainer's stream
-    /// has been given.
+    /// Waits for the last pass's decision, not for its steps. On a GPU, the host waits for all work on the trainer's
+    /// stream.
     ///
     /// # Errors
     /// `Order` inside a pass, `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Poisoned` after
@@ -38,8 +38,8 @@ impl<D: Device> Stepper<D> {
         self.read_scaler()
     }
 
-    /// Says where dynamic loss scaling stands, to load it. Ranks must set the same: if they differ, the next pass's
-    /// first collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// Sets the state of dynamic loss scaling, to load it. Ranks must set the same: if they differ, the next pass's
+    /// first collective that [compares](Self::set_lr) is a `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
@@ -58,8 +58,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`scaler_state`](Self::scaler_state); `Config` for a scale that is no f32 or cannot be divided out
-    /// in f32.
+    /// Errors as for [`scaler_state`](Self::scaler_state); `Config` for a scale that is not exact in f32 or cannot be
+    /// divided out in f32.
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
         state.validate(self.divisor)?;
@@ -70,8 +70,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm that [`Clip::Previous`](crate::Clip::Previous) will clip the next pass by, so that you can save
-    /// it. It is the last finite norm that was decided, or `None` before the first.
+    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, to save it. It is
+    /// the last finite norm of a pass, or `None` before the first.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -84,7 +84,7 @@ impl<D: Device> Stepper<D> {
         Ok(Some(f64::from_ne_bytes(self.read_control_part(PREVIOUS_NORM)?)).filter(|norm| *norm >= 0.0))
     }
 
-    /// Sets the norm that the next pass is clipped by, to load it. Ranks must set the same, as with
+    /// Sets the norm by which the next pass is clipped, to load it. Ranks must set the same, as with
     /// [`set_scaler_state`](Self::set_scaler_state).
     ///
     /// # Ordering
@@ -138,12 +138,13 @@ impl<D: Device> Stepper<D> {
         Err(Error::config("clip", clip, wrong, "build with Clip::Previous"))
     }
 
-    /// The state for a checkpoint, if the scale is dynamic.
+    /// Returns the state for a checkpoint, if the loss scale is dynamic.
     pub(crate) fn scaler_state_if_any(&self) -> Result<Option<ScalerState>> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
-    /// Refuses what [`set_scaler_state`](Self::set_scaler_state) would refuse, where there is a scaler at all.
+    /// Returns whether the loss scale is dynamic, and if so refuses a state that
+    /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
             state.validate(self.divisor)?;
@@ -171,8 +172,9 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the factor that the loss of the open pass, or else of the next one, must have, which the steps divide out of its gradients: always an f32
-    /// if it is [dynamic](crate::LossScale::Dynamic), else what the stepper was built with.
+    /// Returns the loss scale of the open pass, or else of the next one. The trainer multiplies its loss by it, and the
+    /// steps divide it out of the gradients. It is exact in f32 if it is [dynamic](crate::LossScale::Dynamic), and
+    /// otherwise the number that the stepper was built with.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -192,12 +194,13 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the decision of the pass before, not for its steps, and so for its last sum: ask after forward, where
-    /// the loss is scaled. On a GPU the host waits for all work on the trainer's stream;
+    /// Waits for the previous pass's decision, and so for its last collective, but not for its steps. Call it after
+    /// forward, where the loss is scaled. On a GPU the host waits for all work on the trainer's stream;
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids that.
     ///
     /// # Errors
-    /// `Config` if [the caller](crate::StepperBuilder::grad_scaler) keeps it, `Poisoned` after a failure.
+    /// `Config` if a [`grad_scaler`](crate::StepperBuilder::grad_scaler) has the loss scale, `Poisoned` after a
+    /// failure.
     pub fn loss_scale(&self) -> Result<f64> {
         match self.loss_scale {
             LossScale::Constant(loss_scale) => Ok(loss_scale),

@@ -1,6 +1,6 @@
-//! Sharded tensors: options, gathers of full tensors, and what shards exclude.
+//! Sharded tensors: their options, gathers of full tensors, and the options that exclude shards.
 //!
-//! A gather uses the memory of gradients and restores them. All refusals come before any call of the group.
+//! A gather uses the memory of gradients and restores them. All refusals come before any collective call.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
-    /// Sets which tensors are shards. Unset: none, and every rank steps everything.
+    /// Sets which tensors are sharded. Unset: none, and every rank steps everything.
     ///
     /// ```
     /// use instep::op::Memory;
@@ -49,9 +49,9 @@ impl StepperBuilder<'_> {
 
     /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). Unset: all ranks are one group.
     /// With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4 to 7.
-    /// Ranks 0 and 4 are replicas: they have the same shards, and add up their sums after those of their groups. Choose
-    /// the ranks of one machine, whose links are faster. The number divides that of the ranks. It changes no bit, if
-    /// sums are exact.
+    /// Ranks 0 and 4 are replicas: they have the same shards, and all-reduce these after the reduce-scatter in each
+    /// group. Choose the ranks of one machine as a group, because their links are faster. The size must divide the
+    /// number of ranks. It changes no bit if sums are exact.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -77,7 +77,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how the gradients of a pass's micro-batches add up, with shards. Unset: on each rank.
+    /// Sets how gradients accumulate over a pass's micro-batches, with shards. Unset: on each rank.
     ///
     /// ```
     /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
@@ -104,7 +104,8 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Refuses sums of each micro-batch without shards, and where ranks may make different numbers of micro-batches.
+    /// Refuses `Accumulation::Summed` without shards, and with options by which ranks may make different numbers of
+    /// micro-batches.
     pub(super) fn refuse_accumulation(&self) -> Result<()> {
         if self.accumulation == Accumulation::Local {
             return Ok(());
@@ -120,7 +121,7 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    /// Shards a plan as the options say.
+    /// Shards a plan according to the options.
     pub(super) fn sharded(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
         if self.strategy == Strategy::Replicated {
@@ -137,7 +138,7 @@ impl StepperBuilder<'_> {
         Ok(if self.accumulation == Accumulation::Summed { plan.with_summed_micro_batches() } else { plan })
     }
 
-    /// Refuses a collective that does not know a call that the strategy makes.
+    /// Refuses a collective that does not know one of the strategy's calls.
     pub(super) fn refuse_unknown_calls(&self, comm: &dyn Collective) -> Result<()> {
         if self.strategy == Strategy::Replicated {
             return Ok(());
@@ -152,7 +153,7 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses, for a sharded plan, what needs whole gradients or whole parameters, or calls that `comm` does not know.
+/// Refuses, for a sharded plan, options that need full gradients or parameters, or calls that `comm` does not know.
 pub(super) fn refuse_whole_work(
     layout: &Layout,
     plan: &Plan,
@@ -184,8 +185,8 @@ pub(super) fn refuse_whole_work(
 }
 
 impl<D: Device> Stepper<D> {
-    /// Copies a full tensor to the host, as [`read`](Self::read) does, also a [sharded](Strategy) one: then all ranks
-    /// call it together, for the same tensor. Of a gradient it copies the sum over ranks.
+    /// Copies a full tensor to the host, as [`read`](Self::read) does. If the tensor is [sharded](Strategy), all ranks
+    /// call it together for the same tensor. For a gradient it copies the sum over ranks.
     ///
     /// # Shapes
     /// `into` is as long as the parameter.
@@ -194,7 +195,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps and, if the tensor is sharded, for the other ranks.
     ///
     /// # Errors
-    /// `Order` inside a pass, otherwise as for [`read`](Self::read); `Mismatch` or `Deadline` if a rank does not take part.
+    /// `Order` inside a pass, `Mismatch` or `Deadline` if a rank does not take part; other errors as for
+    /// [`read`](Self::read).
     pub fn gather<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, into.len())?;
@@ -206,8 +208,8 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a full tensor from all ranks, or from this one if it is full here.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
-        // In a group of one this rank has all of it. No call is made then, because a slice of a gradient may be alive, which
-        // calls write over.
+        // In a group of one this rank has all of the tensor. It makes no call then, because a call overwrites
+        // gradients, and a slice of them may be alive.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
         if is_sharded && self.may_be_sharded(whole.memory) {
             self.gather_bytes(whole.memory, whole.segment, bytes)
@@ -224,7 +226,7 @@ impl<D: Device> Stepper<D> {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
-    /// Gathers a tensor from all ranks, a piece of each rank's shard at a time.
+    /// Gathers a tensor from all ranks, in rounds of one piece from each rank's shard.
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
@@ -253,13 +255,15 @@ impl<D: Device> Stepper<D> {
 
     /// Returns how many of `bytes` each rank can send in one [exchange](Self::exchange_pieces).
     pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
-        // Between passes no slice of these gradients can exist: `refuse_shard` sees to that. Local ones lie after them.
+        // Between passes no slice of these gradients can exist, because `refuse_shard` refuses them. Local gradients
+        // lie after them.
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
         let room = room / self.plan.shards().0 as usize;
         bytes.next_multiple_of(LINE).min(room - room % LINE)
     }
 
-    /// Returns all ranks' pieces, each filled up to `piece` bytes, by way of the first gradients, which are put back.
+    /// Returns all ranks' pieces, each padded to `piece` bytes. They are gathered in the memory of the first gradients,
+    /// which are restored.
     pub(super) fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
         let grads = |start: usize, len: usize| {
             let (start, end) = (start as u64, (start + len) as u64);
@@ -280,11 +284,11 @@ impl<D: Device> Stepper<D> {
         Ok(all)
     }
 
-    /// Refuses a tensor of which this rank has only a shard.
+    /// Refuses a tensor if this rank has only its shard.
     pub(super) fn refuse_shard(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
-        // The shard of a group of one is everything.
+        // In a group of one, the shard is the whole tensor.
         let is_sharded = self.is_sharded(segment) && self.plan.shards().0 > 1;
         if !is_sharded || !(memory.is_sharded_state() || is_summed) {
             return Ok(());
@@ -300,7 +304,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::Sharded { tensor: format!("{of}`{name}`"), first, end, len: segment.len })
     }
 
-    /// Refuses what shards or offload exclude.
+    /// Refuses a call that shards or offload exclude.
     pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
         let wrong = match (self.plan.is_sharded(), self.plan.is_offloaded()) {
             (false, false) => return Ok(()),
@@ -311,8 +315,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Makes ranks notice if they write different masters, or different parameters that no broadcast could make equal: each
-    /// keeps its own part of what it writes.
+    /// Adds written values to the agreement if no broadcast makes them equal, because each rank keeps only its shard of
+    /// them: parameters that have masters, and sharded parameters.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
@@ -329,5 +333,5 @@ impl<D: Device> Stepper<D> {
     }
 }
 
-/// Pieces are whole cache lines, so that no element is cut.
+/// Pieces are whole cache lines, so no element is split between two pieces.
 const LINE: usize = 64;

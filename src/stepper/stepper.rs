@@ -1,7 +1,7 @@
-//! The stepper: one rank's layout, plan, state and run, and the calls that need nothing else.
+//! The stepper: one rank's layout, plan, state and run, with the calls that need nothing else.
 //!
-//! It decides no order itself; it forwards events to the schedule. The interface above cannot race: views borrow the
-//! pass, and every launch takes the pass mutably or by value.
+//! The stepper decides no order; it forwards events to the schedule. The safe interface cannot race: views borrow the
+//! pass, and every launch borrows the pass mutably or consumes it.
 
 use crate::launch::Settings;
 use std::cell::RefCell;
@@ -29,9 +29,9 @@ use crate::stepper::state::written::ParamsWritten;
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
 /// # Ordering
-/// Calls return once their ops are queued; an access first waits for the ops that it conflicts with. On a GPU the
-/// trainer's stream waits where a call is said to wait. The thread waits in calls that copy to the host or from it, in
-/// [`join`](Self::join) and [`close`](Self::close), and where it is eight passes ahead.
+/// Calls return once their ops are queued; an access first waits for the ops that it conflicts with. On a GPU, "waits"
+/// means that the trainer's stream waits. The thread itself waits in calls that copy to the host or from it, in
+/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -42,26 +42,26 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) assignment: Arc<Assignment>,
     pub(super) optimizers: Optimizers,
     pub(super) rates: Rates,
-    /// As the next Begin is to read them.
+    /// The settings that the next Begin must read.
     pub(super) settings: Settings,
-    /// The device does not have them yet.
+    /// Whether the device does not have these settings yet.
     pub(super) settings_changed: bool,
-    /// What sums of gradients are divided by if all ranks have data.
+    /// The divisor of summed gradients if all ranks have data.
     pub(super) divisor: f64,
     pub(super) clip: Option<Clip>,
-    /// Constant, unless the policy says otherwise.
+    /// The loss scale as it was configured.
     pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,
-    /// The pass at hand is being captured, and nothing else may happen until its end.
+    /// Whether the open pass is being captured. Other calls are refused until its end.
     pub(super) is_capturing: bool,
-    /// Passes that were abandoned.
+    /// Number of abandoned passes.
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comms: Comms,
-    /// The most buckets that may be unsharded at a time.
+    /// The most buckets that may be unsharded at the same time.
     pub(super) max_unsharded: Option<NonZeroU32>,
-    /// Parameters that were written since the last broadcast, so ranks may differ.
+    /// Parameters that were written since the last broadcast, in which ranks may differ.
     pub(super) params_written: ParamsWritten,
     /// Per parameter, whether its gradient was written in the open pass.
     pub(super) written: RefCell<Vec<bool>>,
@@ -76,10 +76,10 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many bytes each memory takes, padding included. The arenas of parameters, gradients and each state
-    /// have as many elements, since they share offsets, of the sizes that the
-    /// [precision](crate::StepperBuilder::precision) says. Of [sharded parameters](crate::Strategy::Fsdp), it counts
-    /// the shards and the buckets that are unsharded now.
+    /// Returns how many bytes each memory takes, padding included. The arenas of parameters, of gradients and of each
+    /// state have the same number of elements, because they share offsets; the
+    /// [precision](crate::StepperBuilder::precision) gives the elements' sizes. For [sharded
+    /// parameters](crate::Strategy::Fsdp), it counts the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         let sizes = self.run.borrow().device.sizes();
         let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.resharded_bytes(memory));
@@ -87,7 +87,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) asked for it. The
-    /// checker judges whole lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
+    /// checker judges complete lists only: a list that begins in the middle of a run lacks the Records of some of its
+    /// Waits.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -106,7 +107,7 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// Waits for all steps, unless a pass is open.
     pub fn take_recording(&mut self) -> Option<Recording> {
-        // A failed run has a recording too: what was submitted, and what ran of it.
+        // After a failure there is a recording too: of the ops that were submitted, and of those that ran.
         let _ = self.settle_between_passes();
         if !D::TRAINER_IS_A_STREAM {
             // The recording includes the ops after the last step. A device whose trainer is a stream waits for all
@@ -114,7 +115,7 @@ impl<D: Device> Stepper<D> {
             let _ = self.settle_control();
         }
         if (self.plan.shards_params() || self.plan.is_offloaded()) && self.refuse_open_pass().is_ok() {
-            // Nothing else waits for memory to be given up, or for the copies of a pass that steps nothing.
+            // Nothing else waits for memory to be released, or for the copies of a pass without a step.
             let run = self.run.get_mut();
             run.schedule.synchronize();
             let _ = run.settle();
@@ -122,16 +123,17 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().take_recording()
     }
 
-    /// Judges a recording of this stepper: every pair of accesses that conflict and are not ordered.
+    /// Returns the faults of a recording of this stepper: conflicting accesses that are not ordered, and Waits and
+    /// Records that are wrong.
     pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
         hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
     }
 
-    /// Ends the stepper.
+    /// Ends the stepper and returns its first failure, if any.
     ///
     /// # Ordering
-    /// Waits for everything, also if it returns an error. On a GPU it does not wait after a failure: queued ops may
-    /// still run, and only a synchronisation of the device tells when they have.
+    /// Waits for all ops, also if it returns an error. On a GPU it does not wait after a failure: queued ops may still
+    /// run, and only synchronising the device makes sure that they have ended.
     ///
     /// # Errors
     /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
@@ -150,7 +152,7 @@ impl<D: Device> Stepper<D> {
         outcome.and(run.device.end())
     }
 
-    /// Returns the number that ranks must have in common in the next collective.
+    /// Returns the agreement's number, which all ranks must have equal in the next collective.
     pub(super) fn agreed_number(&mut self) -> u64 {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
@@ -163,17 +165,17 @@ impl<D: Device> Stepper<D> {
         self.agreement.number(&changing, frozen)
     }
 
-    /// Ends the group for all ranks.
+    /// Aborts the group's collectives on all ranks.
     pub(super) fn abort_group(&self, cause: &Error) {
         self.comms.abort(cause);
     }
 
-    /// Returns the layout it was built for.
+    /// Returns the layout that the stepper was built for.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Returns buckets and offsets.
+    /// Returns the plan: buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -194,7 +196,8 @@ impl<D: Device> Drop for Stepper<D> {
         if self.run.get_mut().schedule.is_open() {
             self.abort_group(&closed_inside(self.rank()));
         } else if std::thread::panicking() {
-            // Where memory is borrowed the device's end waits for what is queued, and peers may wait for this rank.
+            // With borrowed memory the device's end waits for queued ops, which may wait for peers, and peers may wait
+            // for this rank.
             let rank = self.rank();
             self.abort_group(&Error::PeerLost { rank, why: "it panicked".into() });
         }
@@ -204,8 +207,8 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Buckets that stay stepped after the abandoned pass, with their step counts, except their frozen parameters.
-    /// Empty except in Eager, where these were launched before the pass was given up, in this order.
+    /// The buckets that were stepped before the pass was abandoned, in order. They stay stepped, with their step
+    /// counts, except for their frozen parameters. Only Eager has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

@@ -1,7 +1,7 @@
 //! Names one tensor of a parameter, and finds the bytes of its elements.
 //!
-//! `TensorId` is the one selector for every call that reads or writes a tensor. It names no memory: `claims.rs` finds
-//! that, and refuses what a stepper does not keep. Every reader and writer asks `Elements` for the bytes.
+//! Every call that reads or writes a tensor takes a `TensorId`. It names no memory: `claims.rs` finds the memory, and
+//! refuses tensors that the stepper does not keep. Every reader and writer asks `Elements` for the bytes.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::layout::{ParamId, Plan, Segment};
 use crate::op::{self, Memory, Span};
 use crate::schedule::Schedule;
 
-/// A tensor of a stepper: a parameter, or one that belongs to it.
+/// A tensor of a stepper: a parameter, or a tensor that belongs to a parameter.
 ///
 /// ```
 /// # use instep::{Adam, Layout, Solo, Stepper};
@@ -25,25 +25,24 @@ use crate::schedule::Schedule;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorId<'n> {
-    /// The parameter itself. Copied as f32, it is its [master weight](crate::Master), if it has one.
+    /// The parameter itself. Reading it as f32 returns its [master weight](crate::Master), if it has one.
     Param(ParamId),
-    /// Its gradient. After a pass that is **the sum over ranks, loss scale included**: neither divided nor clipped,
-    /// since the step folds both into one factor. For the mean, divide it by
-    /// [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
-    /// [Average](crate::SegmentAction) it is the mean, of the scaled loss.
-    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros after the step, or for no
-    /// gradient.
+    /// The parameter's gradient. After a pass it is **the sum over ranks, loss scale included**: it is neither divided
+    /// nor clipped, because the step does both in one factor. For the mean, divide it by
+    /// [`world_size`](crate::Stepper::world_size) and the loss scale. With the action [Average](crate::SegmentAction)
+    /// it is the mean of the scaled gradients. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero
+    /// or release it after the step.
     Grad(ParamId),
-    /// A state of its optimizers, as `torch.optim` calls it
-    /// ([`Stepper::state_names`](crate::Stepper::state_names) lists them). Groups with the same kind of optimizer keep
-    /// the states of the one that keeps most. A state that an optimizer has no use for stays zero.
+    /// A state of the parameter's optimizers, by its name in `torch.optim`
+    /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). Groups with the same kind of optimizer
+    /// all keep the states of the group that needs most. A state that an optimizer does not use stays zero.
     State(ParamId, &'n str),
-    /// Its [copy](crate::StepperBuilder::copy_params) in another type, which only steps write. Zeros before the
-    /// parameter's first update, so always zeros for a frozen one.
+    /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type, which only steps write. It is zeros
+    /// before the parameter's first update, so always zeros if the parameter stays frozen.
     Copy(ParamId),
-    /// Its [moving average](crate::StepperBuilder::ema). Zeros before the parameter's first update, so always zeros for
-    /// a frozen one. What is written counts once the parameter has been updated: set the
-    /// [step count](crate::Stepper::set_step_count) too.
+    /// The parameter's [moving average](crate::StepperBuilder::ema). It is zeros before the parameter's first update,
+    /// so always zeros if the parameter stays frozen. The first update replaces a written average, unless you also set
+    /// the [step count](crate::Stepper::set_step_count).
     Ema(ParamId),
 }
 
@@ -75,7 +74,7 @@ impl ParamId {
     }
 }
 
-/// Elements of one parameter's tensor, counted from the parameter's first.
+/// A range of elements of one parameter's tensor, counted from the parameter's first element.
 #[derive(Clone, Debug)]
 pub(super) struct Elements<'s> {
     pub(super) memory: Memory,
@@ -84,8 +83,8 @@ pub(super) struct Elements<'s> {
 }
 
 impl<'s> Elements<'s> {
-    /// Returns the elements of a tensor that this rank has now: its shard's, if the tensor is sharded and its bucket is
-    /// not unsharded.
+    /// Returns the elements of a tensor that this rank has now: only its shard, if the tensor is sharded and its bucket
+    /// is not unsharded.
     pub(super) fn present(
         memory: Memory,
         segment: &'s Segment,
@@ -108,7 +107,7 @@ impl<'s> Elements<'s> {
         Span::within(memory, plan.bucket_of(segment), first + range.start, first + range.end)
     }
 
-    /// Returns which bytes of the whole tensor they are.
+    /// Returns the range of these elements in the full tensor, in bytes.
     pub(super) fn bytes(&self, plan: &Plan) -> Range<usize> {
         let at = |element| op::bytes_of(self.memory, plan.storage_of(self.segment), element) as usize;
         at(self.range.start)..at(self.range.end)

@@ -1,7 +1,7 @@
 //! Serves ranks that write one file together: the part of each rank, and messages between them.
 //!
-//! Words travel by way of the first gradients, which are put back, as whole tensors do in `shards.rs`. The parts of all
-//! ranks are the whole tensor, without a gap.
+//! Messages travel through the memory of the first gradients, which are restored, like full tensors in `shards.rs`. The
+//! parts of all ranks make up the full tensor, without a gap.
 
 use std::ops::Range;
 
@@ -13,34 +13,35 @@ use crate::op::{Memory, Span};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
-/// The bytes of a [word of rank 0](Stepper::tell): a block of 256 gradients of 16 bits, which every plan has that shares
-/// anything out.
+/// The bytes of a [message of rank 0](Stepper::tell): 256 gradients of 16 bits, the least that a sharded plan has.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Returns whether several ranks have parts of anything, or replicas of them. They write one file together.
+    /// Returns whether tensors are sharded over several ranks, which then write one file together.
     pub(crate) fn has_parts(&self) -> bool {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
 
-    /// Returns whether this rank is one of those that have all parts among them and not of their replicas.
+    /// Returns whether this rank is in the first group of ranks that together have all shards. The other groups are
+    /// replicas.
     pub(crate) fn is_of_first_group(&self) -> bool {
         self.rank() < self.plan.shards().0
     }
 
-    /// Waits for all steps. Refuses what no rank could do.
+    /// Waits for all steps, and refuses a stepper that was rescued.
     pub(crate) fn settle_together(&self) -> Result<()> {
         self.settle_between_passes()?;
         self.refuse_rescued()
     }
 
-    /// Returns whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
+    /// Returns whether the next pass broadcasts rank 0's parameters, so that ranks may have different ones now.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         self.params_written.is_broadcast_due()
     }
 
-    /// Copies this rank's part of a tensor, and returns which elements it is. Of a full tensor, rank 0's part is all of
-    /// it. So it is of parameters that every rank has, if `rank_0s` asks for rank 0's.
+    /// Copies this rank's part of a tensor, and returns the part's elements. If the tensor is not sharded, rank 0's
+    /// part is the full tensor and the others' are empty. With `rank_0s`, this also holds for parameters that every
+    /// rank has in full.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,
@@ -63,7 +64,7 @@ impl<D: Device> Stepper<D> {
         Ok(part)
     }
 
-    /// Gives all ranks the word of rank 0.
+    /// Broadcasts a message of rank 0 to all ranks.
     pub(crate) fn tell(&self, word: &mut [u8; WORD_BYTES]) -> Result<()> {
         let span = Span { memory: Memory::Grads, start: 0, end: WORD_BYTES as u64 };
         let mut gradients = [0; WORD_BYTES];
@@ -77,7 +78,7 @@ impl<D: Device> Stepper<D> {
         self.write_span(span, &gradients)
     }
 
-    /// Gives each rank of a group what all of them say, in their order.
+    /// Gathers a message of each rank of a group on all of them, in the order of the ranks.
     pub(crate) fn say(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let piece = self.piece_bytes(size_of::<u64>());
         let lengths = self.exchange_pieces(piece, &(own.len() as u64).to_le_bytes())?;

@@ -17,7 +17,7 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time, so that a trainer that forgets to
-    /// reshard gets an error and not more memory. Unset: all.
+    /// reshard gets an error instead of using more memory. Unset: all buckets.
     pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
         self.max_unsharded = Some(buckets);
         self
@@ -40,9 +40,9 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. If you call it ahead of the access,
-    /// the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or
-    /// between passes. It does nothing to a bucket that is full already.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. If you call it some time before the
+    /// access, the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a
+    /// pass or between passes. It does nothing to a bucket that is full already.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -69,17 +69,17 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// On a GPU the bucket has an address of its own from here until it is resharded ([`Stepper::ptr`]), and over
-    /// [`Nccl`](crate::cuda::Nccl) all ranks unshard and hand over in one order: NCCL runs the collectives of a device in the order of
-    /// the calls. No real GPU has run this yet.
+    /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
+    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs the
+    /// collectives of a device in the order of the calls. No real GPU has run this yet.
     ///
     /// # Ordering
-    /// Returns at once; an access of the bucket waits for it. It comes after the last step of the bucket.
+    /// Returns at once; an access of the bucket waits for the all-gather, which comes after the bucket's last step.
     ///
     /// # Errors
-    /// `Layout` if there is no such bucket; `Order` if [as many as allowed](StepperBuilder::max_unsharded) are unsharded, or in a
-    /// pass that has launched this one; the failure after which the stepper was [rescued](Self::rescue). What fails later is
-    /// reported by the next access.
+    /// `Layout` if there is no such bucket; `Order` if [the most buckets](StepperBuilder::max_unsharded) are unsharded
+    /// already, or if the open pass has launched this bucket; after a [rescue](Self::rescue), the failure that led to
+    /// it. The next access reports later failures.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
@@ -103,7 +103,7 @@ impl<D: Device> Stepper<D> {
             let remedy = "reshard one first, or allow more";
             return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
         }
-        // In an open pass the schedule keeps that of its begin.
+        // In an open pass the schedule uses the agreement with which it began.
         let agreement = if schedule.is_open() { 0 } else { self.agreed_number() };
         let run = self.run.get_mut();
         run.schedule.unshard(bucket, agreement);
@@ -112,11 +112,11 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`]. No other rank takes part. The
-    /// launch of a bucket, once its gradients and those of earlier buckets are handed over, does the same; so does the
+    /// launch of a bucket does the same, once its gradients and those of earlier buckets are handed over. So does the
     /// end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
     /// # Ordering
-    /// Returns at once. On a GPU it comes after all that the trainer's stream has been given.
+    /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.
     ///
     /// # Errors
     /// `Layout` if there is no such bucket.
@@ -129,7 +129,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Refuses a parameter, or its copy, of which this rank has only its shard now.
+    /// Refuses a parameter, or its copy, if this rank has only its shard now.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_full(segment.bucket) {
@@ -155,7 +155,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
     }
 
-    /// The bytes of parameters or copies that this rank does not have now.
+    /// Returns how many bytes of parameters or copies this rank does not have now.
     pub(super) fn resharded_bytes(&self, memory: Memory) -> u64 {
         let schedule = &self.run.borrow().schedule;
         let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_full(*k));

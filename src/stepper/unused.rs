@@ -1,7 +1,7 @@
-//! Parameters that no rank used in the open pass, as a trainer says that knows it, PyTorch's `find_unused_parameters` for one.
+//! Parameters that no rank used in the open pass. The trainer names them, as PyTorch's `find_unused_parameters` can.
 //!
-//! Buckets of the stepper's own count for themselves; borrowed ones have no room for counts. The bits are those of
-//! `Unused::Skip` where no rank writes the gradient.
+//! The stepper's own buckets can count the ranks with a gradient; borrowed ones have no room for counts. The results
+//! have the bits of `Unused::Skip` when no rank writes the gradient.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -10,14 +10,14 @@ use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Leaves parameters alone in the open pass, because no rank has a gradient for them: value, states and step count stay,
-    /// and norms leave them out, as with [`Unused::Skip`](crate::Unused), which counts for itself in buckets of the stepper's
-    /// own. Their buckets no longer wait for them, and they can still be read.
+    /// Names parameters for which no rank has a gradient in the open pass. Their values, states and step counts stay,
+    /// and norms leave them out, as with [`Unused::Skip`](crate::Unused), which finds them by counts in the stepper's
+    /// own buckets. Their buckets no longer wait for them, and they can still be read.
     ///
-    /// A gradient that was written in this pass, and was not handed over, is discarded: zeros are summed in its place. Where
-    /// the sums are [the caller's](crate::Sums::by_caller), the stepper writes nothing; there, and after a
-    /// hand-over, it is up to you that the gradients are zeros. Where [each micro-batch is summed](crate::Accumulation), the sums
-    /// of earlier ones stay, so that the gradient still reads as them.
+    /// A gradient that was written in this pass, and was not handed over, is replaced by zeros before it is reduced.
+    /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper writes nothing: make sure
+    /// that these gradients are zeros. With [`Accumulation::Summed`](crate::Accumulation), the sums of earlier
+    /// micro-batches stay and are what the gradient reads as.
     ///
     /// ```
     /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
@@ -41,19 +41,19 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Does not wait. In Eager it comes before the hand-over of each parameter that it names; in Normed and Sequential, before
-    /// the pass is finished. In a captured pass it is part of the capture. A bucket of which all parameters are unused is
-    /// summed and launches where another one's hand-over reaches it; where buckets keep no order, with
-    /// [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
+    /// Does not wait. In Eager, call it before the hand-over of each parameter that it names; in Normed and Sequential,
+    /// before the pass is finished. In a captured pass it is part of the capture. If all parameters of a bucket are
+    /// unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If buckets keep no order,
+    /// this happens with [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
     ///
-    /// All ranks name the same parameters, each before the same hand-overs; a difference is a `Mismatch` in the sum of the
-    /// bucket, or in the next pass if that sum is on its way, if ranks [compare](Self::set_lr). With sums that are made
-    /// elsewhere, nobody compares.
+    /// All ranks name the same parameters, each before the same hand-overs. If ranks differ and
+    /// [compare](Self::set_lr), the bucket's all-reduce is a `Mismatch`, or the next pass's first collective if that
+    /// all-reduce has already started. With sums by the caller, ranks do not compare.
     ///
     /// # Errors
-    /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where ranks
-    /// count; `Order` if no pass is open, it is not at its last micro-batch, or in Eager a parameter was handed over; `Layout` if
-    /// an id is of another layout. Nothing has changed then.
+    /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where
+    /// buckets count ranks; `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
+    /// parameters was handed over; `Layout` if an id is of another layout. Nothing has changed then.
     pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
         if self.unused == Unused::Skip {
             let wrong = "ranks count for themselves what they use";

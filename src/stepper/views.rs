@@ -1,8 +1,8 @@
-//! Slices of tensors, each handed out only after the ops that it conflicts with.
+//! Slices of tensors. Each is returned only after the ops that it conflicts with.
 //!
-//! Sound because of three facts. A slice borrows the stepper, through its pass or a view, and launching needs the
-//! stepper mutably. A handed-over parameter is refused. The schedule, whose waits are paid before the slice is made, is
-//! proven free of races with these very accesses.
+//! This is sound because of three facts. A slice borrows the stepper, through its pass or a view, and every launch
+//! borrows it mutably. A parameter that was handed over is refused. The checker proves that the schedule has no race
+//! with these accesses, and a slice is made only after the schedule's waits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Params<'a> {
     stepper: &'a Stepper,
 }
 
-/// Write access to gradients, inside a pass. Until it is written, a gradient holds the last pass's values.
+/// Write access to gradients, inside a pass. A gradient holds the last pass's values until it is written.
 #[derive(Debug)]
 pub struct Grads<'a> {
     stepper: &'a Stepper,
@@ -41,7 +41,7 @@ impl<'a> Params<'a> {
         self.get_as(id)
     }
 
-    /// Returns one parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    /// Returns one parameter, in the type that the stepper's [precision](crate::StepperBuilder::precision) gives it.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`Stepper::view`].
@@ -55,14 +55,14 @@ impl<'a> Grads<'a> {
         Grads { stepper }
     }
 
-    /// Returns one gradient of f32, to be written whole. [`Stepper::view_mut`] of `id.grad()` returns one of another type,
-    /// and [`write`](Self::write) converts.
+    /// Returns one f32 gradient. Write all of it. [`Stepper::view_mut`] of `id.grad()` returns a gradient of another
+    /// type, and [`write`](Self::write) converts.
     ///
     /// # Shapes
-    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// The slice is as long as the parameter, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Waits for the last step of its bucket.
+    /// Waits for the last step of the gradient's bucket.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if gradients are of another type; `Order` if the
@@ -72,8 +72,8 @@ impl<'a> Grads<'a> {
         Ok(slice)
     }
 
-    /// Returns several gradients at once, or one of another type than f32: that which the stepper's
-    /// [precision](crate::StepperBuilder::precision) says.
+    /// Returns several gradients at once, or one gradient, in the type that the stepper's
+    /// [precision](crate::StepperBuilder::precision) gives them.
     ///
     /// # Errors
     /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
@@ -88,7 +88,7 @@ impl<'a> Grads<'a> {
                 return Err(Error::layout(thing, "asked for twice", "name each parameter once"));
             }
         }
-        // All claims before the first slice: a refusal must leave no gradient marked as written.
+        // All claims come before the first slice, because a refusal must leave no gradient marked as written.
         let mut segments: [Option<Segment>; N] = [const { None }; N];
         for (segment, id) in segments.iter_mut().zip(ids) {
             *segment = Some(self.stepper.claim(id, Memory::Grads, true)?);
@@ -98,19 +98,19 @@ impl<'a> Grads<'a> {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
             let (address, count) = self.stepper.place(segment, Memory::Grads);
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over.
-            // Launching it takes the stepper mutably, which `self` keeps borrowed, and so does every other way to this
-            // memory: a `Params` beside this view reads parameters alone. The ids differ, and segments of different
-            // parameters do not overlap. `require_type` has checked that the memory is of this type.
+            // Launching the bucket needs the stepper mutably, and `self` keeps it borrowed. So does every other access
+            // to this memory; a `Params` beside this view reads parameters alone. The ids differ, and segments of
+            // different parameters do not overlap. `require_type` has checked that the memory is of this type.
             *slice = unsafe { std::slice::from_raw_parts_mut(address.cast(), count) };
         }
         Ok(slices)
     }
 
-    /// Replaces the gradient, also that of earlier micro-batches; [`add`](Self::add) adds to them. With
-    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are summed already, and it replaces this
-    /// one's gradient alone.
+    /// Replaces the gradient, also what earlier micro-batches wrote; [`add`](Self::add) adds to it. With
+    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are reduced already, so it replaces this
+    /// micro-batch's gradient alone.
     ///
-    /// Values of any type become those of the gradient on the way, so a backward in bf16 may feed sums in f32.
+    /// Values of any type are converted to the gradient's type, so a backward in bf16 can write f32 gradients.
     ///
     /// # Shapes
     /// `values` is as long as the parameter; a gradient of 16 bits is rounded to the nearest.
@@ -124,8 +124,8 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass; of the micro-batch, if each is
-    /// [summed](crate::Accumulation).
+    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass (of the micro-batch, with
+    /// [`Accumulation::Summed`](crate::Accumulation)).
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
@@ -164,12 +164,12 @@ impl<'a> Grads<'a> {
 }
 
 impl Stepper {
-    /// Returns the address of a tensor, and the number of its elements there.
+    /// Returns the address of a tensor and the number of elements at it.
     fn place(&self, segment: &Segment, memory: Memory) -> (*mut u8, usize) {
         let run = self.run.borrow();
         let present = Elements::present(memory, segment, &self.plan, &run.schedule);
         let address = run.device.resolve(present.span(&self.plan, &run.schedule));
-        // The arena that holds them has been allocated, so their number fits.
+        // The arena that holds the elements has been allocated, so their number fits a `usize`.
         (address, (present.range.end - present.range.start) as usize)
     }
 
@@ -208,15 +208,15 @@ impl Stepper {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Returns the parameters alone.
+    /// Returns a view of the parameters alone.
     pub fn params(&self) -> Params<'_> {
         Params::new(self)
     }
 
-    /// Returns a tensor where it lies, of the type in which the stepper stores it: between passes any tensor, in a pass
-    /// a parameter, or a gradient that was written in it. [`read`](Self::read) copies any type as f32.
+    /// Returns a tensor in place, in the type in which the stepper stores it. Between passes it returns any tensor; in
+    /// a pass, a parameter or a gradient that was written in that pass. [`read`](Self::read) copies any type as f32.
     ///
-    /// It cannot outlive the hand-over of anything:
+    /// The slice cannot be used after any gradient is handed over:
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
     /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -245,7 +245,7 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// The slice is as long as registered, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Ordering as for [`read`](Self::read); a frozen parameter waits for no step inside a pass.
@@ -259,8 +259,8 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns a tensor where it lies, to be written: between passes, in a pass a gradient. It counts as written, as
-    /// after [`write`](Self::write).
+    /// Returns a tensor in place for writing: any tensor between passes, a gradient in a pass. The tensor counts as
+    /// written, as after [`write`](Self::write).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -279,13 +279,13 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// Shape and ordering as for [`view`](Self::view). In a pass, until it is written, a gradient holds the last pass's
-    /// values.
+    /// Shape and ordering as for [`view`](Self::view). In a pass, a gradient holds the last pass's values until it is
+    /// written.
     ///
     /// # Errors
     /// Errors as for [`write`](Self::write); `Sharded` for a state, master or average that ranks shard; `Unsupported`
-    /// if the tensor is of another type, or a parameter that has another place which [`write`](Self::write) writes too:
-    /// a [master weight](crate::Master), other ranks' shards, or the host's memory with offload.
+    /// if the tensor is of another type, or is a parameter that [`write`](Self::write) must also update elsewhere: in
+    /// its [master weight](crate::Master), in other ranks' shards, or with offload in the host's memory.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(id, memory)?;
@@ -307,8 +307,8 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), count) })
     }
 
-    /// Returns the gradients of a bucket of the open pass as one slice, to be written whole. It is laid out as the
-    /// [plan](Self::plan) says, padding included, whose content does not matter; elements that count ranks are left out.
+    /// Returns a bucket's gradients in the open pass as one slice. Write all of it. Its layout is the
+    /// [plan's](Self::plan). It includes padding, whose content does not matter, but not the elements that count ranks.
     /// All of the bucket's gradients count as written.
     ///
     /// ```
@@ -327,8 +327,8 @@ impl Stepper {
     /// Waits for the last step of the bucket.
     ///
     /// # Errors
-    /// `Order` between passes, or if one of its parameters is frozen or was handed over in this micro-batch; `Layout` if
-    /// there is no such bucket; `Unsupported` if gradients are of another type; `Poisoned` after a failure.
+    /// `Order` between passes, or if one of the bucket's parameters is frozen or was handed over in this micro-batch;
+    /// `Layout` if there is no such bucket; `Unsupported` if gradients are of another type; `Poisoned` after a failure.
     pub fn bucket_mut<T: Element>(&mut self, bucket: u32) -> Result<&mut [T]> {
         let plan = Arc::clone(&self.plan);
         let described = bucket_numbered(&plan, bucket)?;
@@ -348,20 +348,21 @@ impl Stepper {
             self.written.get_mut()[segment.param as usize] = true;
         }
         let count = (tail - described.start) as usize;
-        // SAFETY: `touch_bucket` has waited for the ops on these bytes, none of which Begin writes, since tails are left
-        // out; nothing of the bucket is handed over. A bucket lies in one piece of memory, of this type and initialised:
-        // the stepper's own starts as zeros, and all of a borrowed one is summed. `self` is borrowed as in `view_mut`.
+        // SAFETY: `touch_bucket` has waited for the ops on these bytes. Begin writes tails alone, which are left out.
+        // Nothing of the bucket is handed over. A bucket lies in one piece of memory, of this type and initialised: the
+        // stepper's own starts as zeros, and all of a borrowed one is summed. `self` is borrowed mutably for as long as
+        // the slice lives.
         Ok(unsafe { std::slice::from_raw_parts_mut(run.device.resolve(span).cast(), count) })
     }
 
-    /// A slice that borrows the stepper, after every check but that of the claim.
+    /// Returns a slice that borrows the stepper. The caller has made every check but those of `claim`.
     fn slice<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
         let segment = self.claim(id, memory, false)?;
         let (address, count) = self.place(&segment, memory);
-        // SAFETY: `claim` has waited for the ops on this bucket. Launching anything, and every mutable slice of this
-        // memory, takes the stepper mutably, which the shared borrow in the result excludes. (`Grads` alone makes
-        // mutable slices through a shared reference, of gradients, and keeps the stepper borrowed mutably outside: only
-        // a `Params` can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
+        // SAFETY: `claim` has waited for the ops on this bucket. Every launch, and every mutable slice of this memory,
+        // needs the stepper mutably, which the shared borrow in the result excludes. (`Grads` alone makes mutable
+        // slices, of gradients, through a shared reference. It keeps the stepper borrowed mutably, so only a `Params`
+        // can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
     }
 
@@ -370,7 +371,7 @@ impl Stepper {
     }
 }
 
-/// Returns the users' name for the tensors of a memory.
+/// Returns the name of a memory's tensors for error messages.
 fn named(memory: Memory) -> &'static str {
     match memory {
         Memory::Params | Memory::HostParams => "parameters",

@@ -1,7 +1,7 @@
 //! A lane as blocks: each operation and each wait with its stream, its name and its pass.
 //!
-//! Trace and picture both show blocks, so their names agree. A block has no pass if the recording does not prove which
-//! one it belongs to.
+//! Trace and picture both show blocks, so their names agree. A block has no pass if the recording does not prove to
+//! which pass it belongs.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ impl Kind {
     pub(super) const ALL: [Kind; 7] =
         [Kind::Waiting, Kind::Collective, Kind::Control, Kind::Norm, Kind::Step, Kind::Copy, Kind::Zero];
 
-    /// Its name, as a trace category and as an SVG class.
+    /// Returns the kind's name, used as a trace category and as an SVG class.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Waiting => "waiting",
@@ -45,7 +45,7 @@ pub(super) struct Block {
     pub(super) stream: Stream,
     pub(super) kind: Kind,
     pub(super) interval: Interval,
-    /// Plain words and numbers, with nothing that a format would have to escape.
+    /// Words and numbers without any character that a format must escape.
     pub(super) name: String,
     pub(super) pass: Option<u64>,
     pub(super) bucket: Option<u32>,
@@ -91,7 +91,7 @@ impl Block {
     }
 }
 
-/// Returns the kind of work and its bucket; `None` for an action that is no work.
+/// Returns the kind of work and its bucket, or `None` for an action that is no work.
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. } => None,
@@ -129,8 +129,8 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
 }
 
 /// Finds the pass of each op, for ops in order of their starts. Only collectives carry their pass. A bucket's norm and
-/// step come after its reduce and before its next one. A decision comes between the last reduce of its pass and the
-/// first of the next. A pass is opened before its first op.
+/// step come after its reduce and before its next reduce. A decision comes between the last reduce of its pass and the
+/// first reduce of the next. A pass is opened before its first op.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;

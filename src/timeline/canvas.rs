@@ -1,7 +1,7 @@
 //! The canvas of a picture: a growing SVG text, a scale from time to width, and an axis.
 //!
-//! It knows shapes and no ops. The SVG needs no script, no font from elsewhere and no particular background. Callers
-//! pass text that is already escaped.
+//! This file draws shapes and does not depend on ops. The SVG needs no script, no external font and no particular
+//! background. Callers pass text that is already escaped.
 
 use std::fmt::{self, Write};
 
@@ -15,9 +15,9 @@ pub(super) const MARGIN: f64 = 24.0;
 pub(super) const LEFT: f64 = 110.0;
 /// Horizontal end of the plot.
 pub(super) const RIGHT: f64 = WIDTH - MARGIN;
-/// Room below the plot.
+/// Height of the room below the plot.
 const BELOW: f64 = 50.0;
-/// More ticks than this would crowd the axis.
+/// The most ticks on the axis.
 const TICKS: u64 = 12;
 
 const STYLE: &str = "text{font:13px Helvetica,Arial,sans-serif;fill:#24292f}.title{font-size:17px;font-weight:bold}\

@@ -19,9 +19,9 @@ pub use crate::op::{Interval, TimedOp};
 pub struct Lane<'a> {
     /// The rank.
     pub rank: u32,
-    /// Operations that its streams ran, with their times.
+    /// Operations that the rank's streams ran, with their times.
     pub ran: &'a [TimedOp],
-    /// Intervals in which its trainer waited.
+    /// Intervals in which the rank's trainer waited.
     pub blocked: &'a [Interval],
 }
 
@@ -30,12 +30,13 @@ pub struct Lane<'a> {
 pub struct Exposure {
     /// Time in which the optimizer stream worked.
     pub busy_ns: u64,
-    /// The part of it in which the trainer was blocked.
+    /// The part of `busy_ns` in which the trainer was blocked.
     pub exposed_ns: u64,
 }
 
 impl Exposure {
-    /// Returns the share of optimizer time that was hidden behind the trainer's own work, or `None` without any.
+    /// Returns the share of optimizer time that was hidden behind the trainer's own work, or `None` without optimizer
+    /// time.
     pub fn hidden_share(&self) -> Option<f64> {
         (self.busy_ns > 0).then(|| 1.0 - self.exposed_ns as f64 / self.busy_ns as f64)
     }

@@ -10,7 +10,7 @@ use crate::timeline::canvas::{Canvas, LEFT, MARGIN, RIGHT};
 use crate::timeline::trace::Micros;
 use crate::timeline::{Interval, Lane, exposure, find_exposed};
 
-/// Height of a stream's row, and distance between rows.
+/// Height of a stream's row, and vertical distance from row to row.
 const ROW: f64 = 34.0;
 const PITCH: f64 = 44.0;
 /// Room above a lane's rows, for the numbers of passes.
@@ -69,9 +69,9 @@ fn draw_legend(canvas: &mut Canvas, lanes: &[Drawn]) -> fmt::Result {
 /// The visible part of a lane.
 struct Drawn {
     rank: u32,
-    /// From the first to the last measured interval of the lane.
+    /// The time from the lane's first measured interval to its last.
     measured: Option<Interval>,
-    /// Blocks that have a length in the window.
+    /// Blocks that are visible in the window.
     blocks: Vec<Block>,
 }
 
@@ -110,7 +110,8 @@ impl Drawn {
         self.draw_exposed(canvas, rows.find_last(index) + ROW + 2.0)
     }
 
-    /// Writes the name of a block, or its number if only that fits. If neither fits, it may stand beside a lone block.
+    /// Writes the name of a block, or its number if only that fits. If neither fits, the number may be beside the
+    /// block, if there is room.
     fn name_block(&self, canvas: &mut Canvas, at: usize, y: f64) -> fmt::Result {
         let block = &self.blocks[at];
         let Some(part) = canvas.clip(&block.interval) else { return Ok(()) };
@@ -128,7 +129,7 @@ impl Drawn {
                 canvas.write(&format!("in {}", block.kind.name()), (start + end) / 2.0, y + 22.0, words)
             }
             None if fits(&number, free - end) => canvas.write("small", end + 3.0, y + 22.0, &number),
-            // The previous block's number may stand between the two.
+            // Half of the gap is left for the previous block's number.
             None if fits(&number, (start - taken) / 2.0) => {
                 canvas.write("small", start - 3.0 - LETTER * number.len() as f64, y + 22.0, &number)
             }
@@ -147,7 +148,7 @@ impl Drawn {
         canvas.write("small", x + 5.0, top + 14.0, &format!("pass {pass}"))
     }
 
-    /// Draws the strip of exposed time, and writes the sums.
+    /// Draws the strip of exposed time, and writes the totals.
     fn draw_exposed(&self, canvas: &mut Canvas, y: f64) -> fmt::Result {
         let of = |stream| -> Vec<Interval> {
             let blocks = self.blocks.iter().filter(|block| block.stream == stream);
@@ -165,7 +166,7 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane: of all streams, without those that only some runs have and no lane has used.
+/// The rows of each lane: one per stream, without streams that only some runs have and that no lane has used.
 #[derive(Clone, Copy)]
 struct Rows {
     has: [bool; STREAMS],

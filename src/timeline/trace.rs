@@ -1,7 +1,7 @@
 //! Timelines in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 //!
 //! A process is a rank and a thread is a stream. This file writes text and opens no file. It escapes nothing, because
-//! every name is made here or in `block`.
+//! all names come from here or from `block`.
 
 use std::fmt::{self, Display, Write};
 
@@ -42,7 +42,7 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("\n]}\n")
 }
 
-/// Writes one complete event. Events that describe its rank precede it, so it always starts with a comma.
+/// Writes one complete event. Events that describe its rank come first, so it always starts with a comma.
 fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     let (name, category, stream) = (&block.name, block.kind.name(), block.stream.index());
     write!(
@@ -60,7 +60,7 @@ fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     out.write_str("}}")
 }
 
-/// Nanoseconds, shown exactly, in microseconds.
+/// Nanoseconds, which are printed exactly, in microseconds.
 pub(super) struct Micros(pub(super) u64);
 
 impl Display for Micros {

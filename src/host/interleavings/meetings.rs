@@ -1,7 +1,7 @@
-//! The rendezvous: who may return when, and who is told when a rank is lost at any moment.
+//! The rendezvous: when a rank may return, and that all ranks get an error if one is lost at any moment.
 //!
-//! Arrivals and departures are counted beside the real ones, to detect an early return. Leaving a seat wakes everybody
-//! and could hide a missing wake-up elsewhere, so only tests of leaving do it.
+//! The tests count arrivals and departures themselves, to detect an early return. Leaving a seat wakes everybody and
+//! could hide a missing wake-up elsewhere, so only tests of leaving do it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -18,7 +18,7 @@ use crate::op::CollectiveKind;
 
 const NEVER: Duration = Duration::from_secs(1 << 32);
 
-/// A group with a count, per split and pass, of those who have come and of those who have done their work.
+/// A group that counts, per split and pass, the ranks that have arrived and those that have done their work.
 struct Group {
     ranks: u32,
     rendezvous: Rendezvous,
@@ -34,7 +34,7 @@ impl Group {
         self.rendezvous.sit(rank, &(0..self.ranks).collect())
     }
 
-    /// One collective, as the host device makes it.
+    /// Makes one collective as the host device does.
     fn enqueue(&self, split: usize, seat: &Seat, pass: u64, deadline: Duration) -> Result<()> {
         let [came, done] = &self.counts[split][pass as usize];
         let all = self.ranks as usize;
@@ -62,7 +62,7 @@ impl Group {
         self.rendezvous.meet(seat, &Call::on_host(&comm, key, None, nothing, deadline)?, calls)
     }
 
-    /// Passes until an error or the last one; then the seat is left.
+    /// Makes passes until an error or the last one, then leaves the seat.
     fn passes(&self, split: usize, seat: Seat, passes: u64) -> Result<()> {
         let outcome = (0..passes).try_for_each(|pass| self.enqueue(split, &seat, pass, NEVER));
         self.rendezvous.leave(&seat);
@@ -104,7 +104,7 @@ enum Act {
 
 #[test]
 fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
-    // Other ends keep the seat, because leaving it would wake the others and hide a missing wake-up.
+    // All acts but `Leave` keep the seat, because leaving it would wake the others and hide a missing wake-up.
     for (act, after) in [Act::Fail, Act::Leave, Act::Disagree, Act::TooLate].into_iter().zip([0, 1, 1, 0]) {
         explore(move || {
             let group = Group::new(3);
@@ -120,7 +120,7 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
                                 let left = matches!(outcome, Err(Error::LeftPass { rank: 1, .. }));
                                 assert!(left, "{outcome:?}")
                             }
-                            // The last to come finds all others there, so it need not be late.
+                            // The last rank to arrive finds all others there, so it need not be late.
                             Act::TooLate => assert!(outcome.is_err()),
                             _ => is_lost(&outcome, 1),
                         };
@@ -153,13 +153,14 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
     }
 }
 
-/// Two ranks with a task per split, as their reduce streams are; rank 1's task of the second split does `act`.
+/// Two ranks have a task per split, like their reduce streams. Rank 1's task of the second split does `act`.
 fn on_two_splits(act: impl Fn(&Group, Seat) + Copy + Send + Sync + 'static) {
     explore(move || {
         let group = Group::new(2);
         let tasks = (0..2).flat_map(|rank| {
             let group = Arc::clone(&group);
-            // The seats are taken before the tasks run, since an order of splits is what a rank owes its peers.
+            // The seats are taken before the tasks run, because every rank must take its seats in the same order of
+            // splits.
             let seats = [group.sit(rank), group.sit(rank)];
             seats.into_iter().enumerate().map(move |(split, seat)| {
                 let group = Arc::clone(&group);
@@ -167,7 +168,7 @@ fn on_two_splits(act: impl Fn(&Group, Seat) + Copy + Send + Sync + 'static) {
                     if (rank, split) == (1, 1) {
                         return act(&group, seat);
                     }
-                    // The first split may do all its passes before the end of the other.
+                    // The first split may complete all its passes before the other ends.
                     let outcome = group.passes(split, seat, 4);
                     assert!(outcome.is_err() || split == 0);
                 })
@@ -197,7 +198,7 @@ fn splits_meet_in_any_order_relative_to_each_other() {
 
 #[test]
 fn what_ends_one_split_ends_the_other_at_any_moment() {
-    // The seat is kept, because leaving it would wake the others and hide that failing does not.
+    // The seat is kept, because leaving it would wake the others and hide that failing does not wake them.
     let fail = |group: &Group, _: Seat| group.rendezvous.fail(1, &Error::order("test", "made up", ""));
     on_two_splits(fail);
     on_two_splits(|group, seat| group.rendezvous.leave(&seat));

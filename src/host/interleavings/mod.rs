@@ -1,4 +1,5 @@
-//! Streams, rendezvous and pool under shuttle: the real code, every lock, wait and notification a place to switch.
+//! Tests streams, rendezvous and pool under shuttle: the real code, in which every lock, wait and notification may
+//! switch tasks.
 //!
 //! Run with `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. Shuttle reports a task that can never continue
 //! as a deadlock. It has no clock, so a deadline here is either never or immediate. Its atomics are sequentially
@@ -12,9 +13,9 @@ use std::sync::Arc;
 
 use shuttle::thread::JoinHandle;
 
-/// Schedules per property and scheduler.
+/// Number of schedules per property and scheduler.
 const SCHEDULES: usize = 1500;
-/// Preemptions that the second scheduler places; most bugs need no more.
+/// Number of preemptions that the second scheduler places. Most bugs need no more.
 const DEPTH: usize = 3;
 
 fn explore(property: impl Fn() + Send + Sync + 'static) {

@@ -1,7 +1,7 @@
-//! Tickets and poisoning: the streams with a script in place of the executor.
+//! Tickets and poisoning: the streams run a script instead of the executor.
 //!
-//! The script is a bucket's life, gradient, reduce and step, with a failure at any place. Orders are checked by what
-//! has run, and never by time.
+//! The script is a bucket's gradient, reduce and step, with a failure at any place. Order is checked by what has run,
+//! never by time.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
@@ -35,7 +35,7 @@ struct Seen {
     ran: Mutex<HashSet<(Stream, u32)>>,
     failed: Mutex<Option<Stream>>,
     aborts: AtomicUsize,
-    /// The last thread has ended and dropped the script.
+    /// Whether the last thread has ended and dropped the script.
     over: Mutex<bool>,
     changed: Condvar,
 }
@@ -81,7 +81,7 @@ impl Run for Script {
         match self.fault {
             Some((stream, at, fault)) if (stream, at) == (op.stream, work) => match fault {
                 Fault::Error => return Err(Error::order("test", "made up", "")),
-                // Without the panic hook, which shuttle would take for the end of the test.
+                // This panic skips the panic hook, with which shuttle would end the test.
                 Fault::Panic => resume_unwind(Box::new("made up")),
             },
             _ => {}
@@ -109,7 +109,7 @@ impl Script {
     }
 }
 
-/// Three buckets, as a schedule orders them: gradient, reduce, step; the trainer waits for some steps on its way.
+/// Runs three buckets in a schedule's order: gradient, reduce, step. The trainer waits for some steps in between.
 fn train(fault: Option<(Stream, u32, Fault)>) {
     const BUCKETS: u32 = 3;
     let seen = Arc::new(Seen::default());
@@ -138,7 +138,7 @@ fn train(fault: Option<(Stream, u32, Fault)>) {
             (Stream::Compute, Action::Record(ticket(Stream::Compute, tick))),
         ]
         .map(|(stream, action)| Op { stream, action });
-        // As one batch, or as many.
+        // Submits the ops in one batch, or each alone.
         let batches = ops.chunks(if work == 1 { 1 } else { ops.len() });
         batches.for_each(|batch| streams.submit(batch));
         if work == 1 {
@@ -150,7 +150,7 @@ fn train(fault: Option<(Stream, u32, Fault)>) {
         fault.is_some_and(|(stream, at, _)| (stream, at) != (Stream::Compute, 0))
     );
     streams.close();
-    // Not even a failed device may skip a Record.
+    // Even a failed device must run every Record.
     for stream in [Stream::Reduce, Stream::Optim] {
         while streams.ticks()[stream.index()] < BUCKETS.into() {
             yield_now();

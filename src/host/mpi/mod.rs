@@ -1,8 +1,8 @@
-//! Ranks that are processes, on one machine or several, over MPI (feature `mpi`).
+//! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
 //!
-//! A sum is made here and not by MPI, whose order may depend on the rank: rank r adds the r-th part of each window in
-//! rank order, as ranks in one process do, so the bits are theirs. Messages use memory of this file alone, which is
-//! leaked if a call fails, because MPI may still write to it.
+//! This file adds, not MPI, whose order may depend on the rank. Rank r adds the r-th part of each window in rank order,
+//! so the bits are those of ranks in one process. Messages use memory of this file alone, which is leaked if a call
+//! fails, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
@@ -21,10 +21,10 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::host::ranks::combine;
 use wire::{Message, Tag, Wire, pause};
 
-/// Bytes that all ranks sum at a time.
+/// Bytes of a window: what all ranks sum at a time.
 const WINDOW_BYTES: usize = 4 << 20;
 
-/// A cache line. Parts of a window start at one.
+/// A cache line. Parts of a window start at cache lines.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; LINE_BYTES]);
@@ -33,11 +33,11 @@ const LINE_BYTES: usize = 64;
 /// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, with the bits of
 /// [`in_process`](crate::in_process).
 ///
-/// Needs an MPI library and libclang when the crate is built; crate `mpi` finds them. Initialize MPI with
-/// `Threading::Serialized` if only steppers use it while they live, and with `Threading::Multiple` otherwise. Drop
-/// steppers before MPI is finalized.
+/// Building it needs an MPI library and libclang, which crate `mpi` finds. Initialize MPI with `Threading::Serialized`
+/// if only steppers call it while they live, and with `Threading::Multiple` otherwise. Drop steppers before MPI is
+/// finalized.
 ///
-/// A rank that dies is noticed at the deadline of a call, unless `mpirun` ends all ranks before.
+/// If a rank dies, the others notice it at the deadline of a call, unless `mpirun` ends all ranks before.
 ///
 /// ```no_run
 /// use instep::{AdamW, Layout, Mpi, Stepper};
@@ -56,14 +56,14 @@ pub struct Mpi {
     failure: Mutex<Option<Error>>,
 }
 
-/// Memory of messages, reused between calls. All of it is on the heap, so that it stays valid when it is leaked.
+/// Memory of messages, reused between calls. All of it is on the heap, so that it stays valid if it is leaked.
 #[derive(Default)]
 struct Scratch {
-    /// Everyone's key, by rank.
+    /// The keys of all ranks' calls, by rank.
     keys: Vec<u8>,
     /// A part of the buffer: first this rank's values, then the sums.
     window: Vec<Line>,
-    /// Everyone's values of the part that this rank sums.
+    /// All ranks' values of the part that this rank sums.
     parts: Vec<Line>,
     under_way: Vec<Message>,
 }
@@ -73,18 +73,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mpi {
-    /// Duplicates the communicator for one stepper; every rank calls it in the same order, within a minute.
+    /// Duplicates the communicator for one stepper. All ranks call it in the same order, within a minute.
     ///
     /// # Errors
-    /// `Order` if MPI is not initialized, `Unsupported` if it is not for calls from several threads, `Deadline` if a
-    /// rank does not take part; `Config`, `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
+    /// `Order` if MPI is not initialized, `Unsupported` if it was initialized without support for several threads,
+    /// `Deadline` if a rank does not take part; `Config`, `Unsupported` or `Arithmetic` for an instruction set that
+    /// cannot be used.
     pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
         let kernels = Kernels::load(Isa::from_environment()?)?;
         let wire = Wire::duplicate(communicator, Duration::from_secs(60))?;
         Ok(Mpi { wire, kernels, scratch: Mutex::default(), failure: Mutex::default() })
     }
 
-    /// The same on another wire.
+    /// Returns a communicator with the same kernels on another wire.
     fn on(&self, wire: Wire) -> Mpi {
         Mpi { wire, kernels: self.kernels, scratch: Mutex::default(), failure: Mutex::default() }
     }
@@ -93,12 +94,12 @@ impl Mpi {
         (0..self.wire.ranks).filter(|peer| *peer != self.wire.rank)
     }
 
-    /// Returns the error that has ended the group, if it has ended.
+    /// Refuses a call with the error that has ended the group, if it has ended.
     fn refuse(&self) -> Result<()> {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Waits until all messages that are under way have ended.
+    /// Waits until all started messages have ended.
     fn wait(&self, call: &Call<'_>, under_way: &mut Vec<Message>) -> Result<()> {
         let since = Instant::now();
         while !self.wire.test(under_way)? {
@@ -132,8 +133,8 @@ impl Mpi {
         places[self.wire.rank as usize] = call.key().to_bytes();
         let first = places.as_mut_ptr();
         for peer in self.peers() {
-            // SAFETY: every rank has its place, and only messages touch it until `wait` has returned; if that fails,
-            // the scratch is leaked.
+            // SAFETY: every rank has a place in `keys`, and only messages touch it until `wait` has returned; if `wait`
+            // fails, the scratch is leaked.
             unsafe {
                 let (own, theirs) = (first.add(self.wire.rank as usize), first.add(peer as usize));
                 under_way.push(self.wire.receive(peer, Tag::Key, theirs.cast(), CallKey::BYTES)?);
@@ -154,7 +155,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Combines `elements` that are in the window.
+    /// Combines the `elements` of the window over ranks.
     fn sum_window(&self, call: &Call<'_>, scratch: &mut Scratch, elements: usize) -> Result<()> {
         let element = call.dtype.bytes() as usize;
         let part = elements.div_ceil(self.wire.ranks as usize).next_multiple_of(LINE_BYTES / element);
@@ -163,7 +164,7 @@ impl Mpi {
         self.spread_parts(call, scratch, part * element, len_of)
     }
 
-    /// Combines each rank's part of the window there: as many bytes as `len_of` says, `part_bytes` apart.
+    /// Combines each rank's part of the window on that rank. Parts are `part_bytes` apart and `len_of` bytes long.
     fn reduce_parts(
         &self,
         call: &Call<'_>,
@@ -203,7 +204,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Brings each rank's part of the window to all.
+    /// Sends each rank's part of the window to all ranks.
     fn spread_parts(
         &self,
         call: &Call<'_>,
@@ -232,7 +233,7 @@ impl Mpi {
         self.wait(call, under_way)
     }
 
-    /// Sums parts, or gathers them, a piece of every rank's part at a time.
+    /// Makes a reduce-scatter or an all-gather, one piece of every rank's part at a time.
     fn exchange_parts(&self, call: &mut Call<'_>, scratch: &mut Scratch) -> Result<()> {
         let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
         let part = call.bytes as usize / ranks;
@@ -243,8 +244,8 @@ impl Mpi {
             let apart = bytes.next_multiple_of(LINE_BYTES);
             reserve(&mut scratch.window, ranks * apart);
             let window = scratch.window.as_mut_ptr().cast::<u8>();
-            // SAFETY: the window has room for a piece of each part. Both buffers are the call's alone and as long as it says,
-            // by the promise of its maker and by `require_host`. No message is under way.
+            // SAFETY: the window has room for a piece of each part. Both buffers belong to the call and have its
+            // length, as its maker promised; `require_host` has refused a GPU's memory. No message is in flight.
             unsafe {
                 if call.kind == CollectiveKind::ReduceScatter {
                     (0..ranks)
@@ -265,11 +266,11 @@ impl Mpi {
         Ok(())
     }
 
-    /// Brings the bytes of rank 0's window to all.
+    /// Sends the bytes of rank 0's window to all ranks.
     fn broadcast_window(&self, call: &Call<'_>, scratch: &mut Scratch, bytes: usize) -> Result<()> {
         let Scratch { window, under_way, .. } = scratch;
         let window = window.as_mut_ptr().cast::<u8>();
-        // SAFETY: the window has room for so many bytes. Messages alone touch it until `wait` has returned; if that
+        // SAFETY: the window has room for `bytes` bytes. Messages alone touch it until `wait` has returned; if that
         // fails, the scratch is leaked.
         unsafe {
             if self.wire.rank > 0 {
@@ -292,22 +293,22 @@ impl Mpi {
         while done < call.bytes as usize {
             let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
             reserve(&mut scratch.window, bytes);
-            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of its
-            // maker. No message is under way.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
+            // Nothing is in flight.
             unsafe { call.src().add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
             match call.kind {
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
                 _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
-            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of
-            // its maker. No message is under way.
+            // SAFETY: the window has room. Both buffers belong to the call and have its length, as its maker promised.
+            // No message is in flight.
             unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst().add(done), bytes) };
             done += bytes;
         }
         Ok(())
     }
 
-    /// Keeps the first failure, and tells the others that one unless they learn it by themselves.
+    /// Keeps the first failure, and sends it to the other ranks unless they learn it by themselves.
     fn fail(&self, error: Error, is_known: bool) -> Error {
         let mut failure = lock(&self.failure);
         if let Some(first) = &*failure {
@@ -322,7 +323,7 @@ impl Mpi {
     }
 }
 
-/// Makes room for as many bytes; keeps what is there.
+/// Makes room for `bytes` bytes and keeps the contents.
 fn reserve(lines: &mut Vec<Line>, bytes: usize) {
     let count = bytes.div_ceil(LINE_BYTES);
     if lines.len() < count {
@@ -351,7 +352,8 @@ impl Collective for Mpi {
         Ok(Arc::new(self.on(self.wire.duplicated(Duration::from_secs(60))?)))
     }
 
-    /// All ranks duplicate the communicator, and each keeps to its group on it, so a failure is told to all.
+    /// All ranks duplicate the communicator, and each talks only to its group on it. So a failure can still be sent to
+    /// all ranks.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let place = place_in(ranks, self.wire.rank, self.wire.ranks)?;
         let wire = self.wire.duplicated(Duration::from_secs(60))?;
@@ -366,9 +368,9 @@ impl Collective for Mpi {
         call.require_host(self.wire.ranks)?;
         let mut scratch = lock(&self.scratch);
         self.carry_out(call, &mut scratch).map_err(|error| {
-            // Messages may still be under way.
+            // Messages may still be in flight, so their memory is leaked.
             std::mem::forget(std::mem::take(&mut *scratch));
-            // Every rank compares all keys, and a lost rank's failure went to all.
+            // Ranks know these errors already: every rank compares all keys, and a lost rank's failure went to all.
             let is_known =
                 matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. } | Error::PeerLost { .. });
             self.fail(error, is_known)

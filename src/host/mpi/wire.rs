@@ -1,7 +1,7 @@
-//! MPI's messages between two ranks, without a call that waits: they are started, then tested.
+//! MPI's messages between two ranks. No call waits: messages are started, then tested.
 //!
-//! One lock covers every call into the library, which then needs no more than `MPI_THREAD_SERIALIZED`. A message that is
-//! under way uses its memory until a test says that it has ended.
+//! One lock covers every call into the library, so `MPI_THREAD_SERIALIZED` is enough. A started message uses its memory
+//! until a test says that it has ended.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -17,7 +17,7 @@ use ::mpi::{Threading, environment};
 use crate::error::{Error, Result};
 use crate::text::sentence;
 
-/// Messages of one kind between two ranks arrive in the order in which they were sent.
+/// The kind of a message. Messages of one kind between two ranks arrive in the order in which they were sent.
 #[derive(Clone, Copy)]
 pub(super) enum Tag {
     Key,
@@ -27,7 +27,7 @@ pub(super) enum Tag {
     Failure,
 }
 
-/// A failure travels as one frame of this size, filled up with zeros.
+/// A failure is sent as one message of this size, padded with zeros.
 const FAILURE_BYTES: usize = 1024;
 
 /// Time for which a rank polls without sleeping: messages of a large buffer need many polls.
@@ -46,14 +46,14 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator that nobody else uses.
+/// This rank's end of a communicator that is used for nothing else.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    /// The numbers of these ranks in the communicator; `None` if it has no others.
+    /// The numbers of the group's ranks in the communicator; `None` if the group is the whole communicator.
     members: Option<Vec<u32>>,
-    /// Ranks of the communicator.
+    /// Number of ranks of the communicator.
     all: u32,
 }
 
@@ -83,14 +83,14 @@ impl Wire {
         Wire { comm: original.as_raw(), rank, ranks, members: None, all: ranks }.duplicated(deadline)
     }
 
-    /// Duplicates this one, which has only to live until the call returns.
+    /// Duplicates this wire, which needs to live only until the call returns.
     pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
         let mut wire = Wire { members: self.members.clone(), ..*self };
-        // A failure leaves this to the library, which may still write to it.
+        // If the call fails, this is leaked, because the library may still write to it.
         let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
         let lock = library();
-        // SAFETY: the communicator is live, as a reference to it is; both results have a place.
+        // SAFETY: the communicator is live, because a reference to it is held; both results have a place.
         let code = unsafe { ffi::MPI_Comm_idup(self.comm, duplicate, request.as_mut_ptr()) };
         drop(lock);
         wire.checked("MPI_Comm_idup", code)?;
@@ -120,7 +120,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Keeps to some of these ranks, of which this one is at `place`.
+    /// Restricts the wire to some of its ranks, among which this rank is at `place`.
     pub(super) fn among(self, ranks: &[u32], place: u32) -> Wire {
         let members = ranks.iter().map(|rank| self.name_of(*rank)).collect();
         Wire {
@@ -132,12 +132,12 @@ impl Wire {
         }
     }
 
-    /// The number of one of these ranks in the communicator, by which errors name it.
+    /// Returns the number of a rank in the communicator, by which errors name it.
     pub(super) fn name_of(&self, rank: u32) -> u32 {
         self.members.as_ref().map_or(rank, |members| members[rank as usize])
     }
 
-    /// Starts to send.
+    /// Starts to send a message.
     ///
     /// # Safety
     /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message or forever.
@@ -150,7 +150,7 @@ impl Wire {
     /// Starts to send to a rank by its number in the communicator.
     ///
     /// # Safety
-    /// As for [`send`](Self::send).
+    /// The bytes are valid, and nothing writes to them, until the request has ended or forever.
     unsafe fn send_to(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<ffi::MPI_Request> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
@@ -172,7 +172,7 @@ impl Wire {
         Ok(unsafe { request.assume_init() })
     }
 
-    /// Starts to receive exactly that many bytes.
+    /// Starts to receive exactly `bytes` bytes.
     ///
     /// # Safety
     /// The bytes are valid, and nothing touches them, until [`test`](Self::test) drops the message or forever.
@@ -197,7 +197,7 @@ impl Wire {
         Ok(Message { request: unsafe { request.assume_init() }, peer: from })
     }
 
-    /// Drops the messages that have ended; returns whether all have.
+    /// Drops the messages that have ended, and returns whether all have.
     pub(super) fn test(&self, messages: &mut Vec<Message>) -> Result<bool> {
         let mut outcome = Ok(());
         messages.retain_mut(|message| {
@@ -214,7 +214,7 @@ impl Wire {
         outcome.map(|()| messages.is_empty())
     }
 
-    /// Returns the rank that has told a failure, and its words.
+    /// Returns a rank that has sent a failure, and its text.
     pub(super) fn failure(&self) -> Result<Option<(u32, String)>> {
         let (mut is_there, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
         let mut frame = [0u8; FAILURE_BYTES];
@@ -240,7 +240,8 @@ impl Wire {
         Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
     }
 
-    /// Tells a failure to all other ranks of the communicator. Never waits, so the frame stays allocated: nobody learns when it was read.
+    /// Sends a failure to all other ranks of the communicator. It never waits, so nobody learns when the message was
+    /// read, and its memory is leaked.
     pub(super) fn tell(&self, why: &str) {
         if environment::is_finalized() {
             return;
@@ -269,7 +270,7 @@ impl Wire {
     }
 }
 
-/// Lets other threads run between two looks.
+/// Lets other threads run between two tests.
 pub(super) fn pause(since: Instant) {
     if since.elapsed() < AWAKE { thread::yield_now() } else { thread::sleep(ASLEEP) }
 }

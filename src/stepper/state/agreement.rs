@@ -1,8 +1,9 @@
 //! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values.
 //! Every collective carries the number that they make.
 //!
-//! Layout, buckets and options stay; rates and the frozen set may change between passes. Ranks that differ get an error
-//! where they would silently have drifted apart. FNV-1a, the same in every process of a run.
+//! Layout, buckets and options never change; learning rates and frozen parameters may change between passes. Ranks that
+//! differ get an error, where they would otherwise silently drift apart. The hash is FNV-1a, which is the same in every
+//! process of a run.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -10,13 +11,13 @@ use std::sync::Arc;
 use crate::layout::{Layout, Plan, fold};
 use crate::op::{Agreed, Line, Words};
 
-/// The number, and whether it is still that of the settings.
+/// The agreement's number, and whether it still matches the settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreement {
     layout: Layout,
-    /// The layout's hash with buckets.
+    /// The hash of layout and buckets.
     built: u64,
-    /// A line for each.
+    /// A line for each option.
     options: Arc<str>,
     current: Option<u64>,
     words: Arc<Words>,
@@ -28,18 +29,18 @@ pub(crate) struct Changing<'a> {
     pub(crate) assigned: &'a dyn fmt::Debug,
     pub(crate) hyperparameters: &'a dyn fmt::Debug,
     pub(crate) loaded: &'a dyn fmt::Debug,
-    /// Lines for the parameters that were written since the last pass began; each ends its line.
+    /// A line, with its line end, for each parameter that was written since the last pass began.
     pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// Folds what is written into it, and writes it down too, for the error of ranks that differ.
+/// A writer that hashes its text, and keeps the text for the error of ranks that differ.
 struct Folded<'a>(u64, Option<Line<'a>>);
 
 impl Write for Folded<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0 = fold(self.0, text.as_bytes());
         if let Some(line) = &mut self.1 {
-            // What does not fit is left out.
+            // Text that does not fit is left out.
             let _ = line.write_str(text);
         }
         Ok(())
@@ -48,7 +49,7 @@ impl Write for Folded<'_> {
 
 fn written(hash: u64, what: fmt::Arguments<'_>, line: Option<Line<'_>>) -> u64 {
     let mut folded = Folded(hash, line);
-    // It cannot fail unless a Debug of ours does; what has been folded by then still stands.
+    // This fails only if one of our Debug impls does. The hash of the text before that still counts.
     let _ = folded.write_fmt(what);
     folded.0
 }
@@ -78,26 +79,26 @@ impl Agreement {
         Agreement { layout: layout.clone(), built, options, current: None, words }
     }
 
-    /// The part that never changes.
+    /// Returns the hash of the part that never changes.
     pub(crate) fn fixed(&self) -> u64 {
         self.words.fixed()
     }
 
-    /// What this rank says where ranks differ.
+    /// Returns the text that this rank contributes to the error when ranks differ.
     pub(crate) fn words(&self) -> &Arc<Words> {
         &self.words
     }
 
-    /// The settings have changed.
+    /// Marks the number as stale, because the settings have changed.
     pub(crate) fn forget(&mut self) {
         self.current = None;
     }
 
-    /// With the settings as they are now, which are looked at only if they have changed.
+    /// Returns the number for the current settings. It hashes them only if they have changed.
     pub(crate) fn number(&mut self, changing: &Changing<'_>, frozen: impl Iterator<Item = usize>) -> u64 {
         let Agreement { built, options, words, .. } = self;
         let number = |[assigned, hyperparameters, mut loaded]: [Line<'_>; 3]| {
-            // What has a name comes first: the error quotes the first line that differs.
+            // Lines with parameter names come first, because the error quotes the first line that differs.
             let hash = written(0, format_args!("{}", changing.written), Some(loaded.again()));
             let hash = written(hash, format_args!("{:?}", changing.loaded), Some(loaded.again()));
             let loaded = frozen.fold(hash, |hash, param| {
@@ -112,12 +113,12 @@ impl Agreement {
     }
 }
 
-/// The share of layout and options.
+/// Returns what layout and options contribute to the number.
 fn share(layout: u64, options: &str) -> u64 {
     Agreed::Layout.share(layout) ^ Agreed::Options.share(fold(0, options.as_bytes()))
 }
 
-/// A layout and its buckets, a line for each parameter and bucket.
+/// Prints a layout and its buckets, a line for each parameter and bucket.
 struct Cut<'a>(&'a Layout, &'a Plan);
 
 impl fmt::Display for Cut<'_> {

@@ -1,7 +1,8 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
-//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only the
-//! addresses are the caller's. Tensors that overlap are refused, because the checker takes memories for disjoint.
+//! This serves frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list;
+//! only the addresses are the caller's. Tensors that overlap are refused, because the checker assumes that memories are
+//! disjoint.
 
 use std::ptr::NonNull;
 
@@ -19,7 +20,7 @@ pub struct Borrowed {
     buckets: Vec<(ForeignBucket, Address)>,
 }
 
-/// First byte of a tensor, and its kind.
+/// The address of a tensor's first byte, and its element type.
 #[derive(Clone, Copy, Debug)]
 struct Address {
     first: *mut u8,
@@ -33,14 +34,14 @@ impl Address {
 }
 
 impl Borrowed {
-    /// Starts without any tensor.
+    /// Returns a set without tensors, to add them to.
     pub fn new() -> Borrowed {
         Borrowed::default()
     }
 
-    /// Sets the address of a parameter: as many elements as registered, of the type that the stepper's
-    /// [precision](crate::StepperBuilder::precision) says. Every parameter of the layout needs one, empty ones too,
-    /// whose address may be null.
+    /// Sets the address of a parameter. It has as many elements as registered, in the type that the stepper's
+    /// [precision](crate::StepperBuilder::precision) gives. Every parameter of the layout needs an address; that of an
+    /// empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
         self.params.push((id, Address::new(address)));
         self
@@ -53,20 +54,21 @@ impl Borrowed {
         self
     }
 
-    /// The buckets as a plan.
+    /// Makes a plan of the buckets.
     pub(crate) fn plan(&self, layout: &Layout, storages: Storages) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
         Plan::foreign(layout, &buckets, storages)
     }
 
-    /// Returns whether a plan's buckets stay as they are: none is named, or each one again.
+    /// Returns whether a plan's buckets stay as they are: either no bucket is named, or the same buckets are named
+    /// again.
     pub(crate) fn keeps_buckets(&self, layout: &Layout, plan: &Plan) -> Result<bool> {
         let named = self.buckets.iter().map(|(bucket, _)| bucket);
         Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)
     }
 
-    /// The addresses, one piece per tensor, held against the plan and against each other. `kept` knows where tensors lie
-    /// that are not named: parameters, and buckets if none of them is.
+    /// Returns the addresses, one piece per tensor, after checking them against the plan and against each other. `kept`
+    /// returns the address of a tensor that is not named: a parameter, or a bucket if no bucket is named.
     pub(crate) fn pieces(
         &self,
         layout: &Layout,
@@ -132,7 +134,7 @@ impl Lent {
     }
 }
 
-/// A span at an address, unless it is empty.
+/// Returns a span as a piece at its address, unless the span is empty.
 fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> Result<Option<Piece>> {
     let (address, dtype) = (given.first, span.dtype(plan));
     if span.bytes() == 0 {

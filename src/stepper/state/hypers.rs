@@ -1,9 +1,9 @@
-//! Hyperparameters of a stepper's optimizers, to find and to set between passes, and the schedules that learning rates follow.
+//! Finds and sets hyperparameters of a stepper's optimizers between passes, and has the schedules of learning rates.
 //!
-//! A change is checked as a whole before it stands: ranges, relations between hyperparameters, multiplied rates, and
-//! the states that are there. It depends on the list of optimizers alone; the caller carries it to the settings. Every rank
-//! counts the same passes: finished and joined ones, which ranks do together. Abandoned passes do not count, because they
-//! will be made again.
+//! A change is checked as a whole before it takes effect: ranges, relations between hyperparameters, multiplied
+//! learning rates, and the states that are kept. The check depends on the list of optimizers alone; the caller copies
+//! the change to the settings. A schedule's step counts finished and joined passes, which all ranks make together.
+//! Abandoned passes do not count, because they are made again.
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -37,13 +37,13 @@ impl Optimizers {
         }
     }
 
-    /// The learning rate of an optimizer of this stepper.
+    /// Returns the learning rate of an optimizer of this stepper.
     pub(crate) fn lr(&mut self, id: OptimizerId) -> f64 {
         *self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut()
     }
 
-    /// Sets the learning rate of an optimizer of this stepper and returns its new hyperparameters. Allocates nothing
-    /// if no rate is multiplied.
+    /// Sets the learning rate of an optimizer of this stepper and returns its new hyperparameters. Allocates nothing if
+    /// no parameter has a multiplier.
     pub(crate) fn set_lr(&mut self, id: OptimizerId, lr: f64) -> Result<InstepHyper> {
         let before = std::mem::replace(self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut(), lr);
         let checked = self.check(id);
@@ -53,7 +53,8 @@ impl Optimizers {
         checked
     }
 
-    /// Sets hyperparameters of an optimizer of this stepper, all or none, and returns all that it has then.
+    /// Sets hyperparameters of an optimizer of this stepper, all of the given ones or none, and returns its complete
+    /// new set.
     pub(crate) fn set_hyper<V: Into<Value> + Copy>(
         &mut self,
         id: OptimizerId,
@@ -87,7 +88,7 @@ impl Optimizers {
         checked
     }
 
-    /// The parameters that an optimizer steps.
+    /// Returns the parameters that an optimizer steps.
     fn stepped_by(&self, id: OptimizerId) -> impl Iterator<Item = usize> + '_ {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
@@ -112,17 +113,17 @@ impl Optimizers {
         Err(Error::config("states", states, wrong, remedy))
     }
 
-    /// Refuses what the optimizer cannot work with, alone or with the factors of its parameters' rates.
+    /// Refuses hyperparameters that are out of range, alone or with a parameter's learning-rate multiplier.
     fn check(&self, id: OptimizerId) -> Result<InstepHyper> {
         let optimizer = &*self.entries[id.0 as usize].optimizer;
-        // The rate first: a NaN is to be named as what it is.
+        // The learning rate is checked first, so that the error names a NaN as such.
         let hyper = optimizer.as_rule().hyper()?;
         let mut multiplied = self.multiplied.range((id.0, 0)..=(id.0, usize::MAX));
         multiplied.try_for_each(|(_, param)| check_rate(optimizer, self.lr_multiplier(*param)))?;
         Ok(hyper)
     }
 
-    /// Sets what a parameter's rates are multiplied by.
+    /// Sets a parameter's learning-rate multiplier.
     pub(crate) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
         for index in &self.lists[param] {
             check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
@@ -141,16 +142,16 @@ impl Optimizers {
     }
 }
 
-/// The schedules of optimizers, and their positions.
+/// The learning-rate schedules of optimizers, and the step that they are at.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
-    /// By number of the optimizer.
+    /// Sorted by the optimizer's number.
     pub(crate) schedules: Vec<(OptimizerId, LrSchedule)>,
     pub(crate) step: u64,
 }
 
 impl Rates {
-    /// Schedules of whole groups.
+    /// Makes the schedules that the builder was given for groups.
     pub(crate) fn new(
         layout: &Layout,
         optimizers: &Optimizers,
@@ -177,7 +178,7 @@ impl Rates {
         Ok(Rates { schedules, step: 0 })
     }
 
-    /// Lets an optimizer follow a schedule, or none any more.
+    /// Sets, replaces or removes the schedule of an optimizer.
     pub(crate) fn set(&mut self, id: OptimizerId, schedule: Option<LrSchedule>) -> Result<()> {
         schedule.as_ref().map_or(Ok(()), LrSchedule::validate)?;
         match (self.place(id), schedule) {
@@ -189,12 +190,12 @@ impl Rates {
         Ok(())
     }
 
-    /// Where an optimizer's schedule is, or belongs.
+    /// Returns the index of an optimizer's schedule, or as an error the index at which to insert one.
     fn place(&self, id: OptimizerId) -> Result<usize, usize> {
         self.schedules.binary_search_by_key(&id, |(scheduled, _)| *scheduled)
     }
 
-    /// Refuses to set by hand what a schedule would overwrite. `key` is how the caller names the optimizer.
+    /// Refuses to set a learning rate that a schedule would overwrite. `key` is the caller's name for the optimizer.
     pub(crate) fn refuse_scheduled(&self, id: OptimizerId, key: OptimizerKey<'_>) -> Result<()> {
         if self.place(id).is_err() {
             return Ok(());

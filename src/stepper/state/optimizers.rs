@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, and which parameters each of them steps, in which order.
 //!
-//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. A refused
-//! value leaves the old one.
+//! This is bookkeeping only: hyperparameters reach the kernels through the settings, and the lists through the
+//! assignment. A refused value leaves the old one in place.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -23,42 +23,42 @@ pub(crate) struct Registered {
 /// The parameters that an optimizer steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// Its first optimizer, instead of the stepper's own.
+    /// This group, as its first optimizer, instead of the stepper's default one.
     Group(String),
-    /// A further one after those that the group has.
+    /// This group, as a further optimizer after those that the group has.
     Further(String),
-    /// These parameters, in the order of registration, instead of their group's optimizer.
+    /// These parameters (indices into the layout), instead of their group's optimizer.
     Params(Vec<usize>),
-    /// A further one after those that these parameters have.
+    /// These parameters, as a further optimizer after those that they have.
     FurtherParams(Vec<usize>),
-    /// None: it is listed with these parameters and steps nothing.
+    /// No parameter: the optimizer is listed with these parameters and steps nothing.
     Nothing(Vec<usize>),
 }
 
-/// See the module.
+/// The optimizers of one stepper, and the parameters that each steps.
 #[derive(Clone)]
 pub(crate) struct Optimizers {
     /// In the settings' order: the layout's groups first.
     pub(super) entries: Vec<Entry>,
     /// The entries of each group that has any.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
-    /// Per parameter.
+    /// Per parameter, the entries that step it, in order.
     pub(super) lists: Vec<Vec<u32>>,
-    /// The entries that step nothing, each with its parameter, in order.
+    /// Pairs of a parameter and an entry that is listed with it but steps nothing, sorted.
     attached: Vec<(usize, u32)>,
-    /// The factor in a parameter's rates, unless it is 1.
+    /// Each parameter's learning-rate multiplier, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
-    /// Each optimizer with the parameters of such a factor that it steps.
+    /// Pairs of an entry and a parameter with a multiplier that it steps.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
-    /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
+    /// Per round and kernel, the names of the states that it keeps: those of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// The states that have had a place so far, of which the optimizer may keep the first alone. A place never holds another
-    /// state, because what it holds stays.
+    /// All states that have had a place so far. The optimizer may now keep only the first of them. A place is never
+    /// reused for another state, because its values stay.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -88,7 +88,7 @@ impl fmt::Debug for Assigned<'_> {
     }
 }
 
-/// All hyperparameters, for ranks to compare; also those of optimizers that step nothing.
+/// All hyperparameters, for ranks to compare. Those of optimizers that step nothing are included.
 pub(crate) struct Hyperparameters<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Hyperparameters<'_> {
@@ -99,7 +99,7 @@ impl fmt::Debug for Hyperparameters<'_> {
                 None => writeln!(f, "{:?}", entry.optimizer)?,
             }
         }
-        // No factors of 1, so ranks with different layouts do not seem to differ in rates.
+        // Multipliers of 1 are left out, so that ranks with different layouts do not seem to differ in learning rates.
         let mut multipliers = self.0.lr_multipliers.iter();
         multipliers
             .try_for_each(|(param, factor)| writeln!(f, "parameter {param}: its rate times {factor:?}"))
@@ -107,7 +107,8 @@ impl fmt::Debug for Hyperparameters<'_> {
 }
 
 impl Optimizers {
-    /// `common` for every group that nothing else is registered for; without it those have none.
+    /// Makes the list. `common` steps every group for which nothing else is registered; without it these groups have no
+    /// optimizer.
     pub(crate) fn new(
         layout: &Layout,
         common: Option<&dyn Optimizer>,
@@ -176,7 +177,7 @@ impl Optimizers {
             }
             entries.push(Entry::new(None, optimizer, steps));
         }
-        // After their first ones, whichever was registered first, as for groups.
+        // Further optimizers come after the first ones, in whichever order they were registered, as for groups.
         added.into_iter().for_each(|(param, index)| lists[param].push(index));
         attached.sort_unstable();
         let mut optimizers = Optimizers {
@@ -195,7 +196,7 @@ impl Optimizers {
         Ok(optimizers)
     }
 
-    /// Refuses element types and options that an optimizer which steps anything does not take.
+    /// Refuses element types and options that an optimizer does not support, if it steps any parameter.
     pub(crate) fn refuse_storage(&self, plan: &Plan) -> Result<()> {
         self.lists.iter().enumerate().try_for_each(|(param, list)| {
             let storage = plan.storage_of(plan.segment_of(param));
@@ -203,7 +204,7 @@ impl Optimizers {
         })
     }
 
-    /// Takes parameters that nothing is to step out of all lists, and their states with them.
+    /// Removes parameters that are not to be stepped from all lists, and so their states.
     pub(crate) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
             if !is_stepped(param) {
@@ -213,7 +214,7 @@ impl Optimizers {
         self.names = self.collect_names();
     }
 
-    /// The round in which an optimizer steps a parameter.
+    /// Returns the round in which an optimizer steps a parameter.
     pub(crate) fn round(&self, param: usize, id: OptimizerId) -> Option<usize> {
         self.lists[param].iter().position(|index| *index == id.0)
     }
@@ -223,7 +224,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// These and a further one, after those that its parameters have; a group's, if that has a name.
+    /// Returns a list with one further optimizer, which comes after those that its parameters have. If `group` has a
+    /// name, it is that group's optimizer.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -266,10 +268,10 @@ impl Optimizers {
         (0..rounds).map(of_round).collect()
     }
 
-    /// Which of them step which segment.
+    /// Returns which optimizers step which segment.
     pub(crate) fn assignment(&self, layout: &Layout, plan: &Plan) -> Result<Assignment> {
         if self.entries.is_empty() {
-            // Every gradient is averaged, by a launch that takes no optimizer's numbers.
+            // Every gradient is averaged. That launch uses no hyperparameters, so any optimizer's will do.
             let none = crate::optim::Sgd::default();
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
             return Ok(Assignment::new(layout, plan, [(&none as &dyn Optimizer, hyper)], |_| Vec::new()));
@@ -280,13 +282,13 @@ impl Optimizers {
         let assignment = Assignment::new(layout, plan, all, |param| self.lists[param].clone());
         let records = assignment.rounds().checked_mul(plan.segments().len());
         if records.is_none_or(|records| u32::try_from(records).is_err()) {
-            // A tile names its record by a u32.
+            // A tile stores the index of its record as a u32.
             let wrong = "too many of one parameter for this number of parameters";
             let remedy = "keep their product below 2^32";
             return Err(Error::config("optimizers", assignment.rounds(), wrong, remedy));
         }
         match assignment.state_count() {
-            // A state's number is a byte, and must not wrap around to another one's.
+            // A state's number is a byte and must not wrap around.
             states if states > usize::from(u8::MAX) => {
                 let wrong = "too many over all optimizers that step one parameter";
                 Err(Error::config("states", states, wrong, "keep at most 255"))
@@ -295,26 +297,26 @@ impl Optimizers {
         }
     }
 
-    /// The name of the number that a parameter's optimizer carries beside its count.
+    /// Returns the name of the number that a parameter's optimizer carries beside its step count.
     pub(crate) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
         self.lists[param]
             .get(round)
             .and_then(|index| self.entries[*index as usize].optimizer.as_rule().carried())
     }
 
-    /// Those that step a parameter, in order.
+    /// Returns the optimizers that step a parameter, in order.
     pub(crate) fn stepping(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
         self.lists[param].iter().copied().map(OptimizerId)
     }
 
-    /// The optimizers of a parameter: those that step it, in order, then those that are attached alone.
+    /// Returns the optimizers of a parameter: first those that step it, in order, then those that are only attached.
     pub(crate) fn of(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
         let first = self.attached.partition_point(|(of, _)| *of < param);
         let attached = self.attached[first..].iter().take_while(move |(of, _)| *of == param).map(|(_, k)| *k);
         self.lists[param].iter().copied().chain(attached).map(OptimizerId)
     }
 
-    /// All of them.
+    /// Returns all optimizers.
     pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
         self.entries.iter().enumerate().map(|(k, entry)| Attached {
             id: OptimizerId(k as u32),
@@ -324,19 +326,19 @@ impl Optimizers {
         })
     }
 
-    /// The states of a parameter: each one's name, its round, and its place after the round's first state.
+    /// Returns the states of a parameter: each one's name, its round, and its place after the round's first state.
     pub(crate) fn states(
         &self,
         param: usize,
     ) -> impl Iterator<Item = (Cow<'static, str>, usize, usize)> + '_ {
         self.lists[param].iter().enumerate().flat_map(move |(round, index)| {
             let kernel = self.entries[*index as usize].optimizer.as_rule().kernel();
-            // Code of the user's own is one kernel to the launches, but not to its names.
+            // All custom optimizers are one kernel for launches, but each has state names of its own.
             let custom = self.entries[*index as usize].optimizer.as_rule().custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
-            // Its own names come first, also where another group gives that number another name; then the states that
-            // it does not use.
+            // The optimizer's own names come first, even if another group's optimizer names the same state differently.
+            // The states that it does not use follow.
             let known = if custom { own } else { known };
             let unused = known.iter().filter(|name| !own.contains(name)).take(known.len() - own.len());
             own.iter().chain(unused).enumerate().map(move |(k, name)| {
@@ -346,7 +348,7 @@ impl Optimizers {
         })
     }
 
-    /// The factor in the rates of a parameter's optimizers.
+    /// Returns a parameter's learning-rate multiplier.
     pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
         self.lr_multipliers.get(&param).copied().unwrap_or(1.0)
     }
@@ -356,7 +358,7 @@ impl Optimizers {
         self.names[round].iter().find(|(known, _)| *known == kernel).map_or(0, |(_, names)| names.len())
     }
 
-    /// Names of the states that a parameter's own optimizers have a use for.
+    /// Returns the names of the states that a parameter's own optimizers use.
     pub(crate) fn kept(&self, param: usize) -> impl Iterator<Item = String> + '_ {
         self.states(param).filter_map(move |(name, round, k)| {
             let own = &self.entries[self.lists[param][round] as usize].optimizer;
@@ -370,7 +372,7 @@ impl Optimizers {
     }
 }
 
-/// The places of parameters in the layout, each named once.
+/// Returns the parameters' indices in the layout, and refuses one that is named twice.
 pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> {
     let mut named = HashSet::with_capacity(params.len());
     let place = |id: &ParamId| {
@@ -385,8 +387,8 @@ pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> 
     params.iter().map(place).collect()
 }
 
-/// Returns whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is
-/// zero.
+/// Checks that an optimizer accepts its learning rate times `multiplier`. A product that f32 rounds to zero counts as
+/// zero, as in a schedule.
 pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     let mut multiplied = optimizer.as_rule().boxed();
     let lr = *multiplied.as_rule_mut().lr_mut();
@@ -404,12 +406,12 @@ pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<(
 pub struct OptimizerId(pub(crate) u32);
 
 /// Names one of a stepper's optimizers: by its number, or as the only one of a group
-/// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none).
+/// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerKey<'a> {
     /// The only optimizer of a group.
     Group(&'a str),
-    /// Any one.
+    /// Any optimizer, by its number.
     Id(OptimizerId),
 }
 
@@ -437,11 +439,11 @@ impl From<OptimizerId> for OptimizerKey<'_> {
 pub struct Attached<'a> {
     /// The number for [`Stepper::set_lr`](crate::Stepper::set_lr) and [`Stepper::set_hyper`](crate::Stepper::set_hyper).
     pub id: OptimizerId,
-    /// The layout's group that it was given to; `None` if to single parameters.
+    /// The layout's group that the optimizer was given to; `None` if it was given to single parameters.
     pub group: Option<&'a str>,
-    /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim),
-    /// which `(optimizer as &dyn Any).downcast_ref` tells apart.
+    /// The optimizer with its current hyperparameters. It is one of the types of [`optim`](crate::optim); `(optimizer
+    /// as &dyn Any).downcast_ref` tells which.
     pub optimizer: &'a dyn Optimizer,
-    /// Whether passes run it; they do not if it was [attached](crate::StepperBuilder::attach) alone.
+    /// Whether passes run the optimizer. They do not run one that was only [attached](crate::StepperBuilder::attach).
     pub steps: bool,
 }

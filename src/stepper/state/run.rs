@@ -1,8 +1,8 @@
-//! The one place that sees schedule and device together: ops written by the one are fed to the other.
+//! Connects schedule and device: it submits the schedule's ops to the device. No other code sees both.
 //!
-//! A wait of the compute stream is not executed when it is written. The trainer is the caller's thread, so the wait is
-//! owed, and paid when the trainer next touches memory or its position is next recorded. A trainer that is a stream
-//! pays at once, since that blocks no thread. Every op and every touch is recorded before it happens.
+//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes it only before it next touches
+//! memory, or before its position is next recorded. On a GPU it is executed at once, because only the stream waits.
+//! Every op and every access is recorded before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,17 +16,17 @@ pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
     debt: Debt,
-    /// Ops on their way to the device; kept, so that a steady state allocates nothing.
+    /// A buffer of ops for the device, kept so that a steady state allocates nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
     /// The failure after which the device has ended, so that memory can be read.
     rescued: Option<Error>,
 }
 
-/// Waits of the compute stream that have been written and not been honoured.
+/// Waits of the compute stream that are deferred.
 #[derive(Default)]
 struct Debt {
-    /// Per stream, the tick that the trainer must see passed before it goes on.
+    /// Per stream, the tick that the trainer must wait for before it goes on.
     owed: [u64; STREAMS],
     paid: [u64; STREAMS],
 }
@@ -36,7 +36,7 @@ impl Debt {
         self.owed.iter().zip(&self.paid).any(|(owed, paid)| owed > paid)
     }
 
-    /// Blocks until every wait has been honoured.
+    /// Executes every deferred wait.
     fn pay<D: Device>(&mut self, device: &mut D, recording: &mut Option<Recording>) -> Result<()> {
         for stream in Stream::ALL {
             let tick = self.owed[stream.index()];
@@ -55,7 +55,7 @@ impl Debt {
     }
 }
 
-/// The actions of one rank, in submission order, and the times at which its trainer stood still.
+/// The ops and accesses of one rank in submission order, and the times at which its trainer stood still.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// Ops and trainer accesses, for [`hazard::check`](crate::hazard::check).
@@ -67,14 +67,14 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Returns how much optimizer time the trainer waited for.
+    /// Returns how much of the optimizer's time the trainer waited for.
     pub fn exposure(&self) -> Exposure {
         let optim = self.ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
         let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();
         crate::timeline::exposure(&busy, &self.blocked)
     }
 
-    /// Returns when everything happened, for [`timeline`](crate::timeline) to write down.
+    /// Returns when everything ran, as input for [`timeline`](crate::timeline).
     pub fn lane(&self, rank: u32) -> Lane<'_> {
         Lane { rank, ran: &self.ran, blocked: &self.blocked }
     }
@@ -86,15 +86,15 @@ impl<D: Device> Run<D> {
         Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording, rescued: None }
     }
 
-    /// Hands what the schedule has written to the device.
+    /// Submits the ops that the schedule has written to the device.
     pub(crate) fn submit(&mut self) {
         self.submit_awaiting(None);
     }
 
-    /// The same, with what one of the ops waits for.
+    /// Submits the ops that the schedule has written. `sum` is the caller's sum that one of them waits for.
     pub(crate) fn submit_awaiting(&mut self, mut sum: Option<D::Sum>) {
         if self.rescued.is_some() {
-            // Nothing runs any more, so there is nothing to wait for.
+            // After a rescue no op runs, so there is nothing to wait for.
             return self.schedule.drain().for_each(drop);
         }
         let mut awaits = false;
@@ -109,11 +109,11 @@ impl<D: Device> Run<D> {
                     continue;
                 }
                 (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
-                    // The ops in hand may be the ones that the debt waits for.
+                    // The deferred waits may be for ops that are still in the batch.
                     self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
-                    // A Record says that the waits before it are over, or the run would be weaker than the list.
-                    // Rarely is any left; if paying fails, later ops are skipped and the next access reports it.
+                    // In the list, a Record comes after the Waits before it, so the run must wait first. Usually none
+                    // is left here. If a wait fails, later ops are skipped and the next access reports the failure.
                     let _ = self.debt.pay(&mut self.device, &mut self.recording);
                 }
                 _ => {}
@@ -130,30 +130,30 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Makes everything but control memory the trainer's to touch.
+    /// Waits until the trainer may touch everything but control memory.
     pub(crate) fn touch_all(&mut self) -> Result<()> {
         self.schedule.touch_all();
         self.settle()
     }
 
-    /// Makes control memory the trainer's to read.
+    /// Waits until the trainer may read control memory.
     pub(crate) fn touch_control(&mut self) -> Result<()> {
         self.schedule.touch_control();
         self.settle()
     }
 
-    /// Makes the next pass's loss scale the trainer's to read.
+    /// Waits until the trainer may read the next pass's loss scale.
     pub(crate) fn touch_loss_scale(&mut self) -> Result<()> {
         self.schedule.touch_loss_scale();
         self.settle()
     }
 
-    /// Makes the trainer's own scaler the trainer's to read and write: its flag in a pass, between passes both.
+    /// Waits until the trainer may access its own scaler: in a pass its flag, between passes scale and flag.
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
         self.schedule.touch_scaler();
         self.settle()?;
         if self.schedule.is_offloaded() {
-            // It lies in the host's memory, where no stream orders the trainer's thread.
+            // The scaler lies in the host's memory, so the trainer's thread itself must wait.
             self.device.synchronize()?;
         }
         let span = if self.schedule.is_open() { Span::SCALER_FLAG } else { Span::LOSS_SCALE };
@@ -161,25 +161,25 @@ impl<D: Device> Run<D> {
         Ok(())
     }
 
-    /// Makes the settings the trainer's to set.
+    /// Waits until the trainer may write the settings.
     pub(crate) fn touch_settings(&mut self) -> Result<()> {
         self.schedule.touch_settings();
         self.settle()
     }
 
-    /// Makes the counts of contributing ranks the trainer's to read.
+    /// Waits until the trainer may read the counts of contributing ranks.
     pub(crate) fn touch_contributors(&mut self) -> Result<()> {
         self.schedule.touch_contributors();
         self.settle()
     }
 
-    /// Makes the settings the trainer's to freeze a parameter, or to unfreeze it.
+    /// Waits until the trainer may freeze or unfreeze a parameter in the settings.
     pub(crate) fn touch_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
         self.schedule.touch_frozen(param, frozen);
         self.settle()
     }
 
-    /// Takes a parameter out of the passes that come, or puts it back in, after [`touch_frozen`](Self::touch_frozen).
+    /// Freezes or unfreezes a parameter from the next pass on, after [`touch_frozen`](Self::touch_frozen).
     pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) {
         self.schedule.set_frozen(param, frozen);
         if let Some(recording) = &mut self.recording {
@@ -187,7 +187,7 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Makes a parameter's tensor in one memory the trainer's to touch.
+    /// Waits until the trainer may touch a parameter's tensor in one memory.
     pub(crate) fn touch(&mut self, param: usize, memory: Memory) -> Result<()> {
         match memory {
             Memory::Grads => self.schedule.touch_gradient(param),
@@ -196,13 +196,13 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
-    /// Makes a bucket of gradients the trainer's to touch, padding included.
+    /// Waits until the trainer may touch a bucket of gradients, padding included.
     pub(crate) fn touch_bucket(&mut self, bucket: u32) -> Result<()> {
         self.schedule.touch_bucket(bucket);
         self.settle()
     }
 
-    /// Submits, then blocks until every wait of the compute stream has been honoured.
+    /// Submits the schedule's ops, then executes every wait of the compute stream.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
         if self.rescued.is_some() {
@@ -215,24 +215,24 @@ impl<D: Device> Run<D> {
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {
-            // It reports the same failure, and waits for what still runs all the same.
+            // The end reports the same failure again, but still waits for running ops.
             let _ = self.device.end();
             self.schedule.forget_unsharded();
             self.rescued = Some(failure);
         }
     }
 
-    /// Refuses to go on after a failure.
+    /// Refuses to go on after a rescue, with the failure that led to it.
     pub(crate) fn refuse_rescued(&self) -> Result<()> {
         self.rescued.clone().map_or(Ok(()), Err)
     }
 
-    /// Drops the waits that are still owed: positions in a failed capture mean nothing after it.
+    /// Drops the deferred waits, because positions in a failed capture mean nothing after it.
     pub(crate) fn forgive(&mut self) {
         self.debt.paid = self.debt.owed;
     }
 
-    /// Notes that the trainer touches these bytes, after [`settle`](Self::settle).
+    /// Records that the trainer touches these bytes, after [`settle`](Self::settle).
     pub(crate) fn note(&mut self, access: Access) {
         if let Some(recording) = self.recording.as_mut().filter(|_| self.rescued.is_none()) {
             recording.list.push(Traced::Trainer(access));
@@ -244,7 +244,7 @@ impl<D: Device> Run<D> {
         self.recording.is_some()
     }
 
-    /// The entries recorded since the last call; of a failed run, the submitted ones.
+    /// Returns the entries recorded since the last call; after a failure, those of submitted ops.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;
         recording.ran = self.device.take_timed_ops().unwrap_or_default();

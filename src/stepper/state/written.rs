@@ -1,6 +1,6 @@
 //! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
 //!
-//! It has a flag per parameter, not per bucket, because buckets may be laid out anew before that pass. The first pass
+//! It has a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
 //! broadcasts all parameters. A hash of what was loaded or set by hand is part of the agreement. Each load adds to it,
 //! so ranks that loaded different things never agree again.
 
@@ -11,16 +11,16 @@ use crate::op::WrittenValues;
 use crate::optim::ScalerState;
 use crate::schedule::Broadcast;
 
-/// Which parameters the next pass gives to all ranks.
+/// Which parameters the next pass broadcasts.
 #[derive(Debug)]
 pub(crate) struct ParamsWritten {
-    /// Whether a collective sends them. With sums by the caller, the caller keeps them equal.
+    /// Whether passes broadcast written parameters. With sums by the caller, the caller keeps parameters equal.
     is_sent: bool,
     /// Whether ranks have taken rank 0's parameters before.
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
-    /// Hashes of the values that were written to those that no broadcast makes equal; 0 if there are none.
+    /// Per parameter, a hash of written values that no broadcast makes equal; 0 if there are none.
     values: Vec<u64>,
     /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later writes allocate
     /// nothing.
@@ -69,10 +69,10 @@ impl ParamsWritten {
         self.is_shared && self.is_any
     }
 
-    /// Returns what the next pass is to broadcast: everything at once if every bucket is among the written ones.
+    /// Returns what the next pass must broadcast: everything at once if every bucket was written.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
         if plan.shards_params() {
-            // No rank has them all. Ranks compare what they wrote.
+            // No rank has all parameters. Ranks compare what they wrote instead.
             return Broadcast::Nothing;
         }
         if !self.is_shared {
@@ -93,7 +93,7 @@ impl ParamsWritten {
         if is_every { Broadcast::All } else { Broadcast::Buckets(&self.buckets) }
     }
 
-    /// The pass that broadcasts them has begun.
+    /// Clears the writes, because the pass that broadcasts them has begun.
     pub(crate) fn clear(&mut self) {
         self.is_shared = true;
         if std::mem::take(&mut self.is_any) {
@@ -102,7 +102,8 @@ impl ParamsWritten {
         }
     }
 
-    /// The names of the written parameters, and hashes of values that no broadcast makes equal, for ranks to compare.
+    /// Returns the names of the written parameters, and hashes of values that no broadcast makes equal, for ranks to
+    /// compare.
     pub(crate) fn names<'a>(&'a self, layout: &'a Layout) -> impl fmt::Display {
         Names { written: self, layout }
     }
@@ -146,19 +147,20 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Something was set: ranks that set other things, or nothing, are to notice.
+    /// Notes that a value was set, so that ranks that set another value, or nothing, notice.
     pub(crate) fn note(&mut self, what: usize, value: u64) {
         self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
     }
 
-    /// A parameter was written: ranks that wrote other values, or nothing, are to notice, now and in later passes.
+    /// Notes that a parameter was written, so that ranks that wrote other values, or nothing, notice in this and later
+    /// passes.
     pub(crate) fn note_param(&mut self, param: usize, hash: u64) {
         let written = fold(fold(0, &(param as u64).to_le_bytes()), &hash.to_le_bytes());
         self.params = self.params.wrapping_add(written);
     }
 }
 
-/// A line for each, in the words of an error.
+/// Prints a line for each number, in the words of an error.
 impl fmt::Debug for Loaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Loaded { scaler, previous_norm, folded, params } = self;
