@@ -1,8 +1,8 @@
-//! A device without memory and without threads: it knows when each op would run, given how long each one takes.
+//! A device without memory and threads, which computes when each op would run from the time that each op takes.
 //!
 //! A stepper on this device has the schedule, the byte counts and the refusals of a real one, so a laptop can plan a
-//! thousand ranks. Ops of a stream run in order, none before it was submitted, and a wait ends with its record. All
-//! ranks are alike, so it forecasts one.
+//! thousand ranks. Ops of a stream run in order, and no op runs before it was submitted. A wait ends when the record that
+//! it names has run. All ranks are alike, so it forecasts one rank.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -22,21 +22,21 @@ use crate::op::{
     Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
 };
 
-/// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
-/// buffer's for a collective. Clocks stop at 2^64 - 1.
+/// Returns the nanoseconds that an op takes. It gets the op and a number of bytes: those that a step or norm moves over the
+/// memory bus, or the length of a collective's buffer. Times are at most 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
-/// The device of a [`Stepper`](crate::Stepper) that foresees its run; see [`StepperBuilder::forecast`].
+/// The device of a [`Stepper`](crate::Stepper) that forecasts its run; see [`StepperBuilder::forecast`].
 ///
 /// [`StepperBuilder::forecast`]: crate::StepperBuilder::forecast
 pub struct Forecast {
     plan: Arc<Plan>,
     constants: StepConstants,
     regions: Regions,
-    /// Per bucket, what its step moves if nothing is frozen, and what each part of it before that that ends with norms.
+    /// Per bucket, the bytes that its step moves if nothing is frozen, and the bytes of each earlier part that ends with norms.
     step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
-    /// Per stream, when it has run all that it was given. The trainer is the compute stream.
+    /// Per stream, the time at which it has run all its ops. The trainer is the compute stream.
     clocks: [u64; STREAMS],
     passed: HashMap<Ticket, u64>,
     ran: Vec<TimedOp>,
@@ -75,13 +75,13 @@ impl Forecast {
         })
     }
 
-    /// Lets the trainer compute for so long.
+    /// Lets the trainer compute for this long.
     pub(crate) fn compute(&mut self, ns: u64) {
         let clock = &mut self.clocks[Stream::Compute.index()];
         *clock = clock.saturating_add(ns);
     }
 
-    /// The bytes that an op moves.
+    /// Returns the bytes that an op moves.
     fn moved_bytes(&self, op: &Op) -> u64 {
         match op.action {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
@@ -110,7 +110,7 @@ impl Forecast {
             Action::Record(ticket) => {
                 self.passed.insert(ticket, self.clocks[op.stream.index()]);
             }
-            // As the trainer's work does, the sum ends when it is handed over.
+            // The caller's sum ends at its hand-over, as the trainer's work does.
             Action::AwaitSum { .. } => self.clocks[op.stream.index()] = free_ns,
             _ => {
                 let bytes = self.moved_bytes(op);
@@ -190,7 +190,7 @@ impl Executor for Forecast {
         _: &Arc<Words>,
         _: Claimed,
     ) -> Result<Self> {
-        // Without a cost this device goes on for free; the stepper drops it.
+        // From here on this device takes no time; the stepper drops it.
         let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
         let now_ns = self.clocks.iter().copied().max().unwrap_or_default();
         let mut device = Forecast::new(Arc::clone(plan), self.constants, Arc::clone(assignment), cost)?;
@@ -232,7 +232,7 @@ impl Device for Forecast {
     }
 }
 
-/// A rank of a group that is not there.
+/// One rank of a group whose other ranks do not exist.
 pub(crate) struct Foreseen {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
