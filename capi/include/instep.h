@@ -667,14 +667,12 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a parameter or
-// a gradient that was written in that pass. `count` is the parameter's number of elements.
+// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
+// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
 //
-// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
-instep_status instep_stepper_read(instep_stepper *stepper,
-                                  instep_tensor_id tensor,
-                                  float *values,
-                                  size_t count);
+// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
+// bucket.
+instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
 // Copies `values` to a tensor, rounded to its type. In a pass it writes a gradient; between passes any other tensor except a
 // copy. `count` is the parameter's number of elements. Every rank writes the same parameters, and the next pass broadcasts rank
@@ -811,14 +809,11 @@ instep_status instep_stepper_save(instep_stepper *stepper,
                                   const instep_scalar *scalars,
                                   size_t scalar_count);
 
-// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it. Every rank
-// loads the same file. Nothing changes before the whole file has been checked.
+// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
+// Every rank loads the same file. Nothing changes before the whole file has been checked.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
-instep_status instep_stepper_load(instep_stepper *stepper,
-                                  const char *path,
-                                  instep_scalar *scalars,
-                                  size_t scalar_count);
+instep_status instep_stepper_load(instep_stepper *stepper, const char *path, instep_scalar *scalars, size_t scalar_count);
 
 // Returns the version of the library, as "0.1.0". The text lives as long as the process.
 //
@@ -864,33 +859,26 @@ instep_status instep_layout_free(instep_layout *layout);
 // Any thread.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused, since the norm
-// decides the clip.
+// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
+// since the norm decides the clip.
 //
-// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's last call on
-// any stream. Streams are as for instep_bucket_step_step.
-instep_status instep_norm_begin(instep_norm *norm,
-                                const instep_scaling *scaling,
-                                void *stream);
+// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
+// last call on any stream. Streams are as for instep_bucket_step_step.
+instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order. Parameters that are
-// frozen or have no gradient are left out; a bucket of only such parameters still counts as added.
+// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+// added.
 //
 // Any thread, one at a time for the norm and the step. The gradients are only read.
-instep_status instep_norm_add(instep_norm *norm,
-                              instep_bucket_step *step,
-                              const instep_tensor *grads,
-                              void *stream);
+instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
-// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1 and a
-// gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm. A norm without a
-// bucket is refused.
+// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
+// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
+// A norm without a bucket is refused.
 //
 // Any thread, one at a time.
-instep_status instep_norm_decide(instep_norm *norm,
-                                 double max_norm,
-                                 uint32_t skip_nonfinite,
-                                 void *stream);
+instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
 
 // Reads the decision.
 //
@@ -949,9 +937,9 @@ instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper,
                                                 uint32_t bucket,
                                                 void *event);
 
-// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same ones,
-// before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which finds unused
-// parameters itself.
+// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
+// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
+// finds unused parameters itself.
 //
 // Any thread, one at a time. Does not wait.
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
@@ -963,20 +951,19 @@ instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t 
 // Any thread, one at a time. Does not wait: the steps run beside later work, and the next access of a tensor waits for its bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
-// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched stay
-// stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may be null.
+// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
+// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
+// be null.
 //
-// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after the same
-// bucket.
+// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
+// the same bucket.
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
-// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters stay as they
-// are. All ranks set the same value. Use it for schedules.
+// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
+// stay as they are. All ranks set the same value. Use it for schedules.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
-instep_status instep_stepper_set_lr(instep_stepper *stepper,
-                                    const char *group,
-                                    double lr);
+instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
 // Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused, none is set.
 // Other hyperparameters stay as they are. All ranks set the same values.
@@ -996,13 +983,11 @@ instep_status instep_stepper_set_optimizer(instep_stepper *stepper,
                                            const char *group,
                                            const instep_optimizer *optimizer);
 
-// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not stepped. All ranks
-// freeze the same parameters.
+// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
+// stepped. All ranks freeze the same parameters.
 //
 // Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
-instep_status instep_stepper_set_frozen(instep_stepper *stepper,
-                                        uint32_t param,
-                                        uint32_t is_frozen);
+instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
 // Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
 // or 1 for other optimizers. Either pointer may be null.
@@ -1010,33 +995,30 @@ instep_status instep_stepper_set_frozen(instep_stepper *stepper,
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
-// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam: with a count
-// above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same values.
+// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
+// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
+// values.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
-instep_status instep_stepper_set_progress(instep_stepper *stepper,
-                                          uint32_t param,
-                                          uint64_t count,
-                                          double carried);
+instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
 // Reads the factor in the loss of the open pass, or if none is open of the next pass.
 //
 // Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads the decisions about a pass. If `waits` is 1 it is the last pass; if 0, the newest pass that is known to have ended.
+// Reads the decisions about a pass. If `waits` is 1 it is the last pass; if 0, the newest pass that is known to have
+// ended.
 //
-// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it never waits.
-instep_status instep_stepper_status(instep_stepper *stepper,
-                                    uint32_t waits,
-                                    instep_pass_status *out_status);
+// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
+// never waits.
+instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, instep_pass_status *out_status);
 
 // Creates a stepper. `*out_stepper` is written if it succeeds.
 //
-// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a GPU, except
-// with NCCL, all ranks create their steppers at the same point.
-instep_status instep_stepper_create(const instep_stepper_options *options,
-                                    instep_stepper **out_stepper);
+// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
+// GPU, except with NCCL, all ranks create their steppers at the same point.
+instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
 // Waits for all steps, frees the stepper, and reports failures. It is not freed only if this returns INSTEP_BUSY, INSTEP_HANDLE
 // or INSTEP_FORKED. INSTEP_ORDER means that a pass was open; this ends the other ranks too. Null is allowed and does nothing.

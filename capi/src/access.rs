@@ -29,10 +29,11 @@ pub struct instep_tensor_id {
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a parameter or
-/// a gradient that was written in that pass. `count` is the parameter's number of elements.
+/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
+/// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
 ///
-/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
+/// bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,

@@ -71,8 +71,8 @@ pub unsafe extern "C" fn instep_stepper_save(
     })
 }
 
-/// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it. Every rank
-/// loads the same file. Nothing changes before the whole file has been checked.
+/// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
+/// Every rank loads the same file. Nothing changes before the whole file has been checked.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]

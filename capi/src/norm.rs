@@ -71,11 +71,11 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused, since the norm
-/// decides the clip.
+/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
+/// since the norm decides the clip.
 ///
-/// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's last call on
-/// any stream. Streams are as for instep_bucket_step_step.
+/// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
+/// last call on any stream. Streams are as for instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -99,8 +99,9 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order. Parameters that are
-/// frozen or have no gradient are left out; a bucket of only such parameters still counts as added.
+/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+/// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+/// added.
 ///
 /// Any thread, one at a time for the norm and the step. The gradients are only read.
 #[unsafe(no_mangle)]
@@ -120,9 +121,9 @@ pub unsafe extern "C" fn instep_norm_add(
     })
 }
 
-/// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1 and a
-/// gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm. A norm without a
-/// bucket is refused.
+/// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
+/// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
+/// A norm without a bucket is refused.
 ///
 /// Any thread, one at a time.
 #[unsafe(no_mangle)]

@@ -108,9 +108,9 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     })
 }
 
-/// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same ones,
-/// before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which finds unused
-/// parameters itself.
+/// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
+/// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
+/// finds unused parameters itself.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
@@ -141,11 +141,12 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
     })
 }
 
-/// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched stay
-/// stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may be null.
+/// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
+/// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
+/// be null.
 ///
-/// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after the same
-/// bucket.
+/// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
+/// the same bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_abandon(
     stepper: *mut instep_stepper,

@@ -44,8 +44,8 @@ unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters stay as they
-/// are. All ranks set the same value. Use it for schedules.
+/// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
+/// stay as they are. All ranks set the same value. Use it for schedules.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
     })
 }
 
-/// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not stepped. All ranks
-/// freeze the same parameters.
+/// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
+/// stepped. All ranks freeze the same parameters.
 ///
 /// Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
 #[unsafe(no_mangle)]
@@ -162,8 +162,9 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam: with a count
-/// above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same values.
+/// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
+/// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
+/// values.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -199,9 +200,11 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads the decisions about a pass. If `waits` is 1 it is the last pass; if 0, the newest pass that is known to have ended.
+/// Reads the decisions about a pass. If `waits` is 1 it is the last pass; if 0, the newest pass that is known to have
+/// ended.
 ///
-/// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it never waits.
+/// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
+/// never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_status(
     stepper: *mut instep_stepper,

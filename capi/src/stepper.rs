@@ -57,8 +57,8 @@ pub(crate) use on_any;
 
 /// Creates a stepper. `*out_stepper` is written if it succeeds.
 ///
-/// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a GPU, except
-/// with NCCL, all ranks create their steppers at the same point.
+/// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
+/// GPU, except with NCCL, all ranks create their steppers at the same point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,
