@@ -26,7 +26,7 @@ use crate::op::{
 /// the memory bus, for a collective those of its buffer. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
-/// The device of a [`Stepper`](crate::Stepper) that foresees its run; see [`StepperBuilder::forecast`].
+/// The device of a [`Stepper`](crate::Stepper) that forecasts its run; see [`StepperBuilder::forecast`].
 ///
 /// [`StepperBuilder::forecast`]: crate::StepperBuilder::forecast
 pub struct Forecast {

@@ -24,10 +24,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A number of the trainer's in a checkpoint: a real number.
+// The kind of a trainer's number in a checkpoint: a real number.
 #define INSTEP_NUMBER 0
 
-// A number of the trainer's in a checkpoint: a whole number, such as an epoch or a seed.
+// The kind of a trainer's number in a checkpoint: a whole number, such as an epoch or a seed.
 #define INSTEP_INTEGER 1
 
 // The checkpoint has no number of this name.
@@ -51,7 +51,7 @@
 // The lower 16 bits of an f32 whose upper half is the bf16 parameter.
 #define INSTEP_MASTER_REMAINDER16 2
 
-// The next 8 bits of it.
+// The 8 bits of that f32 that follow its upper half.
 #define INSTEP_MASTER_REMAINDER8 3
 
 // A group is clipped together with all groups that have this, by the stepper's clip. The default.
@@ -69,7 +69,7 @@
 // Optimizer states are bf16.
 #define INSTEP_STATES_BF16 1
 
-// Optimizer states are codes of 8 bits, with an f32 scale per 256 elements.
+// Optimizer states are 8-bit codes, with an f32 scale per 256 elements.
 #define INSTEP_STATES_8BIT 2
 
 // Steps a bucket as soon as it is reduced. The default.
@@ -84,13 +84,13 @@
 // Stepped gradients stay as they are: sums over the ranks. The default.
 #define INSTEP_GRADIENTS_KEEP 0
 
-// The step zeroes the gradients it has read.
+// The step zeroes the gradients that it has read.
 #define INSTEP_GRADIENTS_ZERO 1
 
 // The memory of stepped gradients goes back to the system. Only in a stepper that owns its memory, on the CPU.
 #define INSTEP_GRADIENTS_RELEASE 2
 
-// The step leaves in each gradient the value that was stepped: the mean over ranks, without the loss scale and clipped.
+// The step leaves in each gradient the value that it used: the mean over ranks, without the loss scale and clipped.
 #define INSTEP_GRADIENTS_AVERAGE 3
 
 // INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
@@ -99,13 +99,13 @@
 // A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
 #define INSTEP_UNUSED_SKIP 1
 
-// It is stepped with a gradient of zeros, which are written to the gradient's memory.
+// A parameter whose gradient no rank wrote is stepped with zeros, which are written to the gradient's memory.
 #define INSTEP_UNUSED_STEP_ZERO 2
 
-// instep_stepper_finish refuses the pass, and names it.
+// If a gradient was not written, instep_stepper_finish refuses to close the pass, and names the parameter.
 #define INSTEP_UNUSED_REFUSE 3
 
-// All ranks have as many batches. The default.
+// All ranks have the same number of batches. The default.
 #define INSTEP_INPUTS_EVEN 0
 
 // Ranks may join without data; steps divide by world_size.
@@ -117,10 +117,10 @@
 // The optimizer steps the parameter. The default.
 #define INSTEP_ACTION_STEP 0
 
-// Its gradient is averaged over the ranks, for another optimizer.
+// The library only averages the parameter's gradient over the ranks, for another optimizer.
 #define INSTEP_ACTION_AVERAGE 1
 
-// Its gradient stays a sum, and it stays as it is.
+// The library changes neither the parameter nor its summed gradient.
 #define INSTEP_ACTION_LEAVE 2
 
 // Nothing is clipped. The default.
@@ -129,19 +129,19 @@
 // Clips by the norm of all gradients, exactly. Refused in INSTEP_MODE_EAGER.
 #define INSTEP_CLIP_GLOBAL 1
 
-// Clips by the norm of the pass before.
+// Clips by the norm of the previous pass.
 #define INSTEP_CLIP_PREVIOUS 2
 
-// Clips each bucket by its own norm.
+// Clips each bucket by that bucket's norm.
 #define INSTEP_CLIP_PER_BUCKET 3
 
-// A tensor of a parameter: the parameter itself. Copied as f32, it is its master weight, if it has one.
+// A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
 #define INSTEP_PARAM 0
 
 // Its gradient: after a pass the sum over the ranks, loss scale included.
 #define INSTEP_GRAD 1
 
-// A state of its optimizer, whose name goes with it.
+// A state of its optimizer; the state's name must be given.
 #define INSTEP_STATE 2
 
 // Its copy in another type.
@@ -156,10 +156,10 @@
 // The address is for writing and reading.
 #define INSTEP_WRITE 1
 
-// A collective call: every rank is to hold the sum over all ranks, the same bits on each.
+// A collective call: every rank gets the sum over all ranks, with the same bits on each.
 #define INSTEP_ALL_REDUCE 0
 
-// A collective call: every rank is to hold what rank 0 has.
+// A collective call: every rank gets rank 0's data.
 #define INSTEP_BROADCAST 1
 
 // States that an optimizer keeps per element, at most.
@@ -167,30 +167,30 @@
 
 // The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
 //
-// The caller owns it until instep_bucket_step_free. It may be used on any thread, on one at a time: a second one
-// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
+// The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
+// INSTEP_BUSY. Different bucket steps may be used at the same time.
 typedef struct instep_bucket_step instep_bucket_step;
 
 // The names, shapes and groups of a model's parameters.
 //
-// The caller owns it until instep_layout_free. Steps and steppers keep what they need of it, so it may be freed
-// once they are created. Handles are used on one thread at a time: a second one gets INSTEP_BUSY.
+// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they are
+// created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
 typedef struct instep_layout instep_layout;
 
 // The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
 //
-// The caller owns it until instep_norm_free. It may be used on any thread, on one at a time: a second one gets
+// The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
 // INSTEP_BUSY.
 typedef struct instep_norm instep_norm;
 
 // A rank's training: parameters, gradients and states, and the passes that step them.
 //
-// The caller owns it until instep_stepper_free. It may be used on any thread, on one at a time: a second one gets
-// INSTEP_BUSY. On a GPU whose compute_stream is the per-thread default stream (2) it stays on the thread that created it.
+// The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
+// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), it must stay on the thread that created it.
 typedef struct instep_stepper instep_stepper;
 
-// The outcome of a call. INSTEP_OK is 0, everything else is a failure, which instep_last_error describes. Codes keep their
-// numbers in later versions, which may add more.
+// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep their
+// numbers in later versions, which may add codes.
 typedef int32_t instep_status;
 
 // Names a tensor of a stepper.
@@ -199,7 +199,7 @@ typedef struct {
   uint32_t kind;
   // The parameter's number.
   uint32_t param;
-  // The state's name, as instep_optimizer_state_name says it; null for any other kind.
+  // The state's name, from instep_optimizer_state_name; null for any other kind.
   const char *state;
 } instep_tensor_id;
 
@@ -211,46 +211,46 @@ typedef struct {
   size_t elements;
   // The parameters whose gradients lie in it.
   const uint32_t *params;
-  // Where each of them starts, in elements.
+  // The offset of each gradient in the bucket, in elements.
   const size_t *offsets;
   // The number of them.
   size_t param_count;
 } instep_bucket;
 
-// The caller's tensors. Addresses are of the stepper's device; precisions and layout say the types, of which a
-// bucket holds one.
+// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the types; a bucket
+// has gradients of one type.
 //
-// Until instep_stepper_free has returned, the stepper reads and writes them. Between instep_stepper_address, asked to write,
-// and the hand-over, the caller may write a gradient; between instep_stepper_address and the hand-over, it may read a
-// parameter. At all other times it touches neither.
+// The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
+// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address and the
+// hand-over. At all other times the caller touches neither.
 typedef struct {
   // sizeof(instep_memory).
   size_t size;
   // The address of each parameter, by its number.
   void *const *params;
-  // As many as the layout has; in instep_stepper_rebind also 0: they stay where they are.
+  // The number of parameters of the layout; in instep_stepper_rebind it may be 0: then they have not moved.
   size_t param_count;
   // All buckets, which are numbered in this order. Every parameter is in one of them.
   const instep_bucket *buckets;
-  // The number of them; in instep_stepper_rebind also 0: they stay where they are.
+  // The number of buckets; in instep_stepper_rebind it may be 0: then they have not changed.
   size_t bucket_count;
 } instep_memory;
 
 // One hyperparameter.
 typedef struct {
-  // Its name as in torch.optim: "lr", "weight_decay". A pair is two: betas are "beta1" and "beta2".
+  // Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
   const char *name;
   // Its value; flags are 0 or 1.
   double value;
 } instep_hyper;
 
-// An optimizer and its hyperparameters. It is read during the call that it is passed to, and stays the caller's.
+// An optimizer and its hyperparameters. It is read only during the call that takes it, and stays the caller's.
 typedef struct {
   // sizeof(instep_optimizer).
   size_t size;
-  // Its name as in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
+  // Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
   const char *name;
-  // Hyperparameters; those that are left out have the defaults of torch.optim.
+  // Hyperparameters; the others have their defaults.
   const instep_hyper *hypers;
   // The number of them.
   size_t hyper_count;
@@ -268,7 +268,7 @@ typedef struct {
   uint32_t master;
   // Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
   uint32_t states;
-  // 1: round stochastically where bits are lost. 0: to the nearest.
+  // 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
   uint32_t is_stochastic;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -276,13 +276,13 @@ typedef struct {
   uint64_t seed;
 } instep_precision;
 
-// What one group of parameters has of its own.
+// The optimizer and the precision of one group of parameters.
 typedef struct {
   // The group's name.
   const char *name;
-  // Its optimizer; null: that of all others.
+  // Its optimizer; null: the default optimizer of the options.
   const instep_optimizer *optimizer;
-  // Its element types; null: those of all others. A bucket step has one precision, so it takes null alone.
+  // Its element types; null: the default precision of the options. A bucket step has one precision, so it must be null there.
   const instep_precision *precision;
   // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
   uint32_t clip;
@@ -292,38 +292,38 @@ typedef struct {
   double max_norm;
 } instep_group;
 
-// A GPU, and how it is used.
+// A GPU and its options.
 typedef struct {
   // sizeof(instep_cuda).
   size_t size;
   // The device's number.
   uint32_t ordinal;
-  // Priority of a stepper's steps beside the kernels on compute_stream; lower runs sooner.
+  // Priority of a stepper's steps, relative to the kernels on compute_stream; a lower number runs sooner.
   int32_t optim_priority;
-  // A stepper's trainer runs on this stream (cudaStream_t or CUstream); null: the legacy default stream. Bucket steps and
-  // norms take a stream in each call, and ignore this one.
+  // The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
+  // take a stream in each call, and ignore this stream.
   void *compute_stream;
-  // Thread blocks of a step at most; 0: about 224 KiB to move for each, and no fewer than the GPU holds.
+  // Largest number of thread blocks of a step; 0: so many that each moves about 224 KiB, and no fewer than the GPU holds.
   uint32_t max_blocks;
   // Zero; anything else is refused.
   uint32_t reserved;
 } instep_cuda;
 
-// Options of a bucket step. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call.
+// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call.
 typedef struct {
   // sizeof(instep_bucket_step_options).
   size_t size;
   // The model's parameters.
   instep_layout *layout;
-  // Steps the parameters of all groups that groups does not name.
+  // The optimizer of all groups that `groups` does not name.
   const instep_optimizer *optimizer;
-  // Groups with optimizers of their own.
+  // Groups with their own optimizers.
   const instep_group *groups;
   // The number of them.
   size_t group_count;
   // The parameters of the bucket; null: all of the layout, one after the other, without gaps.
   const uint32_t *params;
-  // Where each of them starts in the bucket, in elements.
+  // The offset of each of params in the bucket, in elements.
   const size_t *offsets;
   // The number of them.
   size_t param_count;
@@ -337,18 +337,19 @@ typedef struct {
   uint32_t gradients;
   // Decay rate of moving averages; 0: none are kept.
   double ema_decay;
-  // Threads of a step on the CPU, the caller's included, 1024 at most; 0: the caller's alone. Steps with equal numbers share their
-  // threads, which live as long as the process.
+  // Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with the same
+  // number share their threads, which live as long as the process.
   uint32_t threads;
   // Zero; anything else is refused.
   uint32_t reserved;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
-  // For each of params, the elements of a row of the larger parameter that it is a shard of, cut between rows; 0: none. Null:
-  // all are full. Stochastic rounding and blocks of 8-bit states are those of the full parameter then. With 8-bit states each
-  // row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+  // For each of params that is a shard of a larger parameter, cut between rows: the number of elements of a row. 0: the
+  // parameter is full. Null: all are full. For a shard, stochastic rounding and blocks of 8-bit states are those of the full
+  // parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
   const uint64_t *row_elements;
-  // For each of params that has rows, the number of its first element among those of all full parameters. Read with row_elements.
+  // For each of params that has rows, the number of its first element among the elements of all full parameters. It is read
+  // if row_elements is given.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
@@ -357,17 +358,17 @@ typedef struct {
   // The first element of the run; null if each parameter has its own.
   void *address;
   // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-  // and gradients may lie apart. A gradient whose address in this list is null is none: the call passes over its parameter,
-  // whose tensors and step count stay as they are, and norms leave it out.
+  // and gradients may lie apart. If a gradient's address in this list is null, its parameter has no gradient in this call: the
+  // parameter's tensors and step count stay as they are, and norms leave it out.
   void *const *addresses;
-  // The run's elements, or the number of addresses. It is compared with the bucket's.
+  // The number of elements of the run, or of addresses. It is compared with the bucket's number.
   size_t count;
 } instep_tensor;
 
 // The tensors of one step.
 //
-// The memory is the caller's. It is read and written until the call returns, on a GPU until the stream has passed the step,
-// and nothing else may touch it meanwhile. Addresses are aligned to an element, and no two tensors overlap.
+// The memory is the caller's. The step uses it until the call returns, or on a GPU until the stream has passed the step, and
+// nothing else may touch it until then. Addresses are aligned to an element, and no two tensors overlap.
 typedef struct {
   // sizeof(instep_tensors).
   size_t size;
@@ -378,21 +379,21 @@ typedef struct {
   // Master weights or remainders, if the precision has them. Before the first step an f32 master holds its parameter's
   // value, and remainders are zeros.
   instep_tensor master;
-  // The copy in another type, if the options ask for it. Only written.
+  // The copy in another type, if the options ask for one. The step only writes it.
   instep_tensor copy;
-  // Moving averages, if the options ask for them: f32.
+  // Moving averages in f32, if the options ask for them.
   instep_tensor ema;
   // The optimizer's states, in the order of instep_optimizer_state_name. Before the first step they are zeros.
   instep_tensor states[INSTEP_STATES_AT_MOST];
-  // The scales of 8-bit states: a float per 256 elements of the bucket.
+  // The scales of 8-bit states: one float per 256 elements of the bucket.
   instep_tensor scales[INSTEP_STATES_AT_MOST];
 } instep_tensors;
 
-// The factors in the gradients: each is multiplied by clip / (world_size * loss_scale). Zeros stand for 1.
+// The factors in the gradients. The step multiplies each gradient by clip / (world_size * loss_scale). Zeros mean 1.
 typedef struct {
   // sizeof(instep_scaling).
   size_t size;
-  // The gradients are sums over so many ranks.
+  // The number of ranks over which the gradients are sums.
   uint32_t world_size;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -400,18 +401,18 @@ typedef struct {
   double loss_scale;
   // A clip coefficient that the caller has computed, from 0 to 1.
   double clip;
-  // Null, or the loss scale in the memory of the step's device, in the place of loss_scale (GradScaler's _scale). It is
-  // read when the step runs.
+  // Null, or the loss scale in the memory of the step's device, which replaces loss_scale (GradScaler's _scale). It is read when
+  // the step runs.
   const float *grad_scale;
-  // Null, or a flag in the memory of the step's device: other than 0, the step changes nothing (GradScaler's found_inf).
+  // Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's found_inf).
   const float *found_inf;
 } instep_scaling;
 
-// A number of the trainer's, which a checkpoint holds beside the stepper.
+// A number of the trainer, which a checkpoint has in addition to the stepper.
 typedef struct {
-  // Its name: "epoch". Names that begin with "param.", "state." or "ema." are the library's.
+  // Its name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
   const char *name;
-  // INSTEP_NUMBER or INSTEP_INTEGER; after a load INSTEP_ABSENT if the file does not have it.
+  // INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
   uint32_t kind;
   // Zero.
   uint32_t reserved;
@@ -425,31 +426,31 @@ typedef struct {
 typedef struct {
   // sizeof(instep_param).
   size_t size;
-  // Its name, which no other parameter has; checkpoints have it.
+  // Its name, also in checkpoints. No other parameter has this name.
   const char *name;
-  // Its dimensions; their product is the number of elements. None: a scalar, of one element.
+  // Its dimensions; their product is the number of elements. Without dimensions it is a scalar, of one element.
   const size_t *shape;
   // The number of dimensions.
   size_t dimensions;
   // Its group, whose optimizer steps it. Null: "default".
   const char *group;
-  // How often it is handed over in a pass: 0 and 1 stand for once, more for a shared parameter.
+  // How often it is handed over in a pass: 0 and 1 mean once; a shared parameter has more.
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
-  // 1: each rank's own, never summed. 0: shared by all ranks.
+  // 1: each rank has its own parameter, whose gradient is not summed. 0: all ranks have the same parameter.
   uint32_t is_local;
-  // Type of the parameter and of its gradient; 0: those of its group's precision.
+  // Type of the parameter and of its gradient; 0: the types of its group's precision.
   uint32_t dtype;
 } instep_param;
 
-// What follows from a norm.
+// The decision that follows from a norm.
 typedef struct {
   // sizeof(instep_decision), set by the caller.
   size_t size;
-  // The norm of all averaged gradients; infinite or NaN if one of them is.
+  // The norm of all averaged gradients; infinite or NaN if a gradient is.
   double norm;
-  // The factor that clips them; 1 if nothing is clipped or all steps are left out.
+  // The clip coefficient; 1 if nothing is clipped or all steps are left out.
   double clip;
   // 1 if no gradient is infinite or NaN.
   uint32_t is_finite;
@@ -457,39 +458,39 @@ typedef struct {
   uint32_t is_skipped;
 } instep_decision;
 
-// What the device has decided about a pass.
+// The device's decisions about a pass.
 typedef struct {
   // sizeof(instep_pass_status), set by the caller.
   size_t size;
-  // The pass, counted from 1, abandoned ones too; 0: none has ended.
+  // The number of the pass, counted from 1; abandoned passes count too. 0: no pass has ended.
   uint64_t pass;
-  // Passes abandoned so far.
+  // Number of passes abandoned so far.
   uint64_t abandoned;
-  // 1: it changed nothing, because a gradient was infinite or NaN.
+  // 1: the pass changed nothing, because a gradient was infinite or NaN.
   uint32_t is_skipped;
   // 1: norm is known.
   uint32_t has_norm;
   // The norm of all averaged gradients.
   double norm;
-  // The factor that clipped them; 1 without clipping.
+  // The clip coefficient; 1 without clipping.
   double clip;
-  // The factor in the loss that was divided out.
+  // The factor in the loss by which the gradients were divided.
   double loss_scale;
   // The first bucket with an infinite or NaN gradient, or -1.
   int64_t first_nonfinite_bucket;
 } instep_pass_status;
 
-// A loss scale that follows the gradients, as torch.amp.GradScaler's. Zeros stand for its defaults.
+// A loss scale that adapts to the gradients, as that of torch.amp.GradScaler does. Zeros mean the defaults given below.
 typedef struct {
   // sizeof(instep_loss_scaler).
   size_t size;
-  // The first pass's scale; 65536.
+  // The first pass's scale; default 65536.
   double initial_scale;
-  // The factor after growth_interval passes without a skip; 2.
+  // The scale's factor after growth_interval passes in a row without a skip; default 2.
   double growth_factor;
-  // The factor after a skipped pass; 0.5.
+  // The scale's factor after a skipped pass; default 0.5.
   double backoff_factor;
-  // Passes without a skip until it grows; 2000.
+  // Number of passes in a row without a skip after which the scale grows; default 2000.
   uint32_t growth_interval;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -497,7 +498,7 @@ typedef struct {
 
 // One collective call of one rank.
 typedef struct {
-  // sizeof(instep_call) of the library, which may be larger than the caller's.
+  // sizeof(instep_call) in the library, which may be larger than in the caller's header.
   size_t size;
   // INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
   uint32_t kind;
@@ -507,7 +508,7 @@ typedef struct {
   const void *src;
   // The destination, `bytes` long; may be the source.
   void *dst;
-  // Length of both.
+  // Length of the source and of the destination.
   uint64_t bytes;
   // The pass, counted from the stepper's first.
   uint64_t pass;
@@ -517,56 +518,56 @@ typedef struct {
   uint64_t deadline_ms;
   // On a GPU, the stream to enqueue on; null on the CPU.
   void *stream;
-  // 32 bytes that are equal on all ranks. Ranks whose keys differ are out of step: fail, or they hang later.
+  // 32 bytes that must be equal on all ranks. If they differ, ranks make different calls: return a failure, or ranks hang later.
   uint8_t key[32];
 } instep_call;
 
-// A collective of the caller's, one rank of it. The struct is copied; `data` is passed to each function.
+// The caller's collective: one rank's end of it. The struct is copied; `data` is passed to each function.
 //
-// A function may call nothing of this library but instep_version, instep_status_name and instep_last_error; any other call
-// in it is INSTEP_BUSY. No exception may leave it: instep::caught of this header makes a status of one. One that leaves ends
-// the process.
+// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
+// returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
+// into a status.
 typedef struct {
   // sizeof(instep_collective).
   size_t size;
-  // The caller's. Used on any thread until instep_stepper_free has returned. If the stepper is not created, not at all.
+  // The caller's data. Any thread may use it until instep_stepper_free has returned. It is not used if the stepper is not created.
   void *data;
-  // Takes part in one collective call, and returns INSTEP_OK, or anything else, which ends the stepper. On the CPU it is
-  // called on a thread of the library's, one call at a time, may block until all ranks are through, and the result is in
-  // `dst` when it returns. On a GPU it is called on the thread that calls the stepper, and only enqueues. Every rank makes
-  // the same calls in the same order. Not null.
+  // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is called on a
+  // thread of the library, one call at a time; it may block until all ranks are done, and leaves the result in `dst`. On a GPU
+  // it is called on the thread that calls the stepper, and only enqueues. Every rank makes the same calls in the same order. Not
+  // null.
   instep_status (*enqueue)(void *data, const instep_call *call);
-  // Ends the group: every rank's current and later calls are to fail. `cause` is valid during the call, which must not
-  // block. Called on any thread, also beside `enqueue`. May be null for one rank alone.
+  // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
+  // is called on any thread, also during `enqueue`. It may be null if there is only one rank.
   void (*abort)(void *data, const char *cause);
-  // Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
+  // Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
   void (*release)(void *data);
   // 1: sums bf16 too.
   uint32_t sums_bf16;
   // 1: sums f16 too.
   uint32_t sums_f16;
-  // 1: reaches the memory of GPUs. 0: the CPU's.
+  // 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
   uint32_t reaches_gpus;
   // Zero; anything else is refused.
   uint32_t reserved;
 } instep_collective;
 
-// Options of a stepper. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call; memory,
-// the collective's data and the stream stay in use until the stepper is freed.
+// Options of a stepper. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call, but the
+// memory, the collective's data and the stream stay in use until the stepper is freed.
 typedef struct {
   // sizeof(instep_stepper_options).
   size_t size;
   // The model's parameters.
   instep_layout *layout;
-  // Steps the parameters of all groups that groups does not name.
+  // The optimizer of all groups that `groups` does not name.
   const instep_optimizer *optimizer;
-  // Groups with optimizers of their own.
+  // Groups with their own optimizers.
   const instep_group *groups;
   // The number of them.
   size_t group_count;
   // Element types; null: f32.
   const instep_precision *precision;
-  // INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL: when steps run. The result has the same bits in all of them.
+  // When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits.
   uint32_t mode;
   // INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
   uint32_t gradients;
@@ -574,7 +575,7 @@ typedef struct {
   uint32_t unused;
   // INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
   uint32_t clip;
-  // The largest norm, if clip asks for one.
+  // The limit of the norm, if `clip` needs one.
   double max_norm;
   // 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
   uint32_t skip_nonfinite;
@@ -582,9 +583,9 @@ typedef struct {
   uint32_t copy;
   // Decay rate of moving averages; 0: none are kept.
   double ema_decay;
-  // The factor in the loss, which steps divide out; 0: 1.
+  // The factor in the loss, by which steps divide the gradients; 0: 1.
   double loss_scale;
-  // A factor that follows the gradients, in the place of loss_scale; null: none.
+  // A factor that adapts to the gradients, instead of loss_scale; null: none.
   const instep_loss_scaler *loss_scaler;
   // Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
   uint64_t bucket_cap_bytes;
@@ -592,16 +593,18 @@ typedef struct {
   uint64_t deadline_ms;
   // Kernel threads; 0: INSTEP_THREADS, or one per core.
   uint32_t threads;
-  // 1: everything runs on the thread that calls the stepper; with threads of 1 it starts none.
+  // 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of 1, the
+  // stepper starts no thread.
   uint32_t is_inline;
   // This rank, below world_size.
   uint32_t rank;
-  // Number of ranks whose gradients are summed; 0: 1. Steps divide by it.
+  // Number of ranks whose gradients are summed; 0: 1. Steps divide by this number.
   uint32_t world_size;
-  // Sums gradients over the ranks. Null, without sums_by_caller: there is one rank.
+  // Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
   const instep_collective *collective;
-  // 1: the caller sums each bucket over all ranks, in place. On the CPU it hands a bucket over once the sum is there; on a GPU
-  // with an event after the sum, by instep_stepper_bucket_ready_after. Parameters are equal on all ranks.
+  // 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum is complete.
+  // On a GPU it hands the bucket over with an event after the sum, by instep_stepper_bucket_ready_after. Parameters must be
+  // equal on all ranks.
   uint32_t sums_by_caller;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -609,16 +612,16 @@ typedef struct {
   const instep_memory *memory;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
-  // INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS: whether ranks may run out of data before others do.
+  // Whether some ranks may run out of data before others: INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS.
   uint32_t inputs;
   // Zero; anything else is refused.
   uint32_t reserved_too;
 } instep_stepper_options;
 
-// The call did what it says.
+// The call succeeded.
 #define INSTEP_OK 0
 
-// A pointer is null that may not be. Nothing has changed.
+// A pointer is null that must not be null. Nothing has changed.
 #define INSTEP_NULL 1
 
 // A handle was freed, is of another kind, or never came from this library. Nothing has changed.
@@ -627,10 +630,10 @@ typedef struct {
 // Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
 #define INSTEP_BUSY 3
 
-// This process was forked from one that uses the library, whose threads it does not have. Nothing has changed.
+// This process was forked from one that uses the library, and does not have the library's threads. Nothing has changed.
 #define INSTEP_FORKED 4
 
-// An integer stands for nothing, a text is no UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
+// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
 #define INSTEP_ARGUMENT 5
 
 // An option or hyperparameter is out of range, or two options exclude each other. Nothing has changed.
@@ -642,7 +645,7 @@ typedef struct {
 // The call comes at the wrong moment of a pass. Nothing has changed.
 #define INSTEP_ORDER 8
 
-// This machine, this build, or one of the parts that were combined cannot do it. Nothing has changed.
+// This machine, this build, or one of the combined parts does not support the call. Nothing has changed.
 #define INSTEP_UNSUPPORTED 9
 
 // The GPU kernels, the GPU's driver or its communication library is missing. Nothing has changed.
@@ -657,7 +660,7 @@ typedef struct {
 // The compiled kernels break the numerics contract. Nothing has changed.
 #define INSTEP_ARITHMETIC 13
 
-// A checkpoint is damaged, or of another model; the text says whether anything has changed.
+// A checkpoint is damaged, or belongs to another model; the text says whether anything has changed.
 #define INSTEP_CHECKPOINT 14
 
 // A file could not be opened, read or written.
@@ -666,42 +669,43 @@ typedef struct {
 // An earlier failure ended this stepper or step; the text says which one. Free it.
 #define INSTEP_POISONED 16
 
-// The library met a fault of its own, now or in an earlier call on this handle. Free the handle, and report it.
+// The library has a bug, which showed in this or in an earlier call on this handle. Free the handle, and report the bug.
 #define INSTEP_PANIC 17
 
 // A callback threw a C++ exception, which instep::caught of this header has stopped.
 #define INSTEP_THREW 18
 
-// A failure that this version has no code for; the text describes it.
+// A failure for which this version has no code; the text describes it.
 #define INSTEP_OTHER 19
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, as f32 for every precision: between passes any tensor, in a pass a parameter, or a gradient
-// that was written in it. `count` is the parameter's number of elements.
+// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
+// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
 //
-// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
+// bucket.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
-// Copies `values` to a tensor, rounded to its type: a gradient in a pass, anything else but a copy between passes. `count` is
-// the parameter's number of elements. After a parameter was written, the next pass gives every rank rank 0's of that
-// bucket; every rank writes the same parameters. States and averages are written on every rank, with instep_stepper_set_progress.
+// Copies `values` to a tensor, rounded to its type. In a pass it writes a gradient; between passes any other tensor except a
+// copy. `count` is the parameter's number of elements. Every rank writes the same parameters, and the next pass broadcasts rank
+// 0's values of their buckets. Write states and averages on every rank, and call instep_stepper_set_progress.
 //
-// Any thread, one at a time. Waits as instep_stepper_read does.
+// Any thread, one at a time. It waits as instep_stepper_read does.
 instep_status instep_stepper_write(instep_stepper *stepper,
                                    instep_tensor_id tensor,
                                    const float *values,
                                    size_t count);
 
-// Returns where a tensor lies, in the type that `*out_dtype` says, which may be null; 8-bit states have no address. `access` is
-// INSTEP_READ or INSTEP_WRITE. In a pass, a gradient whose address was asked for to write counts as written, and holds the
-// last pass's values until it is.
+// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no address. `access`
+// is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
+// pass's values until the caller writes it.
 //
 // In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is valid until
-// the next call on this stepper. On a GPU, work on compute_stream may use it from here until then; only gradients are
-// written through an address there, and a gradient counts as written with INSTEP_READ too.
+// the next call on this stepper. On a GPU, work that compute_stream gets in this time may use it. There, only gradients may be
+// written through an address, and INSTEP_READ marks a gradient as written too.
 //
 // Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
 instep_status instep_stepper_address(instep_stepper *stepper,
@@ -710,32 +714,32 @@ instep_status instep_stepper_address(instep_stepper *stepper,
                                      void **out_address,
                                      uint32_t *out_dtype);
 
-// Takes the caller's tensors at other addresses, of a stepper that was created with memory. Parameters that are left out stay
-// where they are, and so do the buckets. Other buckets than before are taken too: `*out_is_recut`, which may be null, is 1
-// then. States and counts go along. A parameter at a new address holds the values that it had.
+// Gives a stepper that was created with memory new addresses of the caller's tensors. Parameters or buckets that are left out
+// have not moved. The buckets may have other parameters than before: then `*out_is_recut`, which may be null, is 1. States and
+// counts stay with their parameters. The caller has copied each parameter's values to its new address.
 //
-// Any thread, one at a time, between passes. On the CPU it waits for all steps, and then the old memory is the caller's. On a
-// GPU work on compute_stream from here on comes after all that touches the old memory.
+// Any thread, one at a time, between passes. On the CPU it waits for all steps, and after it the stepper does not touch the old
+// memory. On a GPU, later work on compute_stream comes after all work that touches the old memory.
 instep_status instep_stepper_rebind(instep_stepper *stepper,
                                     const instep_memory *tensors,
                                     uint32_t *out_is_recut);
 
-// Takes part in one pass without data of its own: a rank that has no more data calls this until `*out_goes_on` is 0, which
-// says that no rank had any, and that nothing was stepped. Needs `inputs` in the options.
+// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0: then no rank had
+// data, and nothing was stepped. It needs the option `inputs`.
 //
 // Any thread, one at a time, between passes. Waits for the pass's last sum.
 instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on);
 
-// Lays the stepper's own buckets out anew, in the order in which rank 0 handed its gradients over; no bit of the training
-// changes. `*out_is_rebuilt` is 0 if the order is the buckets' already; it may be null. Addresses of before are void. Borrowed
-// buckets are the caller's to cut: instep_stepper_rebind takes them.
+// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training changes.
+// `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Earlier addresses are no longer valid. If the
+// buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
 //
 // Any thread, one at a time, between passes. Waits for all steps, and for rank 0.
 instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper,
                                              uint32_t *out_is_rebuilt);
 
-// Writes the parameters alone to a safetensors file for other programs, which replaces the one at the path as a whole. With
-// `averages` of 1 the moving averages take their place; with `is_f32` of 1 everything is f32, and a master takes the place of
+// Writes the parameters alone to a safetensors file for other programs. The file at the path is replaced as a whole. If
+// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, and a master instead of
 // its parameter. Only rank 0 writes.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
@@ -746,31 +750,31 @@ instep_status instep_stepper_export(instep_stepper *stepper,
 
 // Creates a bucket step. `*out_step` is written if it succeeds.
 //
-// Any thread. No other thread uses the layout meanwhile. No thread starts before the first step.
+// Any thread. No other thread may use the layout meanwhile. The library starts no thread before the first step.
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
-// Steps the bucket: on the CPU before it returns, on a GPU by launches on `stream`, which must come after the sum of the
-// gradients there. Nothing is written if it is refused.
+// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`, on which the sum
+// of the gradients must come before. If the call is refused, nothing is written.
 //
-// With `norm`, which has been decided, its coefficient clips, or the step is left out, and `scaling` is null. Without, the
-// gradients have the factors of `scaling`; null: none.
+// If `norm` is given, it must have been decided: its coefficient clips the step, or the step is left out. `scaling` is null
+// then. Without `norm`, the gradients have the factors of `scaling`; null means no factors.
 //
-// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) is of the step's GPU, alive until
-// it has passed the step, and not being captured; null is the legacy default stream, and what the CPU takes.
+// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) belongs to the step's GPU, lives
+// until it has passed the step, and is not being captured. Null is the legacy default stream. For the CPU it is null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
                                       instep_norm *norm,
                                       void *stream);
 
-// Sets the learning rate of a group from the next step on, as a schedule does; null is the group "default". All other
-// hyperparameters stay.
+// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
+// they are. Use it for schedules.
 //
 // Any thread, one at a time. Never waits for a GPU.
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
 
-// Sets some hyperparameters of a group from the next step on, all of them or none; null is the group "default". Those that
-// are left out stay. They keep the states that the step was created with.
+// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused, none is
+// set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
 //
 // Any thread, one at a time. Never waits for a GPU.
 instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
@@ -779,16 +783,16 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            size_t hyper_count);
 
 // Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
-// out become defaults, also if they were set before: to change some, call instep_bucket_step_set_lr or _set_hyper. The
-// optimizer is of the same name, and keeps no other states. Step counts and states go on.
+// out get their defaults, also if they were set before: to change only some, call instep_bucket_step_set_lr or _set_hyper.
+// The optimizer must have the same name and the same states. Step counts and states stay.
 //
 // Any thread, one at a time. Never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
                                                const char *group,
                                                const instep_optimizer *optimizer);
 
-// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
-// momenta, 1 in others. Either place may be null.
+// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
+// or 1 for other optimizers. Either pointer may be null.
 //
 // Any thread, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
@@ -796,7 +800,7 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint64_t *out_count,
                                           double *out_carried);
 
-// Sets both, when a training is resumed. `carried` is 1 but for NAdam, whose product of momenta comes with every count above 0.
+// Sets both numbers, to resume a training. `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta.
 // A count of 2^63 or more is refused.
 //
 // Any thread, one at a time. On a GPU it waits for the last step.
@@ -807,7 +811,8 @@ instep_status instep_bucket_step_set_progress(instep_bucket_step *step,
 
 // Frees a bucket step. Null is allowed and does nothing.
 //
-// Any thread, one at a time; a step that another thread uses is INSTEP_BUSY and stays. On a GPU it waits for the last step.
+// Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
+// for the last step.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
 // Saves parameters, states, step counts and `scalars` to a file, which is replaced as a whole or left as it was. Only rank 0
@@ -819,8 +824,8 @@ instep_status instep_stepper_save(instep_stepper *stepper,
                                   const instep_scalar *scalars,
                                   size_t scalar_count);
 
-// Loads a checkpoint into a stepper of the same parameters and optimizers, and the values of those `scalars` that it names.
-// Every rank loads the same file. Nothing changes before the whole file has been found good.
+// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
+// Every rank loads the same file. Nothing changes before the whole file has been checked.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_load(instep_stepper *stepper, const char *path, instep_scalar *scalars, size_t scalar_count);
@@ -830,13 +835,13 @@ instep_status instep_stepper_load(instep_stepper *stepper, const char *path, ins
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_version(void);
 
-// Returns the name of a status, as "INSTEP_OK". The text lives as long as the process.
+// Returns the name of a status, such as "INSTEP_OK". The text lives as long as the process.
 //
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_status_name(instep_status status);
 
-// Returns what was wrong in the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. Empty
-// if none has failed. The text is the library's, and valid until the next call of this thread fails.
+// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text is empty
+// if no call has failed. The library owns it, and it is valid until the next call of this thread fails.
 //
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_last_error(void);
@@ -846,22 +851,22 @@ const char *instep_last_error(void);
 // Any thread.
 instep_status instep_layout_create(instep_layout **out_layout);
 
-// Adds a parameter, whose number is `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the order
-// of forward. The first use of the layout closes it; after that this is INSTEP_ORDER.
+// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the
+// order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
 //
-// Any thread, one at a time. The struct is copied. A name that is there already, or a shape that is too large, is refused by
-// the first use.
+// Any thread, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the first use of the
+// layout refuses it.
 instep_status instep_layout_add(instep_layout *layout, const instep_param *param, uint32_t *out_param);
 
-// Finds the number of a parameter by its name. INSTEP_LAYOUT if there is none, and the text lists similar names. This closes
-// the layout.
+// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar names.
+// This closes the layout.
 //
 // Any thread, one at a time.
 instep_status instep_layout_find(instep_layout *layout, const char *name, uint32_t *out_param);
 
 // Frees a layout. Null is allowed and does nothing.
 //
-// Any thread, one at a time; a layout that another thread uses is INSTEP_BUSY and stays.
+// Any thread, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free it.
 instep_status instep_layout_free(instep_layout *layout);
 
 // Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
@@ -869,20 +874,23 @@ instep_status instep_layout_free(instep_layout *layout);
 // Any thread.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins anew, with the factors that all these gradients have; null: none. A clip is refused, since the norm decides it.
+// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
+// since the norm decides the clip.
 //
-// Any thread, one at a time. On a GPU every call of a norm is enqueued on its `stream`, after the norm's last call on any
-// stream; streams are as for instep_bucket_step_step.
+// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
+// last call on any stream. Streams are as for instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Adds the summed gradients of a bucket: once per bucket between beginning and decision, in any order. Parameters that are
-// frozen or lack their gradient are left out; a bucket of such parameters alone still counts as added.
+// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+// added.
 //
 // Any thread, one at a time for the norm and the step. The gradients are only read.
 instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
-// Decides: clips by `max_norm` unless it is 0, and if `skip_nonfinite` is 1, leaves the steps out if a gradient is infinite
-// or NaN. Then each bucket that was added is stepped with this norm, once. A norm without a bucket is refused.
+// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
+// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
+// A norm without a bucket is refused.
 //
 // Any thread, one at a time.
 instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
@@ -894,87 +902,86 @@ instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision)
 
 // Frees a norm. Null is allowed and does nothing.
 //
-// Any thread, one at a time; a norm that another thread uses is INSTEP_BUSY and stays.
+// Any thread, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free it.
 instep_status instep_norm_free(instep_norm *norm);
 
-// Names one state that an optimizer keeps per element, as torch.optim calls it; `out_name` becomes null if `index` is the
-// number of its states. The text lives as long as the process. States are lent to a bucket step in this order, and
-// checkpoints name them so.
+// Writes the name of state number `index` to `*out_name`: a state that the optimizer keeps per element, under its name in
+// torch.optim. If `index` is the number of states, the result is null. The text lives as long as the process. A bucket step
+// takes states in this order, and checkpoints use these names.
 //
 // Any thread.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
 
-// Opens a pass: one forward and backward. 0 and 1 stand for one micro-batch; of several, the first write of a gradient
-// replaces, later ones are the caller's to add, and buckets are stepped in the last. In the first pass all ranks take rank 0's
-// parameters; after parameters were written, those of their buckets.
+// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes a
+// gradient in the first one and adds to it in the later ones, and buckets are stepped in the last one. In the first pass, rank
+// 0's parameters are broadcast. After parameters were written, those of their buckets are broadcast.
 //
-// Any thread, one at a time. Does not wait, but on a GPU for the other ranks' calls after parameters were written.
+// Any thread, one at a time. Does not wait, except on a GPU after parameters were written: then it waits for the other ranks'
+// calls.
 instep_status instep_stepper_begin(instep_stepper *stepper,
                                    uint32_t micro_batches);
 
-// Goes on to the next micro-batch: every parameter is the caller's again, and the gradients stay.
+// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their values.
 //
 // Any thread, one at a time. Does not wait.
 instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
-// Hands over a parameter: its gradient is written, and neither is used any more in this pass. Once its bucket is complete, it
-// is reduced and stepped, as the mode says. Addresses of the parameter and of its gradient are no longer valid.
+// Hands over a parameter: its gradient is written, and the caller uses neither again in this pass. Once all parameters of the
+// bucket are handed over, the bucket is reduced and stepped, at the time that the mode gives. Addresses of the parameter and of
+// its gradient are no longer valid.
 //
-// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU it covers what was enqueued on
-// compute_stream.
+// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU, the sum and the step come after the work
+// that is on compute_stream at the time of the call.
 instep_status instep_stepper_grad_ready(instep_stepper *stepper,
                                         uint32_t param);
 
-// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given. With sums_by_caller it says
-// that the bucket's sum is there, which on a GPU only instep_stepper_bucket_ready_after can say.
+// Hands over all parameters of a bucket. Buckets of borrowed memory have the order in which they were given. With sums_by_caller
+// this says that the bucket's sum is complete; on a GPU, call instep_stepper_bucket_ready_after instead.
 //
 // Any thread, one at a time. As for instep_stepper_grad_ready.
 instep_status instep_stepper_bucket_ready(instep_stepper *stepper,
                                           uint32_t bucket);
 
-// Hands over all parameters of a bucket whose sum the caller makes, on a GPU and with sums_by_caller: its step waits for `event`
-// (cudaEvent_t or CUevent). The event was recorded in this pass after the bucket's sum, which comes after the pass's last write
-// of a gradient of the bucket and its last read of a parameter of the bucket. An event that was never recorded, or too early,
-// lets the step race with the sum. The wait is enqueued in this call, so the event may be destroyed or recorded again after it.
+// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t or
+// CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's last write of a
+// gradient of the bucket and the last read of a parameter of the bucket. If the event was never recorded, or too early, the step
+// races with the sum. This call enqueues the wait, so the event may be destroyed or recorded again after it.
 //
 // Any thread, one at a time. Does not wait.
 instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper,
                                                 uint32_t bucket,
                                                 void *event);
 
-// Leaves parameters alone in the open pass, because no rank has a gradient for them. Not with INSTEP_UNUSED_SKIP, which counts
-// for itself. All ranks name the same ones, before they hand them over. A gradient that was written is discarded.
+// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
+// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
+// finds unused parameters itself.
 //
 // Any thread, one at a time. Does not wait.
-instep_status instep_stepper_set_unused(instep_stepper *stepper,
-                                        const uint32_t *params,
-                                        size_t param_count);
+instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. With sums_by_caller
-// only a hand-over says that a sum is there, so a bucket that was written and not handed over is INSTEP_ORDER. If it is
-// INSTEP_ORDER the pass stays open, to be mended or abandoned.
+// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to the others. With
+// sums_by_caller, only a hand-over says that a sum is complete, so this returns INSTEP_ORDER if a bucket was written and not
+// handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 //
-// Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.
+// Any thread, one at a time. Does not wait: the steps run beside later work, and the next access of a tensor waits for its bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
-// Gives the pass up: what has not been launched is discarded. In INSTEP_MODE_EAGER, buckets that were launched stay stepped:
-// `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may be null.
+// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
+// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
+// be null.
 //
-// Any thread, one at a time. Does not wait, but for a pass that broadcasts parameters. Ranks abandon together, after the same
-// bucket.
-instep_status instep_stepper_abandon(instep_stepper *stepper,
-                                     uint32_t *out_buckets,
-                                     size_t capacity,
-                                     size_t *out_count);
+// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
+// the same bucket.
+instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
-// Sets the learning rate of a group from the next pass on, as a schedule does; null is the group "default". All other
-// hyperparameters stay. All ranks set the same.
+// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
+// stay as they are. All ranks set the same value. Use it for schedules.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
-// Sets some hyperparameters of a group from the next pass on, all of them or none; null is the group "default". Those that
-// are left out stay. All ranks set the same.
+// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused, none is set.
+// Other hyperparameters stay as they are. All ranks set the same values.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
 instep_status instep_stepper_set_hyper(instep_stepper *stepper,
@@ -983,35 +990,36 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        size_t hyper_count);
 
 // Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
-// out become defaults, also if they were set before: to change some, call instep_stepper_set_lr or _set_hyper. The optimizer
-// is of the same name. All ranks set the same.
+// out get their defaults, also if they were set before: to change only some, call instep_stepper_set_lr or _set_hyper. The
+// optimizer must have the same name. All ranks set the same values.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
 instep_status instep_stepper_set_optimizer(instep_stepper *stepper,
                                            const char *group,
                                            const instep_optimizer *optimizer);
 
-// Freezes a parameter from the next pass on, or unfreezes it: frozen, it takes no gradient and is not stepped. All ranks
-// freeze the same.
+// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
+// stepped. All ranks freeze the same parameters.
 //
-// Any thread, one at a time, between passes. To freeze, it waits for the last step of the parameter's bucket.
+// Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
-// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
-// momenta, 1 in others. Either place may be null.
+// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
+// or 1 for other optimizers. Either pointer may be null.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
-// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam, whose product of
-// momenta comes with every count above 0. A count of 2^63 or more is refused. All ranks set the same.
+// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
+// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
+// values.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
-// Reads the factor in the loss of the pass to come, or of the open one.
+// Reads the factor in the loss of the open pass, or if none is open of the next pass.
 //
-// Any thread, one at a time. With a loss_scaler it waits for the decision of the pass before: ask after forward.
+// Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
 // Reads the norm that a group was clipped by in the last pass, and whether it is known; null is the group "default". It is the
@@ -1026,20 +1034,20 @@ instep_status instep_stepper_group_norm(instep_stepper *stepper,
 
 // Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
 //
-// Any thread, one at a time. With 1 between passes only, and it waits for all steps; with 0 it never waits.
+// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
+// never waits.
 instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, instep_pass_status *out_status);
 
 // Creates a stepper. `*out_stepper` is written if it succeeds.
 //
-// Any thread. No other thread uses the layout meanwhile. Threads start at the first pass. On a GPU, NCCL excepted, all
-// ranks create theirs at the same point.
+// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
+// GPU, except with NCCL, all ranks create their steppers at the same point.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
-// Frees a stepper after all steps have ended, and reports what has failed. It is freed also if this fails with anything but
-// INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED: with INSTEP_ORDER a pass was open, which ends the other ranks too. Null is
-// allowed and does nothing.
+// Waits for all steps, frees the stepper, and reports failures. It is not freed only if this returns INSTEP_BUSY, INSTEP_HANDLE
+// or INSTEP_FORKED. INSTEP_ORDER means that a pass was open; this ends the other ranks too. Null is allowed and does nothing.
 //
-// Any thread, one at a time. It waits for steps, and for peers that a queued sum needs, up to the deadline.
+// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 instep_status instep_stepper_free(instep_stepper *stepper);
 
 #ifdef __cplusplus

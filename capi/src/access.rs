@@ -1,6 +1,6 @@
-//! A stepper's tensors: copied, where they lie, or moved by their owner.
+//! Access to a stepper's tensors: copies of them, their addresses, and new addresses from their owner.
 //!
-//! One selector names a tensor, as the Rust library's `TensorId`.
+//! One struct names a tensor, like the Rust library's `TensorId`.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -25,14 +25,15 @@ pub struct instep_tensor_id {
     pub kind: u32,
     /// The parameter's number.
     pub param: u32,
-    /// The state's name, as instep_optimizer_state_name says it; null for any other kind.
+    /// The state's name, from instep_optimizer_state_name; null for any other kind.
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, as f32 for every precision: between passes any tensor, in a pass a parameter, or a gradient
-/// that was written in it. `count` is the parameter's number of elements.
+/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
+/// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
 ///
-/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
+/// bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,
@@ -51,11 +52,11 @@ pub unsafe extern "C" fn instep_stepper_read(
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type: a gradient in a pass, anything else but a copy between passes. `count` is
-/// the parameter's number of elements. After a parameter was written, the next pass gives every rank rank 0's of that
-/// bucket; every rank writes the same parameters. States and averages are written on every rank, with instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to its type. In a pass it writes a gradient; between passes any other tensor except a
+/// copy. `count` is the parameter's number of elements. Every rank writes the same parameters, and the next pass broadcasts rank
+/// 0's values of their buckets. Write states and averages on every rank, and call instep_stepper_set_progress.
 ///
-/// Any thread, one at a time. Waits as instep_stepper_read does.
+/// Any thread, one at a time. It waits as instep_stepper_read does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_write(
     stepper: *mut instep_stepper,
@@ -74,13 +75,13 @@ pub unsafe extern "C" fn instep_stepper_write(
     })
 }
 
-/// Returns where a tensor lies, in the type that `*out_dtype` says, which may be null; 8-bit states have no address. `access` is
-/// INSTEP_READ or INSTEP_WRITE. In a pass, a gradient whose address was asked for to write counts as written, and holds the
-/// last pass's values until it is.
+/// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no address. `access`
+/// is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
+/// pass's values until the caller writes it.
 ///
 /// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is valid until
-/// the next call on this stepper. On a GPU, work on compute_stream may use it from here until then; only gradients are
-/// written through an address there, and a gradient counts as written with INSTEP_READ too.
+/// the next call on this stepper. On a GPU, work that compute_stream gets in this time may use it. There, only gradients may be
+/// written through an address, and INSTEP_READ marks a gradient as written too.
 ///
 /// Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
 #[unsafe(no_mangle)]
@@ -120,12 +121,12 @@ pub unsafe extern "C" fn instep_stepper_address(
     })
 }
 
-/// Takes the caller's tensors at other addresses, of a stepper that was created with memory. Parameters that are left out stay
-/// where they are, and so do the buckets. Other buckets than before are taken too: `*out_is_recut`, which may be null, is 1
-/// then. States and counts go along. A parameter at a new address holds the values that it had.
+/// Gives a stepper that was created with memory new addresses of the caller's tensors. Parameters or buckets that are left out
+/// have not moved. The buckets may have other parameters than before: then `*out_is_recut`, which may be null, is 1. States and
+/// counts stay with their parameters. The caller has copied each parameter's values to its new address.
 ///
-/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and then the old memory is the caller's. On a
-/// GPU work on compute_stream from here on comes after all that touches the old memory.
+/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and after it the stepper does not touch the old
+/// memory. On a GPU, later work on compute_stream comes after all work that touches the old memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,

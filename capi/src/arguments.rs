@@ -1,7 +1,7 @@
-//! What C hands over, made fit for use: structs that may be of another version, lists, texts, places for results.
+//! Checks and converts arguments from C: structs that may be of another version, lists, texts, places for results.
 //!
-//! Each function says what is wrong by name. What cannot be checked is the caller's promise: that a pointer that is not null
-//! leads to as much as the header says.
+//! Each error names its argument. One thing cannot be checked, and the caller promises it: a pointer that is not null points
+//! to as much as the header says.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -19,11 +19,11 @@ pub(crate) unsafe trait Growing: Copy {
     const NAME: &'static str;
 }
 
-/// No version of a struct is larger. A size above it is a struct that was never set to anything, and is not believed.
+/// No version of a struct is larger. If the size is larger, the struct was never initialised, so it is refused.
 const LARGEST: usize = 4096;
 
-/// Reads a struct of any version: fields that the caller's version lacks are zeros, which stand for defaults. One with
-/// fields that this version lacks is refused unless they are zeros.
+/// Reads a struct of any version. Fields that the caller's version lacks become zeros, which mean defaults. If the struct has
+/// fields that this version lacks, it is refused unless they are zeros.
 ///
 /// # Safety
 /// `from` is null, or leads to as many bytes as its first field says, and to that field at least.
@@ -61,7 +61,7 @@ pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
     if from.is_null() { Ok(None) } else { unsafe { read(from) }.map(Some) }
 }
 
-/// Writes a result to a struct of any version: the fields that the size set by the caller holds.
+/// Writes a result to a struct of any version: those fields that fit into the size that the caller has set.
 ///
 /// # Safety
 /// `to` is null, or leads to as many bytes as its first field says, which nothing else touches, and to that field at least.
@@ -115,7 +115,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     bytes.to_str().map_err(|_| Fault::argument(name, "not UTF-8", "encode it so"))
 }
 
-/// Where a result goes.
+/// The place of a result.
 pub(crate) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {

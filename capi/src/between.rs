@@ -1,6 +1,6 @@
-//! What a trainer does between passes: join in without data, lay buckets out anew, export parameters for other programs.
+//! Calls between passes: take part without data, rebuild buckets, export parameters for other programs.
 //!
-//! Every rank makes these calls at the same place, but for the export, which rank 0 alone writes.
+//! Every rank makes these calls at the same point. Only rank 0 writes the export.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -13,8 +13,8 @@ use crate::entry::call;
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// Takes part in one pass without data of its own: a rank that has no more data calls this until `*out_goes_on` is 0, which
-/// says that no rank had any, and that nothing was stepped. Needs `inputs` in the options.
+/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0: then no rank had
+/// data, and nothing was stepped. It needs the option `inputs`.
 ///
 /// Any thread, one at a time, between passes. Waits for the pass's last sum.
 #[unsafe(no_mangle)]
@@ -33,9 +33,9 @@ pub unsafe extern "C" fn instep_stepper_join(
     })
 }
 
-/// Lays the stepper's own buckets out anew, in the order in which rank 0 handed its gradients over; no bit of the training
-/// changes. `*out_is_rebuilt` is 0 if the order is the buckets' already; it may be null. Addresses of before are void. Borrowed
-/// buckets are the caller's to cut: instep_stepper_rebind takes them.
+/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training changes.
+/// `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Earlier addresses are no longer valid. If the
+/// buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps, and for rank 0.
 #[unsafe(no_mangle)]
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     })
 }
 
-/// Writes the parameters alone to a safetensors file for other programs, which replaces the one at the path as a whole. With
-/// `averages` of 1 the moving averages take their place; with `is_f32` of 1 everything is f32, and a master takes the place of
+/// Writes the parameters alone to a safetensors file for other programs. The file at the path is replaced as a whole. If
+/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, and a master instead of
 /// its parameter. Only rank 0 writes.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.

@@ -16,7 +16,7 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, INSTEP_CONFIG, Result};
 
-/// Options of a bucket step. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call.
+/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_bucket_step_options {
@@ -24,15 +24,15 @@ pub struct instep_bucket_step_options {
     pub size: usize,
     /// The model's parameters.
     pub layout: *mut instep_layout,
-    /// Steps the parameters of all groups that groups does not name.
+    /// The optimizer of all groups that `groups` does not name.
     pub optimizer: *const instep_optimizer,
-    /// Groups with optimizers of their own.
+    /// Groups with their own optimizers.
     pub groups: *const instep_group,
     /// The number of them.
     pub group_count: usize,
     /// The parameters of the bucket; null: all of the layout, one after the other, without gaps.
     pub params: *const u32,
-    /// Where each of them starts in the bucket, in elements.
+    /// The offset of each of params in the bucket, in elements.
     pub offsets: *const usize,
     /// The number of them.
     pub param_count: usize,
@@ -46,18 +46,19 @@ pub struct instep_bucket_step_options {
     pub gradients: u32,
     /// Decay rate of moving averages; 0: none are kept.
     pub ema_decay: f64,
-    /// Threads of a step on the CPU, the caller's included, 1024 at most; 0: the caller's alone. Steps with equal numbers share their
-    /// threads, which live as long as the process.
+    /// Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with the same
+    /// number share their threads, which live as long as the process.
     pub threads: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
-    /// For each of params, the elements of a row of the larger parameter that it is a shard of, cut between rows; 0: none. Null:
-    /// all are full. Stochastic rounding and blocks of 8-bit states are those of the full parameter then. With 8-bit states each
-    /// row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+    /// For each of params that is a shard of a larger parameter, cut between rows: the number of elements of a row. 0: the
+    /// parameter is full. Null: all are full. For a shard, stochastic rounding and blocks of 8-bit states are those of the full
+    /// parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
     pub row_elements: *const u64,
-    /// For each of params that has rows, the number of its first element among those of all full parameters. Read with row_elements.
+    /// For each of params that has rows, the number of its first element among the elements of all full parameters. It is read
+    /// if row_elements is given.
     pub first_elements: *const u64,
 }
 

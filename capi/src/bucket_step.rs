@@ -21,8 +21,8 @@ use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, s
 
 /// The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
 ///
-/// The caller owns it until instep_bucket_step_free. It may be used on any thread, on one at a time: a second one
-/// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
+/// The caller owns it until instep_bucket_step_free. It may be used on any thread, one at a time: a second thread gets
+/// INSTEP_BUSY. Different bucket steps may be used at the same time.
 pub struct instep_bucket_step;
 
 pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
@@ -56,7 +56,7 @@ pub(crate) use on_any;
 
 /// Creates a bucket step. `*out_step` is written if it succeeds.
 ///
-/// Any thread. No other thread uses the layout meanwhile. No thread starts before the first step.
+/// Any thread. No other thread may use the layout meanwhile. The library starts no thread before the first step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_create(
     options: *const instep_bucket_step_options,
@@ -72,14 +72,14 @@ pub unsafe extern "C" fn instep_bucket_step_create(
     })
 }
 
-/// Steps the bucket: on the CPU before it returns, on a GPU by launches on `stream`, which must come after the sum of the
-/// gradients there. Nothing is written if it is refused.
+/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`, on which the sum
+/// of the gradients must come before. If the call is refused, nothing is written.
 ///
-/// With `norm`, which has been decided, its coefficient clips, or the step is left out, and `scaling` is null. Without, the
-/// gradients have the factors of `scaling`; null: none.
+/// If `norm` is given, it must have been decided: its coefficient clips the step, or the step is left out. `scaling` is null
+/// then. Without `norm`, the gradients have the factors of `scaling`; null means no factors.
 ///
-/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) is of the step's GPU, alive until
-/// it has passed the step, and not being captured; null is the legacy default stream, and what the CPU takes.
+/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) belongs to the step's GPU, lives
+/// until it has passed the step, and is not being captured. Null is the legacy default stream. For the CPU it is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Sets the learning rate of a group from the next step on, as a schedule does; null is the group "default". All other
-/// hyperparameters stay.
+/// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
+/// they are. Use it for schedules.
 ///
 /// Any thread, one at a time. Never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -142,8 +142,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
     })
 }
 
-/// Sets some hyperparameters of a group from the next step on, all of them or none; null is the group "default". Those that
-/// are left out stay. They keep the states that the step was created with.
+/// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused, none is
+/// set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
 ///
 /// Any thread, one at a time. Never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
 }
 
 /// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
-/// out become defaults, also if they were set before: to change some, call instep_bucket_step_set_lr or _set_hyper. The
-/// optimizer is of the same name, and keeps no other states. Step counts and states go on.
+/// out get their defaults, also if they were set before: to change only some, call instep_bucket_step_set_lr or _set_hyper.
+/// The optimizer must have the same name and the same states. Step counts and states stay.
 ///
 /// Any thread, one at a time. Never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -188,8 +188,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     })
 }
 
-/// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
-/// momenta, 1 in others. Either place may be null.
+/// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
+/// or 1 for other optimizers. Either pointer may be null.
 ///
 /// Any thread, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     })
 }
 
-/// Sets both, when a training is resumed. `carried` is 1 but for NAdam, whose product of momenta comes with every count above 0.
+/// Sets both numbers, to resume a training. `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta.
 /// A count of 2^63 or more is refused.
 ///
 /// Any thread, one at a time. On a GPU it waits for the last step.
@@ -235,7 +235,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
 
 /// Frees a bucket step. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time; a step that another thread uses is INSTEP_BUSY and stays. On a GPU it waits for the last step.
+/// Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
+/// for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_free(step: *mut instep_bucket_step) -> instep_status {
     call(|| if step.is_null() { Ok(()) } else { BUCKET_STEPS.remove(step).map(drop) })

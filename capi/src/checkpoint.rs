@@ -1,4 +1,4 @@
-//! Saving a training and going on with it: one file, and the trainer's own numbers beside it.
+//! Saves a training to one file, with the trainer's own numbers, and loads it again.
 //!
 //! The file is the Rust library's checkpoint, a safetensors file.
 #![allow(unsafe_code)]
@@ -13,20 +13,20 @@ use crate::entry::call;
 use crate::status::{Fault, instep_status};
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// A number of the trainer's in a checkpoint: a real number.
+/// The kind of a trainer's number in a checkpoint: a real number.
 pub const INSTEP_NUMBER: u32 = 0;
-/// A number of the trainer's in a checkpoint: a whole number, such as an epoch or a seed.
+/// The kind of a trainer's number in a checkpoint: a whole number, such as an epoch or a seed.
 pub const INSTEP_INTEGER: u32 = 1;
 /// The checkpoint has no number of this name.
 pub const INSTEP_ABSENT: u32 = 2;
 
-/// A number of the trainer's, which a checkpoint holds beside the stepper.
+/// A number of the trainer, which a checkpoint has in addition to the stepper.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scalar {
-    /// Its name: "epoch". Names that begin with "param.", "state." or "ema." are the library's.
+    /// Its name, such as "epoch". Names that begin with "param.", "state." or "ema." are reserved.
     pub name: *const c_char,
-    /// INSTEP_NUMBER or INSTEP_INTEGER; after a load INSTEP_ABSENT if the file does not have it.
+    /// INSTEP_NUMBER or INSTEP_INTEGER. If the file does not have the number, a load sets INSTEP_ABSENT.
     pub kind: u32,
     /// Zero.
     pub reserved: u32,
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn instep_stepper_save(
     })
 }
 
-/// Loads a checkpoint into a stepper of the same parameters and optimizers, and the values of those `scalars` that it names.
-/// Every rank loads the same file. Nothing changes before the whole file has been found good.
+/// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
+/// Every rank loads the same file. Nothing changes before the whole file has been checked.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]

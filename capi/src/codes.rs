@@ -1,4 +1,4 @@
-//! Integers of the header that stand for options, and what each stands for.
+//! The integers of the header that stand for options, and the option of each.
 //!
 //! C may pass any number, so each is looked up; no Rust enum is ever received.
 
@@ -19,7 +19,7 @@ pub const INSTEP_MASTER_NONE: u32 = 0;
 pub const INSTEP_MASTER_F32: u32 = 1;
 /// The lower 16 bits of an f32 whose upper half is the bf16 parameter.
 pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
-/// The next 8 bits of it.
+/// The 8 bits of that f32 that follow its upper half.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
 /// A group is clipped together with all groups that have this, by the stepper's clip. The default.
@@ -33,7 +33,7 @@ pub const INSTEP_GROUP_CLIP_NONE: u32 = 2;
 pub const INSTEP_STATES_F32: u32 = 0;
 /// Optimizer states are bf16.
 pub const INSTEP_STATES_BF16: u32 = 1;
-/// Optimizer states are codes of 8 bits, with an f32 scale per 256 elements.
+/// Optimizer states are 8-bit codes, with an f32 scale per 256 elements.
 pub const INSTEP_STATES_8BIT: u32 = 2;
 
 /// Steps a bucket as soon as it is reduced. The default.
@@ -45,23 +45,23 @@ pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
 
 /// Stepped gradients stay as they are: sums over the ranks. The default.
 pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
-/// The step zeroes the gradients it has read.
+/// The step zeroes the gradients that it has read.
 pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
 /// The memory of stepped gradients goes back to the system. Only in a stepper that owns its memory, on the CPU.
 pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
-/// The step leaves in each gradient the value that was stepped: the mean over ranks, without the loss scale and clipped.
+/// The step leaves in each gradient the value that it used: the mean over ranks, without the loss scale and clipped.
 pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
 /// INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
 /// A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
-/// It is stepped with a gradient of zeros, which are written to the gradient's memory.
+/// A parameter whose gradient no rank wrote is stepped with zeros, which are written to the gradient's memory.
 pub const INSTEP_UNUSED_STEP_ZERO: u32 = 2;
-/// instep_stepper_finish refuses the pass, and names it.
+/// If a gradient was not written, instep_stepper_finish refuses to close the pass, and names the parameter.
 pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
-/// All ranks have as many batches. The default.
+/// All ranks have the same number of batches. The default.
 pub const INSTEP_INPUTS_EVEN: u32 = 0;
 /// Ranks may join without data; steps divide by world_size.
 pub const INSTEP_INPUTS_BY_WORLD_SIZE: u32 = 1;
@@ -70,25 +70,25 @@ pub const INSTEP_INPUTS_BY_CONTRIBUTORS: u32 = 2;
 
 /// The optimizer steps the parameter. The default.
 pub const INSTEP_ACTION_STEP: u32 = 0;
-/// Its gradient is averaged over the ranks, for another optimizer.
+/// The library only averages the parameter's gradient over the ranks, for another optimizer.
 pub const INSTEP_ACTION_AVERAGE: u32 = 1;
-/// Its gradient stays a sum, and it stays as it is.
+/// The library changes neither the parameter nor its summed gradient.
 pub const INSTEP_ACTION_LEAVE: u32 = 2;
 
 /// Nothing is clipped. The default.
 pub const INSTEP_CLIP_NONE: u32 = 0;
 /// Clips by the norm of all gradients, exactly. Refused in INSTEP_MODE_EAGER.
 pub const INSTEP_CLIP_GLOBAL: u32 = 1;
-/// Clips by the norm of the pass before.
+/// Clips by the norm of the previous pass.
 pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
-/// Clips each bucket by its own norm.
+/// Clips each bucket by that bucket's norm.
 pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
-/// A tensor of a parameter: the parameter itself. Copied as f32, it is its master weight, if it has one.
+/// A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
 pub const INSTEP_PARAM: u32 = 0;
 /// Its gradient: after a pass the sum over the ranks, loss scale included.
 pub const INSTEP_GRAD: u32 = 1;
-/// A state of its optimizer, whose name goes with it.
+/// A state of its optimizer; the state's name must be given.
 pub const INSTEP_STATE: u32 = 2;
 /// Its copy in another type.
 pub const INSTEP_COPY: u32 = 3;
@@ -100,9 +100,9 @@ pub const INSTEP_READ: u32 = 0;
 /// The address is for writing and reading.
 pub const INSTEP_WRITE: u32 = 1;
 
-/// A collective call: every rank is to hold the sum over all ranks, the same bits on each.
+/// A collective call: every rank gets the sum over all ranks, with the same bits on each.
 pub const INSTEP_ALL_REDUCE: u32 = 0;
-/// A collective call: every rank is to hold what rank 0 has.
+/// A collective call: every rank gets rank 0's data.
 pub const INSTEP_BROADCAST: u32 = 1;
 
 /// Looks a number up among the values that it may stand for.

@@ -1,6 +1,6 @@
-//! A collective of the caller's: a table of functions, called as the Rust library's trait is.
+//! The caller's collective: a table of functions, which are called like the methods of the Rust library's trait.
 //!
-//! Each function runs with the library closed to its thread (`entry::in_callback`), so it cannot wait for itself.
+//! While a function runs, its thread may not call the library (`entry::in_callback`), so it cannot wait for itself.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_void};
@@ -17,7 +17,7 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_call {
-    /// sizeof(instep_call) of the library, which may be larger than the caller's.
+    /// sizeof(instep_call) in the library, which may be larger than in the caller's header.
     pub size: usize,
     /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
     pub kind: u32,
@@ -27,7 +27,7 @@ pub struct instep_call {
     pub src: *const c_void,
     /// The destination, `bytes` long; may be the source.
     pub dst: *mut c_void,
-    /// Length of both.
+    /// Length of the source and of the destination.
     pub bytes: u64,
     /// The pass, counted from the stepper's first.
     pub pass: u64,
@@ -37,38 +37,38 @@ pub struct instep_call {
     pub deadline_ms: u64,
     /// On a GPU, the stream to enqueue on; null on the CPU.
     pub stream: *mut c_void,
-    /// 32 bytes that are equal on all ranks. Ranks whose keys differ are out of step: fail, or they hang later.
+    /// 32 bytes that must be equal on all ranks. If they differ, ranks make different calls: return a failure, or ranks hang later.
     pub key: [u8; 32],
 }
 
-/// A collective of the caller's, one rank of it. The struct is copied; `data` is passed to each function.
+/// The caller's collective: one rank's end of it. The struct is copied; `data` is passed to each function.
 ///
-/// A function may call nothing of this library but instep_version, instep_status_name and instep_last_error; any other call
-/// in it is INSTEP_BUSY. No exception may leave it: instep::caught of this header makes a status of one. One that leaves ends
-/// the process.
+/// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
+/// returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
+/// into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
-    /// The caller's. Used on any thread until instep_stepper_free has returned. If the stepper is not created, not at all.
+    /// The caller's data. Any thread may use it until instep_stepper_free has returned. It is not used if the stepper is not created.
     pub data: *mut c_void,
-    /// Takes part in one collective call, and returns INSTEP_OK, or anything else, which ends the stepper. On the CPU it is
-    /// called on a thread of the library's, one call at a time, may block until all ranks are through, and the result is in
-    /// `dst` when it returns. On a GPU it is called on the thread that calls the stepper, and only enqueues. Every rank makes
-    /// the same calls in the same order. Not null.
+    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is called on a
+    /// thread of the library, one call at a time; it may block until all ranks are done, and leaves the result in `dst`. On a GPU
+    /// it is called on the thread that calls the stepper, and only enqueues. Every rank makes the same calls in the same order. Not
+    /// null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
-    /// Ends the group: every rank's current and later calls are to fail. `cause` is valid during the call, which must not
-    /// block. Called on any thread, also beside `enqueue`. May be null for one rank alone.
+    /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
+    /// is called on any thread, also during `enqueue`. It may be null if there is only one rank.
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
-    /// Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
+    /// Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
     /// 1: sums bf16 too.
     pub sums_bf16: u32,
     /// 1: sums f16 too.
     pub sums_f16: u32,
-    /// 1: reaches the memory of GPUs. 0: the CPU's.
+    /// 1: it reaches the memory of GPUs. 0: it reaches the CPU's memory.
     pub reaches_gpus: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

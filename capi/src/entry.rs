@@ -1,6 +1,6 @@
-//! What every function of the header goes through: the fork check, the callback check, panics, the last error.
+//! The entry of every function of the header: it checks for forks and callbacks, catches panics, and keeps the last error.
 //!
-//! No panic leaves [`call`], and nothing but a status does.
+//! No panic leaves [`call`]; it returns only a status.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -25,7 +25,7 @@ pub extern "C" fn instep_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Returns the name of a status, as "INSTEP_OK". The text lives as long as the process.
+/// Returns the name of a status, such as "INSTEP_OK". The text lives as long as the process.
 ///
 /// May be called on any thread at any time, in callbacks and in forked children too.
 #[unsafe(no_mangle)]
@@ -33,8 +33,8 @@ pub extern "C" fn instep_status_name(status: instep_status) -> *const c_char {
     name(status).as_ptr()
 }
 
-/// Returns what was wrong in the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. Empty
-/// if none has failed. The text is the library's, and valid until the next call of this thread fails.
+/// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text is empty
+/// if no call has failed. The library owns it, and it is valid until the next call of this thread fails.
 ///
 /// May be called on any thread at any time, in callbacks and in forked children too.
 #[unsafe(no_mangle)]
@@ -62,7 +62,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> instep_status {
     }
 }
 
-/// Runs a callback of the caller's, in which this thread may not call the library.
+/// Runs a callback, during which this thread may not call the library.
 pub(crate) fn in_callback<T>(callback: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {

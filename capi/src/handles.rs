@@ -1,8 +1,8 @@
 //! Handles: numbers in the shape of pointers, and the tables that know which of them are alive.
 //!
-//! A handle is never dereferenced. It holds its kind, its place in the kind's table and the generation of that place, so one
-//! that was freed, is of another kind or is no handle at all is refused. Each object has a lock, and a call that would have
-//! to wait for it is refused too.
+//! A handle is never dereferenced. It holds its kind, its place in the kind's table and the generation of that place. So a
+//! handle that was freed, a handle of another kind, and a number that is no handle are refused. Each object has a lock, and a
+//! call that would have to wait for the lock is refused too.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
@@ -11,7 +11,7 @@ use crate::status::{Fault, INSTEP_BUSY, INSTEP_HANDLE, INSTEP_NULL, INSTEP_PANIC
 
 const PLACE_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 32;
-/// The low bits of every handle. The address of an object of C is a multiple of 8 as a rule, so it has others.
+/// The low bits of every handle. The address of a C object usually is a multiple of 8, so it has other low bits.
 const MARK: u64 = 0b101;
 const MARK_BITS: u32 = 3;
 
@@ -43,7 +43,7 @@ struct Slot<T> {
     object: Option<Arc<Object<T>>>,
 }
 
-/// Taken out when it is freed, which another thread may learn only after it has found the object.
+/// The object is taken out when it is freed; another thread may have found it just before, and then finds it empty.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// What a handle says of itself, which nobody vouches for.
+    /// Returns the contents of a handle, which are not checked yet.
     fn of(handle: u64) -> Option<Kind> {
         let kinds = [Kind::Layout, Kind::BucketStep, Kind::Norm, Kind::Stepper];
         let kind = handle >> (MARK_BITS + PLACE_BITS + GENERATION_BITS);
@@ -92,7 +92,7 @@ impl<T> Table<T> {
         Ok(std::ptr::without_provenance_mut(handle as usize))
     }
 
-    /// Runs a call on an object, which is locked meanwhile.
+    /// Locks an object and runs a call on it.
     pub(crate) fn with<H, R>(&self, handle: *const H, body: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let object = self.find(handle.addr() as u64)?;
         let mut locked = match object.try_lock() {

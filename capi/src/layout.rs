@@ -1,6 +1,6 @@
-//! Layouts: built parameter by parameter, closed by their first use.
+//! Layouts. The caller adds one parameter after the other, and the first use closes the layout.
 //!
-//! Parameters are numbers in C, in the order in which they were added.
+//! In C a parameter is a number, in the order in which parameters were added.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -15,8 +15,8 @@ use crate::status::{Fault, INSTEP_LAYOUT, INSTEP_ORDER, Result, instep_status};
 
 /// The names, shapes and groups of a model's parameters.
 ///
-/// The caller owns it until instep_layout_free. Steps and steppers keep what they need of it, so it may be freed
-/// once they are created. Handles are used on one thread at a time: a second one gets INSTEP_BUSY.
+/// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they are
+/// created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
 pub struct instep_layout;
 
 /// One parameter.
@@ -25,21 +25,21 @@ pub struct instep_layout;
 pub struct instep_param {
     /// sizeof(instep_param).
     pub size: usize,
-    /// Its name, which no other parameter has; checkpoints have it.
+    /// Its name, also in checkpoints. No other parameter has this name.
     pub name: *const c_char,
-    /// Its dimensions; their product is the number of elements. None: a scalar, of one element.
+    /// Its dimensions; their product is the number of elements. Without dimensions it is a scalar, of one element.
     pub shape: *const usize,
     /// The number of dimensions.
     pub dimensions: usize,
     /// Its group, whose optimizer steps it. Null: "default".
     pub group: *const c_char,
-    /// How often it is handed over in a pass: 0 and 1 stand for once, more for a shared parameter.
+    /// How often it is handed over in a pass: 0 and 1 mean once; a shared parameter has more.
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,
-    /// 1: each rank's own, never summed. 0: shared by all ranks.
+    /// 1: each rank has its own parameter, whose gradient is not summed. 0: all ranks have the same parameter.
     pub is_local: u32,
-    /// Type of the parameter and of its gradient; 0: those of its group's precision.
+    /// Type of the parameter and of its gradient; 0: the types of its group's precision.
     pub dtype: u32,
 }
 
@@ -71,11 +71,11 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
     })
 }
 
-/// Adds a parameter, whose number is `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the order
-/// of forward. The first use of the layout closes it; after that this is INSTEP_ORDER.
+/// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the
+/// order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
 ///
-/// Any thread, one at a time. The struct is copied. A name that is there already, or a shape that is too large, is refused by
-/// the first use.
+/// Any thread, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the first use of the
+/// layout refuses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_add(
     layout: *mut instep_layout,
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn instep_layout_add(
     })
 }
 
-/// Finds the number of a parameter by its name. INSTEP_LAYOUT if there is none, and the text lists similar names. This closes
-/// the layout.
+/// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar names.
+/// This closes the layout.
 ///
 /// Any thread, one at a time.
 #[unsafe(no_mangle)]
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn instep_layout_find(
 
 /// Frees a layout. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time; a layout that another thread uses is INSTEP_BUSY and stays.
+/// Any thread, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_free(layout: *mut instep_layout) -> instep_status {
     call(|| if layout.is_null() { Ok(()) } else { LAYOUTS.remove(layout).map(drop) })

@@ -1,7 +1,7 @@
 //! The C library: opaque handles, status codes and one header for instep.
 //!
-//! Every function of `include/instep.h` is one `extern "C"` function here, in [`entry::call`], which catches panics. What C
-//! hands over is checked by `arguments.rs` and `handles.rs` before it is used. cbindgen writes the header from this crate's
+//! Every function of `include/instep.h` is one `extern "C"` function here, in [`entry::call`], which catches panics.
+//! `arguments.rs` and `handles.rs` check what C passes before it is used. cbindgen writes the header from this crate's
 //! comments, so they are written for readers of C.
 #![allow(non_camel_case_types)] // The header's names.
 #![allow(unreachable_pub)] // cbindgen takes what is `pub`.

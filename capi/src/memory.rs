@@ -1,6 +1,6 @@
 //! The caller's parameters and gradient buckets, for a stepper that borrows them.
 //!
-//! Addresses go to the Rust library, which refuses those that are null, misaligned or overlap.
+//! Addresses go to the Rust library, which refuses null and misaligned addresses and memory that overlaps.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -23,18 +23,18 @@ pub struct instep_bucket {
     pub elements: usize,
     /// The parameters whose gradients lie in it.
     pub params: *const u32,
-    /// Where each of them starts, in elements.
+    /// The offset of each gradient in the bucket, in elements.
     pub offsets: *const usize,
     /// The number of them.
     pub param_count: usize,
 }
 
-/// The caller's tensors. Addresses are of the stepper's device; precisions and layout say the types, of which a
-/// bucket holds one.
+/// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the types; a bucket
+/// has gradients of one type.
 ///
-/// Until instep_stepper_free has returned, the stepper reads and writes them. Between instep_stepper_address, asked to write,
-/// and the hand-over, the caller may write a gradient; between instep_stepper_address and the hand-over, it may read a
-/// parameter. At all other times it touches neither.
+/// The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
+/// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address and the
+/// hand-over. At all other times the caller touches neither.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {
@@ -42,11 +42,11 @@ pub struct instep_memory {
     pub size: usize,
     /// The address of each parameter, by its number.
     pub params: *const *mut c_void,
-    /// As many as the layout has; in instep_stepper_rebind also 0: they stay where they are.
+    /// The number of parameters of the layout; in instep_stepper_rebind it may be 0: then they have not moved.
     pub param_count: usize,
     /// All buckets, which are numbered in this order. Every parameter is in one of them.
     pub buckets: *const instep_bucket,
-    /// The number of them; in instep_stepper_rebind also 0: they stay where they are.
+    /// The number of buckets; in instep_stepper_rebind it may be 0: then they have not changed.
     pub bucket_count: usize,
 }
 

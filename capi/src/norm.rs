@@ -19,19 +19,19 @@ use crate::tensors::{instep_scaling, instep_tensor, scaling as factors};
 
 /// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
 ///
-/// The caller owns it until instep_norm_free. It may be used on any thread, on one at a time: a second one gets
+/// The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
 /// INSTEP_BUSY.
 pub struct instep_norm;
 
-/// What follows from a norm.
+/// The decision that follows from a norm.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_decision {
     /// sizeof(instep_decision), set by the caller.
     pub size: usize,
-    /// The norm of all averaged gradients; infinite or NaN if one of them is.
+    /// The norm of all averaged gradients; infinite or NaN if a gradient is.
     pub norm: f64,
-    /// The factor that clips them; 1 if nothing is clipped or all steps are left out.
+    /// The clip coefficient; 1 if nothing is clipped or all steps are left out.
     pub clip: f64,
     /// 1 if no gradient is infinite or NaN.
     pub is_finite: u32,
@@ -71,10 +71,11 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins anew, with the factors that all these gradients have; null: none. A clip is refused, since the norm decides it.
+/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
+/// since the norm decides the clip.
 ///
-/// Any thread, one at a time. On a GPU every call of a norm is enqueued on its `stream`, after the norm's last call on any
-/// stream; streams are as for instep_bucket_step_step.
+/// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
+/// last call on any stream. Streams are as for instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -98,8 +99,9 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Adds the summed gradients of a bucket: once per bucket between beginning and decision, in any order. Parameters that are
-/// frozen or lack their gradient are left out; a bucket of such parameters alone still counts as added.
+/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+/// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+/// added.
 ///
 /// Any thread, one at a time for the norm and the step. The gradients are only read.
 #[unsafe(no_mangle)]
@@ -119,8 +121,9 @@ pub unsafe extern "C" fn instep_norm_add(
     })
 }
 
-/// Decides: clips by `max_norm` unless it is 0, and if `skip_nonfinite` is 1, leaves the steps out if a gradient is infinite
-/// or NaN. Then each bucket that was added is stepped with this norm, once. A norm without a bucket is refused.
+/// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
+/// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
+/// A norm without a bucket is refused.
 ///
 /// Any thread, one at a time.
 #[unsafe(no_mangle)]
@@ -172,7 +175,7 @@ pub unsafe extern "C" fn instep_norm_read(
 
 /// Frees a norm. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time; a norm that another thread uses is INSTEP_BUSY and stays.
+/// Any thread, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_free(norm: *mut instep_norm) -> instep_status {
     call(|| if norm.is_null() { Ok(()) } else { NORMS.remove(norm).map(drop) })

@@ -18,21 +18,21 @@ use crate::status::{Fault, INSTEP_CONFIG, INSTEP_UNSUPPORTED, Result, instep_sta
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_hyper {
-    /// Its name as in torch.optim: "lr", "weight_decay". A pair is two: betas are "beta1" and "beta2".
+    /// Its name in torch.optim: "lr", "weight_decay". A pair has two names: betas are "beta1" and "beta2".
     pub name: *const c_char,
     /// Its value; flags are 0 or 1.
     pub value: f64,
 }
 
-/// An optimizer and its hyperparameters. It is read during the call that it is passed to, and stays the caller's.
+/// An optimizer and its hyperparameters. It is read only during the call that takes it, and stays the caller's.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_optimizer {
     /// sizeof(instep_optimizer).
     pub size: usize,
-    /// Its name as in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
+    /// Its name in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
     pub name: *const c_char,
-    /// Hyperparameters; those that are left out have the defaults of torch.optim.
+    /// Hyperparameters; the others have their defaults.
     pub hypers: *const instep_hyper,
     /// The number of them.
     pub hyper_count: usize,
@@ -43,9 +43,9 @@ unsafe impl Growing for instep_optimizer {
     const NAME: &'static str = "instep_optimizer";
 }
 
-/// Names one state that an optimizer keeps per element, as torch.optim calls it; `out_name` becomes null if `index` is the
-/// number of its states. The text lives as long as the process. States are lent to a bucket step in this order, and
-/// checkpoints name them so.
+/// Writes the name of state number `index` to `*out_name`: a state that the optimizer keeps per element, under its name in
+/// torch.optim. If `index` is the number of states, the result is null. The text lives as long as the process. A bucket step
+/// takes states in this order, and checkpoints use these names.
 ///
 /// Any thread.
 #[unsafe(no_mangle)]

@@ -16,15 +16,15 @@ use crate::codes::{
 use crate::optimizer::{build, instep_optimizer, name_of};
 use crate::status::{Fault, Result};
 
-/// What one group of parameters has of its own.
+/// The optimizer and the precision of one group of parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_group {
     /// The group's name.
     pub name: *const c_char,
-    /// Its optimizer; null: that of all others.
+    /// Its optimizer; null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types; null: those of all others. A bucket step has one precision, so it takes null alone.
+    /// Its element types; null: the default precision of the options. A bucket step has one precision, so it must be null there.
     pub precision: *const instep_precision,
     /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
     pub clip: u32,
@@ -48,7 +48,7 @@ pub struct instep_precision {
     pub master: u32,
     /// Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
     pub states: u32,
-    /// 1: round stochastically where bits are lost. 0: to the nearest.
+    /// 1: stochastic rounding of values that lose bits. 0: rounding to nearest.
     pub is_stochastic: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -61,7 +61,7 @@ unsafe impl Growing for instep_precision {
     const NAME: &'static str = "instep_precision";
 }
 
-/// A GPU, and how it is used.
+/// A GPU and its options.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_cuda {
@@ -69,12 +69,12 @@ pub struct instep_cuda {
     pub size: usize,
     /// The device's number.
     pub ordinal: u32,
-    /// Priority of a stepper's steps beside the kernels on compute_stream; lower runs sooner.
+    /// Priority of a stepper's steps, relative to the kernels on compute_stream; a lower number runs sooner.
     pub optim_priority: i32,
-    /// A stepper's trainer runs on this stream (cudaStream_t or CUstream); null: the legacy default stream. Bucket steps and
-    /// norms take a stream in each call, and ignore this one.
+    /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
+    /// take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
-    /// Thread blocks of a step at most; 0: about 224 KiB to move for each, and no fewer than the GPU holds.
+    /// Largest number of thread blocks of a step; 0: so many that each moves about 224 KiB, and no fewer than the GPU holds.
     pub max_blocks: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

@@ -1,6 +1,6 @@
 //! The calls of a pass: begin, hand over, finish, abandon.
 //!
-//! A pass is the stepper's state, not an object, so a pass that is forgotten is found by the next begin.
+//! A pass is a state of the stepper, not an object, so the next begin notices a pass that was not closed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,11 +13,12 @@ use crate::entry::call;
 use crate::status::{Fault, INSTEP_NULL, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
-/// Opens a pass: one forward and backward. 0 and 1 stand for one micro-batch; of several, the first write of a gradient
-/// replaces, later ones are the caller's to add, and buckets are stepped in the last. In the first pass all ranks take rank 0's
-/// parameters; after parameters were written, those of their buckets.
+/// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes a
+/// gradient in the first one and adds to it in the later ones, and buckets are stepped in the last one. In the first pass, rank
+/// 0's parameters are broadcast. After parameters were written, those of their buckets are broadcast.
 ///
-/// Any thread, one at a time. Does not wait, but on a GPU for the other ranks' calls after parameters were written.
+/// Any thread, one at a time. Does not wait, except on a GPU after parameters were written: then it waits for the other ranks'
+/// calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn instep_stepper_begin(
     })
 }
 
-/// Goes on to the next micro-batch: every parameter is the caller's again, and the gradients stay.
+/// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their values.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
@@ -44,11 +45,12 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
     })
 }
 
-/// Hands over a parameter: its gradient is written, and neither is used any more in this pass. Once its bucket is complete, it
-/// is reduced and stepped, as the mode says. Addresses of the parameter and of its gradient are no longer valid.
+/// Hands over a parameter: its gradient is written, and the caller uses neither again in this pass. Once all parameters of the
+/// bucket are handed over, the bucket is reduced and stepped, at the time that the mode gives. Addresses of the parameter and of
+/// its gradient are no longer valid.
 ///
-/// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU it covers what was enqueued on
-/// compute_stream.
+/// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU, the sum and the step come after the work
+/// that is on compute_stream at the time of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_grad_ready(
     stepper: *mut instep_stepper,
@@ -62,8 +64,8 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
     })
 }
 
-/// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered as they were given. With sums_by_caller it says
-/// that the bucket's sum is there, which on a GPU only instep_stepper_bucket_ready_after can say.
+/// Hands over all parameters of a bucket. Buckets of borrowed memory have the order in which they were given. With sums_by_caller
+/// this says that the bucket's sum is complete; on a GPU, call instep_stepper_bucket_ready_after instead.
 ///
 /// Any thread, one at a time. As for instep_stepper_grad_ready.
 #[unsafe(no_mangle)]
@@ -78,10 +80,10 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
     })
 }
 
-/// Hands over all parameters of a bucket whose sum the caller makes, on a GPU and with sums_by_caller: its step waits for `event`
-/// (cudaEvent_t or CUevent). The event was recorded in this pass after the bucket's sum, which comes after the pass's last write
-/// of a gradient of the bucket and its last read of a parameter of the bucket. An event that was never recorded, or too early,
-/// lets the step race with the sum. The wait is enqueued in this call, so the event may be destroyed or recorded again after it.
+/// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t or
+/// CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's last write of a
+/// gradient of the bucket and the last read of a parameter of the bucket. If the event was never recorded, or too early, the step
+/// races with the sum. This call enqueues the wait, so the event may be destroyed or recorded again after it.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
@@ -106,8 +108,9 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     })
 }
 
-/// Leaves parameters alone in the open pass, because no rank has a gradient for them. Not with INSTEP_UNUSED_SKIP, which counts
-/// for itself. All ranks name the same ones, before they hand them over. A gradient that was written is discarded.
+/// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
+/// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
+/// finds unused parameters itself.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
@@ -126,11 +129,11 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over; for the others `unused` says what happens. With sums_by_caller
-/// only a hand-over says that a sum is there, so a bucket that was written and not handed over is INSTEP_ORDER. If it is
-/// INSTEP_ORDER the pass stays open, to be mended or abandoned.
+/// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to the others. With
+/// sums_by_caller, only a hand-over says that a sum is complete, so this returns INSTEP_ORDER if a bucket was written and not
+/// handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
 ///
-/// Any thread, one at a time. Does not wait: the steps run beside what comes next, and the next access waits for its bucket.
+/// Any thread, one at a time. Does not wait: the steps run beside later work, and the next access of a tensor waits for its bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -138,11 +141,12 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
     })
 }
 
-/// Gives the pass up: what has not been launched is discarded. In INSTEP_MODE_EAGER, buckets that were launched stay stepped:
-/// `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may be null.
+/// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
+/// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
+/// be null.
 ///
-/// Any thread, one at a time. Does not wait, but for a pass that broadcasts parameters. Ranks abandon together, after the same
-/// bucket.
+/// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
+/// the same bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_abandon(
     stepper: *mut instep_stepper,

@@ -15,25 +15,25 @@ use crate::optimizer::{build, changes, instep_hyper, instep_optimizer, keywords,
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// What the device has decided about a pass.
+/// The device's decisions about a pass.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_pass_status {
     /// sizeof(instep_pass_status), set by the caller.
     pub size: usize,
-    /// The pass, counted from 1, abandoned ones too; 0: none has ended.
+    /// The number of the pass, counted from 1; abandoned passes count too. 0: no pass has ended.
     pub pass: u64,
-    /// Passes abandoned so far.
+    /// Number of passes abandoned so far.
     pub abandoned: u64,
-    /// 1: it changed nothing, because a gradient was infinite or NaN.
+    /// 1: the pass changed nothing, because a gradient was infinite or NaN.
     pub is_skipped: u32,
     /// 1: norm is known.
     pub has_norm: u32,
     /// The norm of all averaged gradients.
     pub norm: f64,
-    /// The factor that clipped them; 1 without clipping.
+    /// The clip coefficient; 1 without clipping.
     pub clip: f64,
-    /// The factor in the loss that was divided out.
+    /// The factor in the loss by which the gradients were divided.
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient, or -1.
     pub first_nonfinite_bucket: i64,
@@ -44,8 +44,8 @@ unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Sets the learning rate of a group from the next pass on, as a schedule does; null is the group "default". All other
-/// hyperparameters stay. All ranks set the same.
+/// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
+/// stay as they are. All ranks set the same value. Use it for schedules.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     })
 }
 
-/// Sets some hyperparameters of a group from the next pass on, all of them or none; null is the group "default". Those that
-/// are left out stay. All ranks set the same.
+/// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused, none is set.
+/// Other hyperparameters stay as they are. All ranks set the same values.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
 }
 
 /// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
-/// out become defaults, also if they were set before: to change some, call instep_stepper_set_lr or _set_hyper. The optimizer
-/// is of the same name. All ranks set the same.
+/// out get their defaults, also if they were set before: to change only some, call instep_stepper_set_lr or _set_hyper. The
+/// optimizer must have the same name. All ranks set the same values.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -114,10 +114,10 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
     })
 }
 
-/// Freezes a parameter from the next pass on, or unfreezes it: frozen, it takes no gradient and is not stepped. All ranks
-/// freeze the same.
+/// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
+/// stepped. All ranks freeze the same parameters.
 ///
-/// Any thread, one at a time, between passes. To freeze, it waits for the last step of the parameter's bucket.
+/// Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_frozen(
     stepper: *mut instep_stepper,
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
     })
 }
 
-/// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
-/// momenta, 1 in others. Either place may be null.
+/// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
+/// or 1 for other optimizers. Either pointer may be null.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -162,8 +162,9 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam, whose product of
-/// momenta comes with every count above 0. A count of 2^63 or more is refused. All ranks set the same.
+/// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
+/// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
+/// values.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -181,9 +182,9 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
     })
 }
 
-/// Reads the factor in the loss of the pass to come, or of the open one.
+/// Reads the factor in the loss of the open pass, or if none is open of the next pass.
 ///
-/// Any thread, one at a time. With a loss_scaler it waits for the decision of the pass before: ask after forward.
+/// Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_loss_scale(
     stepper: *mut instep_stepper,
@@ -227,7 +228,8 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
 
 /// Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
 ///
-/// Any thread, one at a time. With 1 between passes only, and it waits for all steps; with 0 it never waits.
+/// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
+/// never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_status(
     stepper: *mut instep_stepper,

@@ -6,21 +6,21 @@ use instep::Error;
 
 use crate::words::in_c;
 
-/// The outcome of a call. INSTEP_OK is 0, everything else is a failure, which instep_last_error describes. Codes keep their
-/// numbers in later versions, which may add more.
+/// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep their
+/// numbers in later versions, which may add codes.
 pub type instep_status = i32;
 
-/// The call did what it says.
+/// The call succeeded.
 pub const INSTEP_OK: instep_status = 0;
-/// A pointer is null that may not be. Nothing has changed.
+/// A pointer is null that must not be null. Nothing has changed.
 pub const INSTEP_NULL: instep_status = 1;
 /// A handle was freed, is of another kind, or never came from this library. Nothing has changed.
 pub const INSTEP_HANDLE: instep_status = 2;
 /// Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
 pub const INSTEP_BUSY: instep_status = 3;
-/// This process was forked from one that uses the library, whose threads it does not have. Nothing has changed.
+/// This process was forked from one that uses the library, and does not have the library's threads. Nothing has changed.
 pub const INSTEP_FORKED: instep_status = 4;
-/// An integer stands for nothing, a text is no UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
+/// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
 pub const INSTEP_ARGUMENT: instep_status = 5;
 /// An option or hyperparameter is out of range, or two options exclude each other. Nothing has changed.
 pub const INSTEP_CONFIG: instep_status = 6;
@@ -28,7 +28,7 @@ pub const INSTEP_CONFIG: instep_status = 6;
 pub const INSTEP_LAYOUT: instep_status = 7;
 /// The call comes at the wrong moment of a pass. Nothing has changed.
 pub const INSTEP_ORDER: instep_status = 8;
-/// This machine, this build, or one of the parts that were combined cannot do it. Nothing has changed.
+/// This machine, this build, or one of the combined parts does not support the call. Nothing has changed.
 pub const INSTEP_UNSUPPORTED: instep_status = 9;
 /// The GPU kernels, the GPU's driver or its communication library is missing. Nothing has changed.
 pub const INSTEP_UNAVAILABLE: instep_status = 10;
@@ -38,17 +38,17 @@ pub const INSTEP_DEVICE: instep_status = 11;
 pub const INSTEP_COLLECTIVE: instep_status = 12;
 /// The compiled kernels break the numerics contract. Nothing has changed.
 pub const INSTEP_ARITHMETIC: instep_status = 13;
-/// A checkpoint is damaged, or of another model; the text says whether anything has changed.
+/// A checkpoint is damaged, or belongs to another model; the text says whether anything has changed.
 pub const INSTEP_CHECKPOINT: instep_status = 14;
 /// A file could not be opened, read or written.
 pub const INSTEP_FILE: instep_status = 15;
 /// An earlier failure ended this stepper or step; the text says which one. Free it.
 pub const INSTEP_POISONED: instep_status = 16;
-/// The library met a fault of its own, now or in an earlier call on this handle. Free the handle, and report it.
+/// The library has a bug, which showed in this or in an earlier call on this handle. Free the handle, and report the bug.
 pub const INSTEP_PANIC: instep_status = 17;
 /// A callback threw a C++ exception, which instep::caught of this header has stopped.
 pub const INSTEP_THREW: instep_status = 18;
-/// A failure that this version has no code for; the text describes it.
+/// A failure for which this version has no code; the text describes it.
 pub const INSTEP_OTHER: instep_status = 19;
 
 /// The names, in the order of the codes.

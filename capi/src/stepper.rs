@@ -20,8 +20,8 @@ use crate::stepper_options::{configured, instep_stepper_options};
 
 /// A rank's training: parameters, gradients and states, and the passes that step them.
 ///
-/// The caller owns it until instep_stepper_free. It may be used on any thread, on one at a time: a second one gets
-/// INSTEP_BUSY. On a GPU whose compute_stream is the per-thread default stream (2) it stays on the thread that created it.
+/// The caller owns it until instep_stepper_free. It may be used on any thread, one at a time: a second thread gets
+/// INSTEP_BUSY. If compute_stream is the per-thread default stream (2), it must stay on the thread that created it.
 pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
@@ -57,8 +57,8 @@ pub(crate) use on_any;
 
 /// Creates a stepper. `*out_stepper` is written if it succeeds.
 ///
-/// Any thread. No other thread uses the layout meanwhile. Threads start at the first pass. On a GPU, NCCL excepted, all
-/// ranks create theirs at the same point.
+/// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
+/// GPU, except with NCCL, all ranks create their steppers at the same point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,
@@ -74,11 +74,10 @@ pub unsafe extern "C" fn instep_stepper_create(
     })
 }
 
-/// Frees a stepper after all steps have ended, and reports what has failed. It is freed also if this fails with anything but
-/// INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED: with INSTEP_ORDER a pass was open, which ends the other ranks too. Null is
-/// allowed and does nothing.
+/// Waits for all steps, frees the stepper, and reports failures. It is not freed only if this returns INSTEP_BUSY, INSTEP_HANDLE
+/// or INSTEP_FORKED. INSTEP_ORDER means that a pass was open; this ends the other ranks too. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time. It waits for steps, and for peers that a queued sum needs, up to the deadline.
+/// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> instep_status {
     call(|| {

@@ -20,19 +20,19 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, Result};
 
-/// A loss scale that follows the gradients, as torch.amp.GradScaler's. Zeros stand for its defaults.
+/// A loss scale that adapts to the gradients, as that of torch.amp.GradScaler does. Zeros mean the defaults given below.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_loss_scaler {
     /// sizeof(instep_loss_scaler).
     pub size: usize,
-    /// The first pass's scale; 65536.
+    /// The first pass's scale; default 65536.
     pub initial_scale: f64,
-    /// The factor after growth_interval passes without a skip; 2.
+    /// The scale's factor after growth_interval passes in a row without a skip; default 2.
     pub growth_factor: f64,
-    /// The factor after a skipped pass; 0.5.
+    /// The scale's factor after a skipped pass; default 0.5.
     pub backoff_factor: f64,
-    /// Passes without a skip until it grows; 2000.
+    /// Number of passes in a row without a skip after which the scale grows; default 2000.
     pub growth_interval: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -43,8 +43,8 @@ unsafe impl Growing for instep_loss_scaler {
     const NAME: &'static str = "instep_loss_scaler";
 }
 
-/// Options of a stepper. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call; memory,
-/// the collective's data and the stream stay in use until the stepper is freed.
+/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call, but the
+/// memory, the collective's data and the stream stay in use until the stepper is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_stepper_options {
@@ -52,15 +52,15 @@ pub struct instep_stepper_options {
     pub size: usize,
     /// The model's parameters.
     pub layout: *mut instep_layout,
-    /// Steps the parameters of all groups that groups does not name.
+    /// The optimizer of all groups that `groups` does not name.
     pub optimizer: *const instep_optimizer,
-    /// Groups with optimizers of their own.
+    /// Groups with their own optimizers.
     pub groups: *const instep_group,
     /// The number of them.
     pub group_count: usize,
     /// Element types; null: f32.
     pub precision: *const instep_precision,
-    /// INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL: when steps run. The result has the same bits in all of them.
+    /// When steps run: INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL. All modes give the same bits.
     pub mode: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
     pub gradients: u32,
@@ -68,7 +68,7 @@ pub struct instep_stepper_options {
     pub unused: u32,
     /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
     pub clip: u32,
-    /// The largest norm, if clip asks for one.
+    /// The limit of the norm, if `clip` needs one.
     pub max_norm: f64,
     /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
     pub skip_nonfinite: u32,
@@ -76,9 +76,9 @@ pub struct instep_stepper_options {
     pub copy: u32,
     /// Decay rate of moving averages; 0: none are kept.
     pub ema_decay: f64,
-    /// The factor in the loss, which steps divide out; 0: 1.
+    /// The factor in the loss, by which steps divide the gradients; 0: 1.
     pub loss_scale: f64,
-    /// A factor that follows the gradients, in the place of loss_scale; null: none.
+    /// A factor that adapts to the gradients, instead of loss_scale; null: none.
     pub loss_scaler: *const instep_loss_scaler,
     /// Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
     pub bucket_cap_bytes: u64,
@@ -86,16 +86,18 @@ pub struct instep_stepper_options {
     pub deadline_ms: u64,
     /// Kernel threads; 0: INSTEP_THREADS, or one per core.
     pub threads: u32,
-    /// 1: everything runs on the thread that calls the stepper; with threads of 1 it starts none.
+    /// 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of 1, the
+    /// stepper starts no thread.
     pub is_inline: u32,
     /// This rank, below world_size.
     pub rank: u32,
-    /// Number of ranks whose gradients are summed; 0: 1. Steps divide by it.
+    /// Number of ranks whose gradients are summed; 0: 1. Steps divide by this number.
     pub world_size: u32,
-    /// Sums gradients over the ranks. Null, without sums_by_caller: there is one rank.
+    /// Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
     pub collective: *const instep_collective,
-    /// 1: the caller sums each bucket over all ranks, in place. On the CPU it hands a bucket over once the sum is there; on a GPU
-    /// with an event after the sum, by instep_stepper_bucket_ready_after. Parameters are equal on all ranks.
+    /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum is complete.
+    /// On a GPU it hands the bucket over with an event after the sum, by instep_stepper_bucket_ready_after. Parameters must be
+    /// equal on all ranks.
     pub sums_by_caller: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -103,7 +105,7 @@ pub struct instep_stepper_options {
     pub memory: *const instep_memory,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
-    /// INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS: whether ranks may run out of data before others do.
+    /// Whether some ranks may run out of data before others: INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS.
     pub inputs: u32,
     /// Zero; anything else is refused.
     pub reserved_too: u32,

@@ -22,17 +22,17 @@ pub struct instep_tensor {
     /// The first element of the run; null if each parameter has its own.
     pub address: *mut c_void,
     /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-    /// and gradients may lie apart. A gradient whose address in this list is null is none: the call passes over its parameter,
-    /// whose tensors and step count stay as they are, and norms leave it out.
+    /// and gradients may lie apart. If a gradient's address in this list is null, its parameter has no gradient in this call: the
+    /// parameter's tensors and step count stay as they are, and norms leave it out.
     pub addresses: *const *mut c_void,
-    /// The run's elements, or the number of addresses. It is compared with the bucket's.
+    /// The number of elements of the run, or of addresses. It is compared with the bucket's number.
     pub count: usize,
 }
 
 /// The tensors of one step.
 ///
-/// The memory is the caller's. It is read and written until the call returns, on a GPU until the stream has passed the step,
-/// and nothing else may touch it meanwhile. Addresses are aligned to an element, and no two tensors overlap.
+/// The memory is the caller's. The step uses it until the call returns, or on a GPU until the stream has passed the step, and
+/// nothing else may touch it until then. Addresses are aligned to an element, and no two tensors overlap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensors {
@@ -45,13 +45,13 @@ pub struct instep_tensors {
     /// Master weights or remainders, if the precision has them. Before the first step an f32 master holds its parameter's
     /// value, and remainders are zeros.
     pub master: instep_tensor,
-    /// The copy in another type, if the options ask for it. Only written.
+    /// The copy in another type, if the options ask for one. The step only writes it.
     pub copy: instep_tensor,
-    /// Moving averages, if the options ask for them: f32.
+    /// Moving averages in f32, if the options ask for them.
     pub ema: instep_tensor,
     /// The optimizer's states, in the order of instep_optimizer_state_name. Before the first step they are zeros.
     pub states: [instep_tensor; INSTEP_STATES_AT_MOST],
-    /// The scales of 8-bit states: a float per 256 elements of the bucket.
+    /// The scales of 8-bit states: one float per 256 elements of the bucket.
     pub scales: [instep_tensor; INSTEP_STATES_AT_MOST],
 }
 
@@ -60,13 +60,13 @@ unsafe impl Growing for instep_tensors {
     const NAME: &'static str = "instep_tensors";
 }
 
-/// The factors in the gradients: each is multiplied by clip / (world_size * loss_scale). Zeros stand for 1.
+/// The factors in the gradients. The step multiplies each gradient by clip / (world_size * loss_scale). Zeros mean 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_scaling {
     /// sizeof(instep_scaling).
     pub size: usize,
-    /// The gradients are sums over so many ranks.
+    /// The number of ranks over which the gradients are sums.
     pub world_size: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -74,10 +74,10 @@ pub struct instep_scaling {
     pub loss_scale: f64,
     /// A clip coefficient that the caller has computed, from 0 to 1.
     pub clip: f64,
-    /// Null, or the loss scale in the memory of the step's device, in the place of loss_scale (GradScaler's _scale). It is
-    /// read when the step runs.
+    /// Null, or the loss scale in the memory of the step's device, which replaces loss_scale (GradScaler's _scale). It is read when
+    /// the step runs.
     pub grad_scale: *const f32,
-    /// Null, or a flag in the memory of the step's device: other than 0, the step changes nothing (GradScaler's found_inf).
+    /// Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's found_inf).
     pub found_inf: *const f32,
 }
 

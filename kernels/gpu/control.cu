@@ -1,12 +1,12 @@
-/* The kernels that run once per pass on the GPU: they open it, decide it and publish its outcome.
+/* The kernels that run once per pass on the GPU: they open the pass, make its decisions and publish its outcome.
  *
- * They run the functions of control.h, so the decisions are the CPU's bits. Nothing here waits. The host reads the
+ * They run the functions of control.h, so the decisions have the CPU's bits. Nothing here waits. The host reads the
  * outcome from mapped memory, without copy or synchronisation. They run on one stream with the steps and norms of
  * their control block. */
 #include "numeric/control.h"
 
-/* One block, because all threads must know the settings' slot before the count of passes is incremented. The ring is in
- * host memory, so the threads read it once, in parallel, and then use the copy. */
+/* There is one block, because all threads must read the number of the settings' slot before the count of passes is
+ * incremented. The ring buffer is in host memory, so the threads read it once, in parallel, and then use the copy. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_begin(const __grid_constant__ InstepBeginArgs args) {
     if (blockIdx.x != 0) return;

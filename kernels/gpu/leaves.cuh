@@ -1,4 +1,4 @@
-/* Leaves of an exact norm on the GPU, one or four per warp at a time, in the order that norm.h defines.
+/* Sums the leaves of an exact norm on the GPU, one or four per warp at a time, in the order that norm.h defines.
  *
  * Lanes keep the limbs of their warp's sum in registers, so only one value per limb is added atomically at the end.
  * Integer sums have no order, so no launch shape changes a bit. Whole warps call these functions. */
@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint32_t LEAF_HALF = INSTEP_QUANTUM / 2; /* elements */
 
-/* Adds what the other half of the lanes has of this lane's leaf: `a` is summed in lanes without the bit `half`, `b` in
- * the others. */
+/* Adds the part of this lane's leaf that a lane of the other half has. Lanes without the bit `half` sum `a`, the others sum
+ * `b`. */
 INSTEP_DEVICE double halves_sum(double a, double b, uint32_t half) {
     const bool is_upper = threadIdx.x & half;
     const double kept = is_upper ? b : a, given = is_upper ? a : b;
@@ -36,7 +36,7 @@ struct LeafSums {
     uint64_t limb[LIMBS_PER_LANE]; /* every eighth, from lane % 8 on; each eight lanes have their own */
     float worst;                   /* the largest magnitude of a lane's elements */
 
-    /* A sum of squares of a leaf, of four elements from `first` on: `a` and `b` are what a lane has of its two halves. */
+    /* Adds the squares of four elements from `first` on. `a` and `b` are a lane's elements of the two halves of a leaf. */
     template <uint32_t N>
     INSTEP_DEVICE double of_lane(const Lane<N>& a, const Lane<N>& b, uint32_t first = 0) {
         double pair[4];
@@ -51,9 +51,9 @@ struct LeafSums {
     /* One leaf, kept by the first eight lanes. */
     INSTEP_DEVICE void add(double of_lane) { keep(lanes_sum(of_lane, 16), threadIdx.x % 32 < LEAF_LANES); }
 
-    /* Four leaves, by four sums of each lane. A lane gives away three of them, so that each eight lanes end with one leaf.
-     * With N = 4 elements a lane has one sum of each. With eight, lanes 0-15 have two each of two leaves, in the order of
-     * leaves and then of parts, and the other lanes of the other two. */
+    /* Adds four leaves, from four sums of each lane. A lane passes three of its sums on, so each group of eight lanes ends
+     * with one leaf. With N = 4 elements, a lane has one sum of each leaf. With N = 8, lanes 0-15 have two sums of each of two
+     * leaves, ordered by leaf and then by part. The other lanes have those of the other two leaves. */
     template <uint32_t N>
     INSTEP_DEVICE void add(const double (&of_lane)[4]) {
         constexpr uint32_t HALF = LEAF_HALF / N / 2; /* of the lanes that share a leaf */
@@ -83,7 +83,7 @@ struct LeafSums {
     INSTEP_DEVICE uint32_t largest_magnitude() const { return __reduce_max_sync(0xffffffffu, bits_of(worst)); }
 
   private:
-    /* The square of any element above zero is above zero, so a sum of zero or one that is not finite adds nothing. */
+    /* Every nonzero element has a positive square. So a leaf sum that is zero or not finite is not added. */
     INSTEP_DEVICE void keep(double sum, bool takes) {
         const bool is_added = takes & (sum > 0.0) & (sum < double_of(0x7ff0000000000000ull));
         const LeafLimbs leaf = leaf_limbs(sum);

@@ -1,5 +1,5 @@
-/* The largest magnitude of each block of 256 elements, by which 8-bit states are scaled. The two warps that hold the
- * block find it.
+/* The largest magnitude of each block of 256 elements, which scales the 8-bit states. The two warps of the block find it
+ * together.
  *
  * Every thread calls `offer` and then `largest`, with one barrier between. */
 #ifndef INSTEP_GPU_MAXIMUM_CUH

@@ -1,8 +1,8 @@
 /* The tile that is stepped, and the formats of its streams.
  *
- * What a launch's streams are is in its arguments: branches that are the same for all threads. In a loop for one
- * known format the same questions have constant answers, so no branch, no address and no scalar is left inside it. The
- * formats that have such loops are those that frameworks use most. States in codes have them only in F32 and BF16. */
+ * A launch's arguments say which streams it has and in which formats, so the general loop branches in the same way for all
+ * threads. In a loop for one known format these conditions are constants, so no branch, address or scalar for them is left
+ * in the loop. The formats that frameworks use most have such loops. With 8-bit states only F32 and BF16 have them. */
 #ifndef INSTEP_GPU_PLACE_CUH
 #define INSTEP_GPU_PLACE_CUH
 
@@ -22,12 +22,12 @@ enum class Format : uint32_t {
     REMAINDER8,
 };
 
-/* Elements that a lane has of every stream in a round: 16 bytes, where all streams are of one width. Eight elements of five
- * streams do not fit into the registers, and of 8-bit codes two warps share a block, four elements a lane. */
+/* The number of elements of every stream that a lane has in a round: 16 bytes if all streams have the same width. Eight
+ * elements of five streams do not fit into the registers. With 8-bit codes two warps share a block, four elements per lane. */
 template <Format FORMAT, int STATES, bool IS_CODED>
 constexpr uint32_t LANE_ELEMENTS = FORMAT == Format::BF16 && STATES <= 2 && !IS_CODED ? 8 : 4;
 
-/* The format of a launch whose streams are aligned. `is_coded` says that its kernel is that of states in codes. */
+/* The format of a launch whose streams are aligned. `is_coded` says that it is the kernel for 8-bit states. */
 INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
     if (args.copy || args.ema || args.param_dtype != args.grad_dtype) return Format::ANY;
     if (is_coded && (args.stochastic || args.master_kind != INSTEP_MASTER_NONE)) return Format::ANY;

@@ -1,12 +1,12 @@
-/* The descriptors of a warp's tiles, read before the warp comes to them.
+/* The descriptors of a warp's tiles, read before the warp needs them.
  *
- * What a tile is depends on its InstepTile, and how it is stepped on the record that this names: two loads, one after
+ * An InstepTile describes a tile and names its record, and the record says how to step it. These are two loads, one after
  * the other, before the first element. While a warp steps one run of tiles, its lanes copy the next run's record and
- * the first InstepTile after that run into shared memory (cp.async, PTX ISA). Slots are a warp's own, so no barrier of
- * the block is needed. There is one more than are in use, so none is written while a slow lane may still read it.
+ * the first InstepTile after that run into shared memory (cp.async, PTX ISA). Each warp has its own slots, so no barrier of
+ * the block is needed. There is one slot more than are in use, so none is written while a slow lane may still read it.
  *
- * `stepped` of a record is not copied: other blocks write it meanwhile. A launch without a table of records has them in
- * its argument, from where they are written at once. */
+ * The member `stepped` of a record is not copied, because other blocks write it meanwhile. If a launch has no table of
+ * records, they are in its argument, and are stored to shared memory at once. */
 #ifndef INSTEP_GPU_PREFETCH_CUH
 #define INSTEP_GPU_PREFETCH_CUH
 
@@ -92,7 +92,7 @@ struct TilePrefetch {
         return true;
     }
 
-    /* A warp that has met calls it, and every lane sees the multiplier afterwards. */
+    /* All lanes of a warp call this together, and every lane sees the multiplier after it. */
     INSTEP_DEVICE void set_multiplier(float multiplier) const {
         if (threadIdx.x % 32 == 0) slot->multiplier = multiplier;
         __syncwarp();
@@ -101,7 +101,7 @@ struct TilePrefetch {
   private:
     INSTEP_DEVICE uint32_t share() const { return static_cast<uint32_t>(args.share); }
 
-    /* Numbers of the block's first tile, and of the next block's. */
+    /* The numbers of this block's first tile, and of the next block's first tile. */
     INSTEP_DEVICE uint32_t first() const { return blockIdx.x * share(); }
     INSTEP_DEVICE uint32_t end() const {
         const uint32_t tiles = static_cast<uint32_t>(args.tile_count), end = (blockIdx.x + 1) * share();
@@ -113,13 +113,13 @@ struct TilePrefetch {
         return (slot - place)[(place + ahead) % SLOTS];
     }
 
-    /* Number of the tile after the run that begins with tile `first`. */
+    /* The number of the tile after the run that begins with tile `first`. */
     INSTEP_DEVICE uint32_t after(const TileSlot& slot, uint32_t first) const {
         const uint32_t run = slot.tile().run, most = end() - first;
         return first + (run < most ? run : most);
     }
 
-    /* Before the lanes meet in `arrive`. */
+    /* Must be called before the lanes meet in `arrive`. */
     INSTEP_DEVICE static void set_run(TileSlot& slot, uint32_t first, uint32_t next) {
         if (threadIdx.x % 32 != 0) return;
         slot.count = slot.tile().count * (next - first);
@@ -131,7 +131,7 @@ struct TilePrefetch {
         return word - TILE_WORDS < RECORD_WORDS && word - TILE_WORDS != UNREAD_WORD;
     }
 
-    /* After it every lane sees what any lane has written. */
+    /* After this call every lane sees the writes of all lanes. */
     INSTEP_DEVICE static void arrive() {
         __pipeline_commit();
         __pipeline_wait_prior(0);

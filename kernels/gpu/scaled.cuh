@@ -1,4 +1,4 @@
-/* The two launches of a rule that is scaled by norms, over one tile on a GPU; numeric/scaled.h describes them.
+/* The two launches of a rule that is scaled by norms, for one tile on a GPU; numeric/scaled.h describes them.
  *
  * A thread's four elements lie in one half of a leaf, so two warps share a leaf. They exchange halves; then one
  * sums parameters and the other sums changes. Every thread takes part in every round. The bits equal those of
@@ -21,7 +21,7 @@ struct Exchange {
     double norms[2][2];
 };
 
-/* The scale of the last parameter that a block applied, since its next tile is mostly of the same one. */
+/* The scale of the last parameter that a block applied. The block's next tile usually belongs to the same parameter. */
 struct LastScale {
     uint32_t record;
     float scale;
@@ -29,7 +29,7 @@ struct LastScale {
 
 constexpr LastScale NO_SCALE = {0xffffffffu, 0.0f};
 
-/* What a block keeps from tile to tile. */
+/* The values that a block keeps from tile to tile. */
 struct SharedByTile {
     BlockMaximum maximum;
     Exchange* exchange; /* of a scaled rule */
@@ -69,7 +69,7 @@ INSTEP_DEVICE float change_at(const typename Rule::Scalars& s, uint32_t flags, u
     return Rule::change(s, flags, p.x[i], state);
 }
 
-/* A whole block calls this: it sums its warps' limbs and adds the totals. */
+/* The whole block calls this. It sums the limbs of its warps and adds the totals. */
 INSTEP_DEVICE void add_sums(LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     sums.join();
@@ -136,7 +136,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
     return is_nonfinite(worst);
 }
 
-/* The scale of a parameter. A whole block calls this: a warp for each norm, whose lanes read a limb each. */
+/* Returns the scale of a parameter. The whole block calls this. One warp reads each norm, one limb per lane. */
 template <class Rule>
 INSTEP_DEVICE float scale_of_tile(const ScaledTile& tile) {
     Exchange& exchange = *tile.shared.exchange;

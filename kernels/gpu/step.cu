@@ -1,9 +1,9 @@
-/* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch
- * per bucket, or for neighbours that share one.
+/* The GPU's loop around the shared rules. Each optimizer has two kernels, one for 8-bit states and one for all others, and a
+ * bucket takes one launch, which neighbouring buckets may share.
  *
  * Blocks have equal shares of consecutive tiles; each lane has four or eight elements of every stream in flight. A run of full
- * aligned tiles in a known format (place.cuh) has a loop without choices. For all others dtypes and options are branches
- * on arguments. The bits equal those of cpu/step.h for every launch shape. */
+ * aligned tiles in a known format (place.cuh) has a loop without branches on formats. For all other runs the loop branches on
+ * arguments for dtypes and options. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
 #include "gpu/scaled.cuh"
 #include "gpu/tile.cuh"
@@ -22,7 +22,8 @@ struct Optional<false, T> {
     INSTEP_DEVICE T* address() { return nullptr; }
 };
 
-/* What is the same for all runs of a launch. A lane of each warp finds it; in shared memory it takes no register. */
+/* Values that are the same for all runs of a launch. One lane of each warp computes them. In shared memory they take no
+ * register. */
 struct Common {
     uint32_t skips, has_aligned_states, has_multiplier;
     Format format;
@@ -58,7 +59,7 @@ INSTEP_DEVICE Common common_of(const InstepStepArgs& args, const InstepGiven& gi
     return {steps_nothing(args), has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
 }
 
-/* Whether a tile is full and its streams but for the gradients are aligned to the widest access of any format. */
+/* Whether a tile is full, and all its streams except the gradients are aligned to the widest access of any format. */
 INSTEP_DEVICE bool is_full(const InstepStepArgs& args, const InstepTile& tile) {
     return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % WIDEST == 0 &&
            Extent::is_aligned(param_of(args, tile), WIDEST);
@@ -94,8 +95,8 @@ INSTEP_DEVICE uint32_t step_known_tile(const Place& place, Format format, float 
     __builtin_unreachable();
 }
 
-/* Numbers of states for which a rule has loops for known formats: its fewest, and others up to two. In codes only its
- * fewest, if that is at most two. More loops would take long to compile. */
+/* The numbers of states for which a rule has loops for known formats: its smallest number, and others up to two. With 8-bit
+ * states it is only the smallest number, if that is at most two. More loops would take long to compile. */
 constexpr int MOST_KNOWN_STATES = 2;
 
 template <int FEWEST, int MOST, bool CODED>
@@ -105,7 +106,7 @@ struct Known {
     static constexpr int LAST = CODED ? (FIRST > MOST_KNOWN_STATES ? 0 : FIRST) : FIRST > TO_TWO ? FIRST : TO_TWO;
 };
 
-/* Calls the loop of as many states as the launch has, if that is one from STATES to LAST. */
+/* Calls the loop for the launch's number of states, if that is from STATES to LAST. */
 template <template <int> class Rule, int STATES, int LAST, bool CODED>
 INSTEP_DEVICE bool step_if_known(const Place& place, Format format, float multiplier, BlockMaximum& maximum,
                                  uint32_t* nonfinite) {
@@ -119,7 +120,7 @@ INSTEP_DEVICE bool step_if_known(const Place& place, Format format, float multip
     return false;
 }
 
-/* The part of a launch that a run of a scaled rule takes in it. */
+/* The part of the step that a run of a scaled rule does in this launch. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& common) {
     const InstepStepArgs& args = tile.place.args;
@@ -131,7 +132,7 @@ INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& co
     return measure_tile<Rule, CODED>(tile, multiplier);
 }
 
-/* Any run. `Rule` is taken with as many states as it can have. */
+/* Steps any run. `Rule` has the largest number of states that it can have. */
 template <template <int> class Rule, int FEWEST, int MOST, bool CODED>
 INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, SharedByTile& shared) {
     const bool has_aligned_gradients = place.gradients().is_aligned();
@@ -158,7 +159,7 @@ INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, S
     }
 }
 
-/* Multiplies the gradients of a run that is averaged, or whose launch does not know the multiplier. */
+/* The multiplier of a run that is averaged, or whose launch does not know the multiplier. */
 INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepGiven& given, const InstepRecord& record,
                                   uint32_t action) {
     if (args.records) return gradient_multiplier(args, record, action);

@@ -1,8 +1,7 @@
-/* Streams of a step as a GPU reads and writes them: the elements of a lane at a time, in every format.
+/* How a GPU reads and writes the streams of a step: the elements of one lane at a time, in every format.
  *
- * Where storing loses bits, the stored value also replaces the one in registers, so that a copy and an average are of
- * the stored value. Formats are branches on arguments, the same for all threads. The bits equal those of
- * cpu/streams.h. */
+ * If storing loses bits, the stored value also replaces the one in registers, so that copies and averages use the stored
+ * value. Formats are branches on arguments, which are the same for all threads. The bits equal those of cpu/streams.h. */
 #ifndef INSTEP_GPU_STREAMS_CUH
 #define INSTEP_GPU_STREAMS_CUH
 
@@ -21,8 +20,8 @@ INSTEP_DEVICE Words<N> narrowed_stochastically(const Place& place, uint32_t at, 
     return words;
 }
 
-/* Parameters with their master weights, as they are stored: parameters, and the rest of a master that is split. An f32 master
- * stands for both. */
+/* Stored parameters with their master weights: the parameters, and the rest of each split master. An f32 master has both
+ * parts. */
 template <uint32_t N>
 struct StoredWeights {
     Words<N> params, rest;
@@ -158,7 +157,7 @@ INSTEP_DEVICE Words<N> load_gradients(const Place& place, uint32_t at) {
     return run.shifted(run.load_shifted_at<N>(at));
 }
 
-/* Every state of a lane, as it is stored; those that the run does not keep stay zero. */
+/* Every state of a lane, as stored; states that the run does not keep stay zero. */
 template <class Rule, bool CODED, uint32_t N>
 INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words<N>* words) {
 #pragma unroll
@@ -190,7 +189,7 @@ INSTEP_DEVICE void state_values(const Place& place, const Words<N>* words, Lane<
     }
 }
 
-/* Copies the parameters. A copy of their own dtype has their bits. */
+/* Copies the parameters. A copy of the same dtype has the same bits. */
 template <uint32_t N>
 INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Lane<N>& lane, const Words<N>& params) {
     const InstepStepArgs& args = place.args;

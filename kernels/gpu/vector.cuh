@@ -1,12 +1,12 @@
-/* Consecutive elements of a stream per lane: wide accesses where they are aligned and whole.
+/* Loads and stores of a lane's consecutive elements of a stream: wide accesses if the elements are aligned and complete.
  *
- * Loads return the words as they are stored, so that a round can issue all its loads before it waits for the first;
- * a conversion beside its load would wait at once. A lane has four elements, or the eight 16-bit ones that 16 bytes hold
- * where every stream has 16 bits. Elements that are misaligned or cut off by the end of their run are accessed one by
- * one. Gradients are the exception: a foreign bucket may start at any element, so whole aligned words around it are
- * read and shifted. All streams but the gradients pass once through the L2 cache and are marked to leave it first, so that
- * the gradients of the next bucket stay. No access touches a byte outside the run [run, run + count), not even in an
- * aligned word that cannot fault: its neighbours may be written meanwhile. */
+ * Loads return the stored words, so that a round can issue all its loads before it waits for the first; a conversion next
+ * to its load would wait at once. A lane has four elements, or eight (16 bytes) if every stream has 16-bit elements. Elements
+ * that are misaligned or cut off by the end of their run are accessed one by one. Gradients are the exception: a foreign
+ * bucket may start at any element, so the whole aligned words around them are read and shifted. All streams but the gradients
+ * pass through the L2 cache once. They are marked to be evicted first, so that the gradients of the next bucket stay. No access
+ * touches a byte outside the run [run, run + count), not even in an aligned word that cannot fault, because another thread may
+ * write the neighbouring elements at that time. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -65,13 +65,13 @@ INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
 #endif
 }
 
-/* How far a run reaches. `is_full` says that its tiles are full and every stream is aligned: a constant where this
- * is inlined, so that nothing is asked in the loop of such a tile. */
+/* The extent of a run. `is_full` says that its tiles are full and every stream is aligned. It is a constant at each inlined
+ * call, so the loop of such a tile has no tests. */
 struct Extent {
     uint32_t count;
     bool is_full;
 
-    /* Whether elements at..at+N are wide accesses of so many bytes. */
+    /* Whether elements at..at+N can be accessed at once, in this number of bytes. */
     template <uint32_t N>
     INSTEP_DEVICE bool has_whole(const void* first, uint32_t bytes, uint32_t at) const {
         return is_full || (is_aligned(first, bytes) && at + N <= count);
@@ -82,7 +82,7 @@ struct Extent {
     }
 };
 
-/* How long the cache should keep what is accessed. */
+/* How long the cache should keep the accessed data. */
 enum class Kept { AS_USUAL, BRIEFLY };
 
 template <Kept KEPT, class Word>
@@ -110,7 +110,8 @@ INSTEP_DEVICE Words<N> words_at(const T* first) {
     return words;
 }
 
-/* Marks the end of a round's loads: no conversion of these words moves before it, where it would wait among loads. */
+/* Marks the end of a round's loads: the compiler moves no conversion of these words before it, where it would wait between
+ * loads. */
 template <uint32_t N>
 INSTEP_DEVICE void hold_back(Words<N>& words) {
 #if defined(__CUDA_ARCH__)
@@ -243,7 +244,7 @@ struct ShiftedWords {
     uint32_t shift;
 };
 
-/* As `load`, but with two aligned groups where both lie inside the run; `at` is a multiple of N. */
+/* Like `load`, but reads two aligned groups if both lie inside the run; `at` is a multiple of N. */
 template <uint32_t N, class T>
 INSTEP_DEVICE ShiftedWords<N> load_shifted(const T* run, uint32_t at, Extent extent) {
     const uint32_t shift = extent.is_full ? 0 : misalignment<N>(run);
@@ -273,7 +274,7 @@ INSTEP_DEVICE Words<N> shifted(const ShiftedWords<N>& both) {
     return words;
 }
 
-/* A run of a stream whose dtype is an argument. Only gradients are read this way: they alone may be foreign memory. */
+/* A run of a stream whose dtype is an argument. Only gradients are read this way, because only they may be foreign memory. */
 struct Run {
     void* base;
     uint64_t offset; /* elements */
@@ -295,7 +296,7 @@ struct Run {
 
     INSTEP_DEVICE Four read(uint32_t at) const { return values_of(load_at<4>(at)); }
 
-    /* No thread may write to the run meanwhile: the words also hold neighbours' elements. */
+    /* No thread may write to the run at that time, because the words also have elements of other lanes. */
     template <uint32_t N>
     INSTEP_DEVICE ShiftedWords<N> load_shifted_at(uint32_t at) const {
         return is_f32() ? load_shifted<N>(floats(), at, extent) : load_shifted<N>(halves(), at, extent);

@@ -8,12 +8,12 @@
  * values a finer grid. Without it a second moment below 1/65025 of its block's largest would be zero, and the step
  * would divide by eps alone. For the same reason a value above zero never becomes the code 0. An average that moves by
  * less than half a code stands still, unless rounding is stochastic. With h = 1/254, or 1/510, a value rounded to the
- * nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale, or about 4 (x/scale)^(3/4) h scale,
+ * nearest code has an error of at most (2 sqrt(x/scale) h + h^2) scale, or about 4 (x/scale)^(3/4) h scale; see
  * tests/precision/eight_bit.rs. The largest element is kept exactly, so decoding and encoding again gives the same
  * codes.
  *
- * A block with a NaN or an infinity becomes NaN in all elements, so that the fault shows. A block whose largest is
- * below 2^-90, where a code could leave the normal numbers, is zero. Dettmers et al., "8-bit Optimizers via Block-wise
+ * If a block has a NaN or an infinity, all its elements become NaN, so that the fault shows. If its largest magnitude is
+ * below 2^-90, a code could leave the normal numbers, so the block is zero. Dettmers et al., "8-bit Optimizers via Block-wise
  * Quantization", ICLR 2022; square-root companding as Ortiz et al., "FlashOptim", 2026. */
 #ifndef INSTEP_NUMERIC_CODES_H
 #define INSTEP_NUMERIC_CODES_H
@@ -34,9 +34,9 @@ INSTEP_INLINE float block_scale(uint32_t largest_magnitude) {
 /* Whether a block of this scale has codes. */
 INSTEP_INLINE bool is_coded(float scale) { return scale >= SMALLEST_SCALE; }
 
-/* What follows takes one value as float and uint32_t, or a vector of them (cpu/vectors.h). */
+/* The functions below take one value as float and uint32_t, or a vector of such values (cpu/vectors.h). */
 
-/* To the nearest integer, ties to even, of 0 <= x < 2^22: the sum has no room for a fraction. */
+/* The integer nearest to x, ties to even, for 0 <= x < 2^22: the sum has no bits for a fraction. */
 template <class F>
 INSTEP_INLINE auto nearest_integer(F x) { return bits_of(x + 12582912.0f) - 0x4b400000u; }
 
@@ -44,7 +44,7 @@ INSTEP_INLINE auto nearest_integer(F x) { return bits_of(x + 12582912.0f) - 0x4b
 template <class F>
 INSTEP_INLINE F nearest_whole(F x) { return (x + 12582912.0f) - 12582912.0f; }
 
-/* The largest whole number not above, of the same; of a whole number it may be the one below. */
+/* The largest whole number that is not above x. If x is a whole number, it may be the next one below. */
 template <class F>
 INSTEP_INLINE F whole_below(F x) { return nearest_whole(x < 0.5f ? F{} : x - 0.5f); }
 
@@ -54,8 +54,8 @@ template <class F>
 INSTEP_INLINE F to_the_fourth(F x) { return squared(squared(x)); }
 INSTEP_INLINE float real(uint32_t code) { return static_cast<float>(static_cast<int32_t>(code)); }
 
-/* Turns values into powers of codes: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth
- * power of 16/255 of an unsigned one. No factor leaves the normal numbers. */
+/* The factor that turns values into powers of codes. (127^2 / scale) x is the square of a signed code. (16^4 / scale) x is
+ * the fourth power of 16/255 times an unsigned code. No factor leaves the normal numbers. */
 INSTEP_INLINE float coding_factor(bool is_signed, float scale) { return (is_signed ? 16129.0f : 65536.0f) / scale; }
 
 /* The power of a code, which may have a fraction. */
@@ -68,14 +68,15 @@ INSTEP_INLINE F root_of(bool is_signed, F power) {
     return is_signed ? square_root(power) : square_root(square_root(power)) * 15.9375f;
 }
 
-/* Roots are slow, and codes are few. So both devices take a rough root, which says next to which threshold a power lies:
- * the code less 1/2, or the code itself where its root's floor is asked for. The threshold's power takes a few products,
- * and comparing with it gives the code. Roots are rounded: the least power that they give a code lies from BELOW last
- * places under that of its threshold to ABOVE over it. Powers so close are coded by the roots, so every code has the bits
- * of code_of, for any rough root that is off by less than half a code. */
+/* Roots are slow, and codes are few. So both devices take a rough root, which gives the threshold next to a power. A
+ * threshold is the code less 1/2, or the code itself if the floor of the root is needed. The threshold's power takes a few
+ * products, and comparing the two powers gives the code. Roots are rounded, so the least power to which code_of gives a
+ * code lies between BELOW last places under the power of its threshold and ABOVE over it. Powers that close to a threshold
+ * are coded by the roots. So every code has the bits of code_of if the rough root's error is less than half a code. */
 constexpr uint32_t BELOW = 9, ABOVE = 5;
 
-/* Has its top bit if the power is at least the threshold's, and is at least FIRST_CLOSE if only the roots can tell. */
+/* Returns a word whose top bit is set if the power is at least the threshold's. If only the roots can tell, it is at least
+ * FIRST_CLOSE. */
 template <class F>
 INSTEP_INLINE auto distance_to(F threshold_power, F power) { return bits_of(threshold_power) - (bits_of(power) + (BELOW + 1)); }
 
@@ -92,8 +93,8 @@ INSTEP_INLINE F drawn(bool is_signed, F power, F below, U random) {
     return draws_above(power, power_of(is_signed, below), power_of(is_signed, above), random) ? above : below;
 }
 
-/* The largest of a block always gets the largest code, and no element gets a larger one. `random` has 16 bits and is
- * used only if rounding is stochastic. */
+/* The largest element of a block always gets the largest code, and no element gets a larger code. `random` has 16 bits and
+ * is used only if rounding is stochastic. */
 template <class F, class U>
 INSTEP_INLINE U code_of(bool is_signed, F size, float scale, float factor, bool stochastic, U random) {
     const F power = size * factor, root = root_of(is_signed, power);

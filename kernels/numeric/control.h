@@ -13,7 +13,7 @@ namespace {
 
 static_assert(sizeof(InstepTile) == 64 && sizeof(InstepStatus) == 64, "one cache line each");
 
-/* A count of ranks. The gradients' SUM made it, so it is an element of their dtype. */
+/* A count of ranks. It was summed with the gradients, so it has their dtype. */
 INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
     if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
     return widened(*static_cast<const uint16_t*>(count), grad_dtype);
@@ -33,7 +33,7 @@ INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
     }
 }
 
-/* Ranks to take the mean over. If no rank contributed, nothing is stepped, and the divisor does not matter. */
+/* The number of ranks to take the mean over. If no rank contributed, nothing is stepped, and the divisor does not matter. */
 INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contributors, uint32_t grad_dtype) {
     if (control.divisor > 0.0) return control.divisor;
     const float ranks = count_at(contributors, grad_dtype);
@@ -46,7 +46,7 @@ INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
-/* The factor in the loss: another program's, a constant, or the one that the last Decide left. */
+/* The factor in the loss: that of another program, a constant, or the result of the last Decide. */
 INSTEP_INLINE double loss_scale_of(const InstepBeginArgs& args, const InstepControl& control) {
     if (args.grad_scale) return static_cast<double>(*args.grad_scale);
     return args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control.next_loss_scale);
@@ -95,8 +95,8 @@ INSTEP_INLINE void set_scalars(InstepRecord* record, const typename Rule::Scalar
 #endif
 }
 
-/* The scalars of a record's next update. A rule that carries a number also takes that, and sets its next value;
- * the other rules need not know. */
+/* Derives the scalars of a record's next update. If the rule carries a number, `prepare` also reads that number and sets
+ * its next value; the other rules need no such argument. */
 template <class Rule, class Hyper>
 INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, int)
     -> decltype(Rule::prepare(hyper, record->steps + 1, record->carried)) {
@@ -146,7 +146,7 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 #endif
 }
 
-/* The action on a segment whose bucket has been reduced. A segment that no rank used is left alone. */
+/* The action on a segment, after its bucket has been reduced. If no rank used the segment, it stays as it is. */
 INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
     if ((record.tail | record.contributors) == 0) return record.action;
@@ -159,14 +159,14 @@ INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& 
     return divisor_of(*args.control, reinterpret_cast<const void*>(record.contributors), args.grad_dtype);
 }
 
-/* Whether the multiplier of a launch's gradients is known, without a bucket's own count. */
+/* Whether the multiplier of a launch's gradients is known without the bucket's own count of ranks. */
 INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
     const InstepControl& control = *args.control;
     return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* no load waits for another */
 }
 
-/* Multiplies a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or else comes from the
- * bucket's own count. An average has neither loss scale nor clip. */
+/* The factor of a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or it comes from the
+ * bucket's own count of ranks. An average has neither loss scale nor clip. */
 INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const InstepRecord& record, uint32_t action) {
     const InstepControl& control = *args.control;
     const bool steps = action == INSTEP_ACTION_STEP;
@@ -178,8 +178,8 @@ INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const Instep
     return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
-/* Whether a sum of this magnitude, in the tile's bucket, has a mean that is infinite or a NaN: as its step would see it, but for
- * a clip that is decided later. */
+/* Whether a sum of this magnitude in the tile's bucket has a mean that is infinite or NaN. It is the mean that the step would
+ * use, without a clip that is decided later. */
 INSTEP_INLINE bool has_nonfinite_mean(const InstepStepArgs& args, const InstepTile& tile, uint32_t magnitude) {
     return is_nonfinite(float_of(magnitude) * gradient_multiplier(args, args.records[tile.record], INSTEP_ACTION_STEP));
 }
@@ -189,7 +189,7 @@ INSTEP_INLINE bool steps_nothing(const InstepStepArgs& args) {
     return (args.control->skip != 0) | (args.part == INSTEP_PART_END);
 }
 
-/* Decides the action of the user's own code on a segment, before that code runs: it cannot read skip and tail. */
+/* Decides the action of the user's own code on a segment before that code runs, because it cannot read skip flag and tail. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
     InstepRecord& record = args.records[tile.record];
@@ -199,8 +199,8 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (steps) record.stepped = 1;
 }
 
-/* The loss scale of the next pass, as in torch.amp.GradScaler: smaller after a skipped pass, larger after an unbroken
- * run of the others. A scale that could not be divided out in f32 is not taken; the current one stays. */
+/* The loss scale of the next pass, as in torch.amp.GradScaler: smaller after a skipped pass, larger after a number of
+ * passes in a row without a skip. If f32 gradients could not be divided by the new scale, the current one stays. */
 INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     double factor = 1.0;

@@ -1,6 +1,6 @@
-/* How an element of each dtype is stored: its size, and its conversion from and to f32.
+/* The size of an element of each dtype, and its conversion from and to f32.
  *
- * It depends on math.h. Each switch lists every dtype and has no default, so the compiler refuses one that a switch
+ * It depends on math.h. Each switch lists every dtype and has no default, so the compiler reports a dtype that a switch
  * lacks (-Werror=switch). */
 #ifndef INSTEP_NUMERIC_DTYPE_H
 #define INSTEP_NUMERIC_DTYPE_H

@@ -1,4 +1,4 @@
-/* The arithmetic that every rule may use, spelled so that each compiler gives the same bits.
+/* The arithmetic that every rule may use, written so that each compiler gives the same bits.
  *
  * Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never fma,
  * fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one machine to the
@@ -66,7 +66,7 @@ INSTEP_INLINE double double_of(uint64_t bits) {
 #endif
 }
 
-/* Correctly rounded everywhere. So is division, by the flags of the build. */
+/* The square root is correctly rounded everywhere. By the flags of the build, division is too. */
 INSTEP_INLINE float square_root(float x) {
 #if defined(__CUDA_ARCH__)
     return __fsqrt_rn(x);
@@ -112,16 +112,16 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* The bf16 below or above in magnitude, above with the probability that keeps the mean, by 16 random bits. A value
- * between the largest bf16 and infinity may become either. */
+/* Stochastic rounding to the bf16 below or above in magnitude, by 16 random bits. The one above has the probability that
+ * keeps the mean. A value between the largest bf16 and infinity may become either. */
 INSTEP_INLINE uint16_t bfloat16_stochastic(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
     return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
 }
 
-/* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is
- * 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16
- * subnormal. */
+/* f32 as f16, to the nearest, ties to even; 65520 and more become infinity. 0x38000000 is the difference of the exponents'
+ * biases. 0x38800000 is 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of
+ * an f16 subnormal. */
 INSTEP_INLINE uint16_t half_by_integers(float x) {
     const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -141,7 +141,7 @@ INSTEP_INLINE uint16_t half_of(float x) {
 #endif
 }
 
-/* Exact, and NaN stays NaN. */
+/* The conversion is exact, and NaN stays NaN. */
 INSTEP_INLINE float from_bfloat16(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 
 INSTEP_INLINE float from_half_by_integers(uint16_t x) {
@@ -161,16 +161,16 @@ INSTEP_INLINE float from_half(uint16_t x) {
 #endif
 }
 
-/* A rule's `update` is a template over F: a float, or a vector of them (cpu/vectors.h), whose operators go lane by
- * lane. This is the number in all lanes, a zero with its sign. */
+/* A rule's `update` is a template over F: a float, or a vector of floats (cpu/vectors.h), whose operators work lane by
+ * lane. This function puts one number into all lanes, and keeps the sign of a zero. */
 template <class F>
 INSTEP_INLINE F in_all(float x) { return x - F{}; }
 
-/* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
+/* The larger value; a NaN in `y` survives. fmaxf would drop the NaN, and is a libm call under g++. */
 template <class F>
 INSTEP_INLINE F larger(F x, F y) { return x > y ? x : y; }
 
-/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros and for NaN, like
+/* size * sign(x) by two comparisons, without a product that could underflow. It is zero for both zeros and for NaN, like
  * torch.sign. */
 template <class Size, class F>
 INSTEP_INLINE F with_sign(Size size, F x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
@@ -188,7 +188,7 @@ INSTEP_INLINE double power(double base, uint64_t n) {
 /* Exponential moving average as average + weight*(sample - average), weight = fl(1 - beta). The usual
  * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
  * coefficients do not add up to 1. For 1 - beta >= 0.5 it is counted from the sample, sample - beta*(sample -
- * average), so that the larger part is never multiplied; `weight` is then fl(-beta). */
+ * average), so that the term with the larger weight is never multiplied; `weight` is then fl(-beta). */
 template <class F>
 INSTEP_INLINE F moved_average(F average, F sample, float weight, uint32_t from_sample) {
     return (from_sample ? sample : average) + weight * (sample - average);
@@ -201,9 +201,8 @@ INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sam
     *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
 }
 
-/* A rule's `HIDDEN` names what its stepped parameter does not show, under the flags of `COMMON`: a gradient that is
- * infinite or NaN, or a NaN in a state, after which the parameter may be finite. A loop looks at the parameter and at what is
- * hidden. */
+/* With a gradient that is infinite or NaN, or with a NaN in a state, some rules leave the parameter finite. A rule's `HIDDEN`
+ * names the inputs from which this can happen, under the flags of `COMMON`. A loop checks the parameter and these inputs. */
 constexpr uint32_t HIDDEN_GRADIENT = 1, HIDDEN_EVERYTHING = ~0u;
 INSTEP_INLINE constexpr uint32_t hidden_state(int k) { return 2u << k; }
 

@@ -1,4 +1,4 @@
-/* Sum of squares whose bits do not depend on how the work is cut.
+/* A sum of squares whose bits do not depend on how the work is divided.
  *
  * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in
  * one fixed order (an f32 square is exact there). Leaf sums are then added as integers, which have no order: the
@@ -30,8 +30,9 @@ INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
     return limbs;
 }
 
-/* The accumulator rounded once to f64: carries from the lowest limb up, keeping the three digits that end in the
- * highest one so far and whether any lower digit was set. No array of digits: a GPU has none in registers. */
+/* Returns the accumulator, rounded once to f64. It carries from the lowest limb up, and keeps the three digits that end in
+ * the highest digit so far, and whether any lower digit was set. There is no array of digits, because a GPU has no array in
+ * registers. */
 INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the window that moves up */
     uint64_t top = 0, below = 0, sticky = 0;                      /* the window as it was at the highest digit */
@@ -59,14 +60,14 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-/* The norm of the elements that were added, `worst` being their largest magnitude. */
+/* The norm of the elements that were added; `worst` is their largest magnitude. */
 INSTEP_INLINE double norm_value(const uint64_t* limbs, uint32_t worst) {
     if (worst > INSTEP_F32_INFINITY_BITS) return double_of(0x7ff8000000000000ull);
     if (worst == INSTEP_F32_INFINITY_BITS) return double_of(0x7ff0000000000000ull);
     return square_root(limbs_value(limbs));
 }
 
-/* The largest magnitude as it is stored: one for all NaNs, whose payload a GPU drops where it widens f16. */
+/* The largest magnitude to store. All NaNs become one, because a GPU drops their payload when it widens f16. */
 INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
     return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
 }

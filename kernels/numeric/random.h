@@ -1,8 +1,8 @@
-/* Random bits for stochastic rounding: a function of (seed, update, element, stream) and of nothing else.
+/* Random bits for stochastic rounding: a function of (seed, update, element, stream) alone.
  *
- * The element is counted over the whole layout in registration order, the update over the parameter's own ones, so
- * the result is the same bits for any bucket, shard, launch shape, thread and instruction set, and a resumed run
- * draws the same bits as an unbroken one. There is no state. Salmon et al., "Parallel random numbers: as easy as 1,
+ * Elements are counted over the whole layout in registration order, and updates per parameter. So any bucket, shard,
+ * launch shape, thread and instruction set draws the same bits, and a resumed run draws the same bits as an
+ * uninterrupted one. There is no state. Salmon et al., "Parallel random numbers: as easy as 1,
  * 2, 3", SC 2011, for generators that count; the mixer is Wellons' lowbias32. */
 #ifndef INSTEP_NUMERIC_RANDOM_H
 #define INSTEP_NUMERIC_RANDOM_H
@@ -11,7 +11,7 @@
 
 namespace {
 
-/* Streams that are rounded: the parameter, then the states. */
+/* The streams that are rounded: first the parameter, then the states. */
 constexpr uint32_t PARAM_STREAM = 0, FIRST_STATE_STREAM = 1;
 
 /* The key of one update of one parameter. */
@@ -27,7 +27,7 @@ INSTEP_INLINE RandomKey random_key(uint64_t seed, uint64_t update) {
     return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
 }
 
-/* Where a run of elements starts. Two words, because lanes of 64 bits would halve every vector. */
+/* The start of a run of elements. It has two words, because 64-bit lanes would halve every vector. */
 struct RandomPosition {
     RandomKey key;
     uint32_t low, high;
@@ -36,8 +36,9 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31, or a vector of such. The upper half of lowbias32, with
-     * one key before its two rounds and one between them. With the first alone, one update's draws would be another's, shifted. */
+    /* 16 bits for the i-th element of the run; i is below 2^31, or a vector of such numbers. They are the upper half of
+     * lowbias32, with one key before its two rounds and one between them. With only the first key, one update's draws would
+     * be those of another update, shifted. */
     template <class U>
     INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i), stream) >> 16; }
 

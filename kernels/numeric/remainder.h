@@ -1,12 +1,12 @@
-/* A bf16 parameter and the bits that it lacks: f32 master weights in 16 bits more, or 24-bit ones in 8.
+/* A bf16 parameter and the bits that it lacks: 16 more bits give an f32 master weight, and 8 more bits a 24-bit one.
  *
  *     bits(master) = (param << 16) + remainder                 16-bit remainder, two's complement
  *     bits(master) = (param << 16) + (remainder << 8)          8-bit remainder, two's complement
  *
- * The parameter is therefore its master rounded to the nearest bf16, ties away from zero: a remainder has no room for
- * the one tie that even would round down. Joining the two gives the master back, bit for bit. The layout is that of
- * apex's DistributedFusedAdam but for NaN: there a NaN's parameter turns into -0.0, here it stays NaN. A 24-bit
- * master is f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
+ * The parameter is therefore its master rounded to the nearest bf16, ties away from zero. Ties to even would need one
+ * remainder more than fits. Joining the two gives the master back, bit for bit. The layout is that of apex's
+ * DistributedFusedAdam, except for NaN: there the parameter of a NaN becomes -0.0, here it stays NaN. A 24-bit master is
+ * f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
 #ifndef INSTEP_NUMERIC_REMAINDER_H
 #define INSTEP_NUMERIC_REMAINDER_H
 
@@ -32,8 +32,8 @@ INSTEP_INLINE float joined_with_16(uint16_t param, uint16_t remainder) {
     return canonical(float_of((static_cast<uint32_t>(param) << 16) + sign_extended(remainder, 16)));
 }
 
-/* To the nearest multiple of 2^8 of its bits, ties to even; 8 random bits in place of one half, `chance`,
- * round stochastically. A NaN is unchanged. */
+/* Rounds the bits to the nearest multiple of 2^8, ties to even. With 8 random bits instead of one half in `chance`, it
+ * rounds stochastically. A NaN is unchanged. */
 INSTEP_INLINE float rounded_to_24(float master) {
     const uint32_t bits = bits_of(master);
     const uint32_t rounded = (bits + 0x7fu + (bits >> 8 & 1u)) & 0xffffff00u;

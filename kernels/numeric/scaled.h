@@ -1,9 +1,9 @@
 /* Rules whose change is scaled by norms of the whole parameter, such as LAMB: the code that their two launches share.
  *
- * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms, as
- * integers, so that the norms are the same bits for any cut of the work (norm.h). The second computes the change again,
- * from the stored states, and scales it. A rule with a member `change` is one of these; its `update` moves the states
- * alone. Scales depend on the norms alone, so they are the same on every device. */
+ * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms. It adds them
+ * as integers, so the norms have the same bits for any division of the work (norm.h). The second launch computes the change
+ * again, from the stored states, and scales it. A rule is one of these if it has a member `change`; its `update` moves only
+ * the states. Scales depend on the norms alone, so they are the same on every device. */
 #ifndef INSTEP_NUMERIC_SCALED_H
 #define INSTEP_NUMERIC_SCALED_H
 
@@ -32,7 +32,7 @@ INSTEP_INLINE void empty(InstepNorms* norms) {
     norms->nonfinite[OF_PARAM] = norms->nonfinite[OF_CHANGE] = 0;
 }
 
-/* Infinite also where a NaN was added, since a scale makes no difference between them. */
+/* The norm is infinite also if a NaN was added, since the scale is the same for both. */
 INSTEP_INLINE double norm_of(const uint64_t* limbs, uint32_t nonfinite) {
     return norm_value(limbs, nonfinite ? INSTEP_F32_INFINITY_BITS : 0);
 }
@@ -45,8 +45,8 @@ INSTEP_INLINE double norm_of(const InstepNorms& norms, uint32_t which) {
 INSTEP_INLINE bool is_positive_and_finite(double norm) { return norm > 0.0 && norm <= 0x1.fffffffffffffp1023; }
 
 /* The factor of a change. The ratio is 1 unless both norms are positive and finite, so that it makes no finite value
- * infinite. A scale too large for f32 becomes its largest number: after a thousand steps of zero gradients the change
- * is tiny, and an infinite scale would make it infinite. */
+ * infinite. If the scale is too large for f32, it becomes the largest f32. After a thousand steps of zero gradients the
+ * change is tiny, and an infinite scale would make it infinite. */
 template <class Rule>
 INSTEP_INLINE float step_scale(const typename Rule::Scalars& s, double param_norm, double change_norm) {
     const bool has_ratio = is_positive_and_finite(param_norm) && is_positive_and_finite(change_norm);

@@ -25,7 +25,7 @@ template <int STATES_>
 struct Adadelta {
     using Scalars = AdadeltaScalars;
     static constexpr int STATES = STATES_; /* square_avg, acc_delta */
-    static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 0;  /* bit k is set if state k may be negative */
 
     /* No prepared scalar depends on the step. */
     static INSTEP_INLINE AdadeltaScalars prepare(const InstepAdadeltaHyper& h, uint64_t) {
@@ -43,7 +43,7 @@ struct Adadelta {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

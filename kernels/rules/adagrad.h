@@ -25,7 +25,7 @@ template <int STATES_>
 struct Adagrad {
     using Scalars = AdagradScalars;
     static constexpr int STATES = STATES_; /* sum */
-    static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 0;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE AdagradScalars prepare(const InstepAdagradHyper& h, uint64_t step) {
@@ -44,7 +44,7 @@ struct Adagrad {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
@@ -55,7 +55,7 @@ struct Adagrad {
         return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdagradScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;

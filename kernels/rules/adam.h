@@ -29,7 +29,7 @@ template <int STATES_>
 struct Adam {
     using Scalars = AdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq, and with amsgrad max_exp_avg_sq */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE AdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
@@ -51,7 +51,7 @@ struct Adam {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, AMSGRAD = 16;
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
@@ -66,7 +66,7 @@ struct Adam {
                (s.amsgrad ? WITH_STATES : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

@@ -25,7 +25,7 @@ template <int STATES_>
 struct Adamax {
     using Scalars = AdamaxScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_inf */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE AdamaxScalars prepare(const InstepAdamaxHyper& h, uint64_t step) {
@@ -44,7 +44,7 @@ struct Adamax {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
@@ -56,7 +56,7 @@ struct Adamax {
                (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdamaxScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;

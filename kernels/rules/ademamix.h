@@ -29,7 +29,7 @@ template <int STATES_>
 struct AdEmaMix {
     using Scalars = AdEmaMixScalars;
     static constexpr int STATES = STATES_; /* exp_avg_fast, exp_avg_slow, exp_avg_sq */
-    static constexpr uint32_t SIGNED = 3;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 3;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE AdEmaMixScalars prepare(const InstepAdEmaMixHyper& h, uint64_t step) {
@@ -51,7 +51,7 @@ struct AdEmaMix {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
@@ -63,7 +63,7 @@ struct AdEmaMix {
                (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const AdEmaMixScalars& s, uint32_t flags, F, F g, F* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);

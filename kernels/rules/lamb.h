@@ -26,7 +26,7 @@ template <int STATES_>
 struct Lamb {
     using Scalars = LambScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE LambScalars prepare(const InstepLambHyper& h, uint64_t step) {
@@ -47,7 +47,7 @@ struct Lamb {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update` and `change`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` and `change` branch. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 

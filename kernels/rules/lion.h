@@ -24,7 +24,7 @@ template <int STATES_>
 struct Lion {
     using Scalars = LionScalars;
     static constexpr int STATES = STATES_; /* exp_avg */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE LionScalars prepare(const InstepLionHyper& h, uint64_t) {
@@ -42,7 +42,7 @@ struct Lion {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 

@@ -28,7 +28,7 @@ template <int STATES_>
 struct NAdam {
     using Scalars = NAdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() differs between machines; the series of the
      * exponential does not. For an exponent of at most 0.041, nine terms are as exact as f64. */
@@ -66,7 +66,7 @@ struct NAdam {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 
@@ -78,7 +78,7 @@ struct NAdam {
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const NAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

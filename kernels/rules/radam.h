@@ -62,7 +62,7 @@ template <int STATES_>
 struct RAdam {
     using Scalars = RAdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE RAdamScalars prepare(const InstepRAdamHyper& h, uint64_t step) {
@@ -92,7 +92,7 @@ struct RAdam {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
     static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
 
@@ -105,7 +105,7 @@ struct RAdam {
                (s.rectified ? RECTIFIED : 0);
     }
 
-    /* A loop may compute the three in rounds of their own. The first one moves the states. */
+    /* A loop may run these three functions in separate passes. The first one moves the states. */
     template <class F>
     static INSTEP_INLINE F numerator(const RAdamScalars& s, uint32_t flags, F p, F g, F* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;

@@ -29,7 +29,7 @@ template <int STATES_>
 struct RmsProp {
     using Scalars = RmsPropScalars;
     static constexpr int STATES = STATES_; /* square_avg, momentum_buffer if there is momentum, grad_avg if centered */
-    static constexpr uint32_t SIGNED = 6;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 6;  /* bit k is set if state k may be negative */
 
     /* No prepared scalar depends on the step. */
     static INSTEP_INLINE RmsPropScalars prepare(const InstepRmsPropHyper& h, uint64_t) {
@@ -50,7 +50,7 @@ struct RmsProp {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE = 1, MOMENTUM = 2, CENTERED = 4, DECAY = 8;
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};

@@ -29,7 +29,7 @@ template <int STATES_>
 struct Rprop {
     using Scalars = RpropScalars;
     static constexpr int STATES = STATES_; /* prev, step_size */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE RpropScalars prepare(const InstepRpropHyper& h, uint64_t step) {
@@ -49,7 +49,7 @@ struct Rprop {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 

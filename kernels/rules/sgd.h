@@ -26,7 +26,7 @@ template <int STATES_>
 struct Sgd {
     using Scalars = SgdScalars;
     static constexpr int STATES = STATES_; /* momentum_buffer, if there is momentum */
-    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE SgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {
@@ -47,7 +47,7 @@ struct Sgd {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The branches of `update`. Where they are constants, the loop has no select. */
+    /* The flags on which `update` branches. If they are constants, the loop has no select. */
     static constexpr uint32_t MOMENTUM = 1, FIRST = 2, NESTEROV = 4, DECAY = 8;
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};

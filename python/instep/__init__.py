@@ -1,7 +1,7 @@
 """Fused optimizer steps over whole gradient buckets, overlapped with backward.
 
-``instep.torch`` holds what PyTorch users call, ``instep.deepspeed`` the op of DeepSpeed's CPU Adam, and ``instep.bench``
-times steps; these alone import torch. This module says what the library has.
+``instep.torch`` is for PyTorch users, ``instep.deepspeed`` has the op of DeepSpeed's CPU Adam, and ``instep.bench`` times
+steps. Only these three import torch. This module lists the optimizers of the library.
 """
 
 import importlib
@@ -19,7 +19,7 @@ Hyperparameter = Union[float, bool, tuple[float, float]]
 
 
 def __getattr__(name: str) -> object:
-    """Imports ``instep.torch`` when it is asked for, so that torch is needed by those alone who use it."""
+    """Imports ``instep.torch`` at its first use, so that programs without it need no torch."""
     if name == "torch":
         return importlib.import_module("instep.torch")
     raise AttributeError(f"module 'instep' has no attribute {name!r}")
@@ -34,11 +34,11 @@ class Descriptor:
     defaults: Mapping[str, Hyperparameter]
     """Its hyperparameters with their defaults, the learning rate first."""
     carried: Union[str, None]
-    """The name of the number that it carries beside the step count."""
+    """The name of the number that it carries from step to step beside the step count."""
     needs_float32_states: Union[str, None]
-    """The hyperparameter that, if it is on, needs all bits of the states."""
+    """The hyperparameter that requires float32 states if it is on."""
     scales_by_norms: bool
-    """Whether norms of the whole parameter scale its change."""
+    """Whether norms of the whole parameter scale the parameter's change."""
     source: str
     """The publication of the algorithm."""
 

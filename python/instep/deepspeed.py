@@ -1,7 +1,7 @@
-"""The op of DeepSpeed's CPU Adam: ``instep.deepspeed.install()`` puts the library's step in the place of the compiled one.
+"""The op of DeepSpeed's CPU Adam: ``instep.deepspeed.install()`` replaces DeepSpeed's compiled op by this library's step.
 
-`DeepSpeedCPUAdam`, and with it ZeRO-Offload, then steps here, and no compiler is asked for. A step is that of
-``instep.torch.functional``, on tensors of DeepSpeed's; nothing is kept of them between calls.
+`DeepSpeedCPUAdam`, and with it ZeRO-Offload, then steps here and needs no compiler. A step is that of
+``instep.torch.functional``, on DeepSpeed's tensors; nothing of them is kept between calls.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .torch._lists import RULES
 __all__ = ["Op", "install"]
 
 UNCORRECTED = 2.0**60
-"""A count at which every power of beta below 1 is 0, so that nothing is corrected for bias."""
+"""A step count at which every power of a beta below 1 is 0, so that there is no bias correction."""
 
 
 class Op:
-    """What ``CPUAdamBuilder().load()`` returns: the same functions, with the same arguments.
+    """The result of ``CPUAdamBuilder().load()``: the same functions, with the same arguments.
 
-    Tensors are dense and on the CPU, all of one shape and order of elements: parameters and gradients of float32, bfloat16
-    or float16, states of float32 or bfloat16. Other functions, such as ZenFlow's, are DeepSpeed's own, which it compiles
-    when they are asked for.
+    Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are float32,
+    bfloat16 or float16, and states float32 or bfloat16. Other functions, such as ZenFlow's, come from DeepSpeed's own op,
+    which DeepSpeed compiles at their first use.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -43,7 +43,7 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Notes whether weight decay is decoupled; all numbers come with each step."""
+        """Stores whether weight decay is decoupled. All numbers come with each step."""
         self._created[optimizer_id] = "adamw" if adamw_mode else "adam"
         if should_log:
             print(f"instep: CPU Adam #{optimizer_id}, {self._created[optimizer_id]}")
@@ -69,10 +69,10 @@ class Op:
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
     ) -> int:
-        """Makes a parameter's update number ``step``, the first of which is 1.
+        """Makes a parameter's update number ``step``, counted from 1.
 
-        Raises ``ValueError`` or ``NotImplementedError`` before anything is written if a tensor or a number does not fit, and
-        names it as the functions of ``instep.torch.functional`` do.
+        If a tensor or a number does not fit, raises ``ValueError`` or ``NotImplementedError`` before anything is written. The
+        error names it as in ``instep.torch.functional``.
         """
         rule = self._rule(optimizer_id)
         if step < 1:
@@ -98,11 +98,11 @@ class Op:
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
     ) -> int:
-        """Undoes update number ``step``, from the gradients that it was made with. All tensors are of float32.
+        """Undoes update number ``step``, given the gradients of that update. All tensors are float32.
 
-        It is computed in float64, but the update has rounded what it stored. So the old values return within 4 of float32's
-        epsilon of the largest magnitude that went into the rounding: the old value, the new one, and what was added: to a
-        parameter the update, to ``exp_avg`` the gradient, to ``exp_avg_sq`` its square.
+        It is computed in float64, but the update has rounded the values that it stored. So each old value returns with an
+        error of at most 4 float32 epsilons, relative to the largest of the old value, the new value and the summand. The
+        summand is the change of a parameter, the gradient for ``exp_avg``, and its square for ``exp_avg_sq``.
         """
         rule = self._rule(optimizer_id)
         tensors = {"params": params, "grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -128,7 +128,7 @@ class Op:
         return self._created[optimizer_id]
 
     def __getattr__(self, name: str) -> Any:
-        """All other names are those of DeepSpeed's op."""
+        """Returns any other name from DeepSpeed's own op."""
         if name.startswith("__"):
             raise AttributeError(name)
         loaded = self._builder._loaded_ops
@@ -140,10 +140,10 @@ class Op:
 
 
 def install() -> Op:
-    """Puts the library's op in the place of DeepSpeed's, for every ``DeepSpeedCPUAdam`` that is made from now on.
+    """Replaces DeepSpeed's op by the library's, for every ``DeepSpeedCPUAdam`` that is made from now on.
 
-    A second call changes nothing. Raises ``RuntimeError`` if DeepSpeed has loaded its own op already, which its optimizers
-    then go on with, and ``NotImplementedError`` for a version that loads ops in another way.
+    A second call changes nothing. Raises ``RuntimeError`` if DeepSpeed has already loaded its own op; its optimizers then
+    keep that op. Raises ``NotImplementedError`` for a version that loads ops in another way.
     """
     builder = importlib.import_module("deepspeed.ops.op_builder").CPUAdamBuilder
     loaded = getattr(builder, "_loaded_ops", None)

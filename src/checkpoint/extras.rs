@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 /// The trainer's own scalars and texts, which a checkpoint holds beside the stepper.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,
-    /// `state.` or `ema.`.
+    /// The scalars by tensor name, such as `epoch` or `random.seed`. A name may not be one of the checkpoint's own, nor
+    /// begin with `param.`, `state.` or `ema.`.
     pub scalars: BTreeMap<String, Scalar>,
-    /// The texts: free text by key, but for `instep.checkpoint`.
+    /// Free text by key. The key `instep.checkpoint` is reserved.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// A number that keeps its bits.
+/// A number that is saved without rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     /// A real number.
     F64(f64),
-    /// A count, a seed.
+    /// A whole number, such as a count or a seed.
     U64(u64),
 }

@@ -1,7 +1,7 @@
-//! Replaces a file as a whole: written beside it, flushed, renamed, and the folder flushed.
+//! Replaces a file as a whole: writes a new file beside it, flushes that, renames it, and flushes the folder.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden partial one; `partial.rs` names those. The path
-//! never holds half a file, and a file that had restricted permissions never has wider ones, not even half written.
+//! A run that is killed meanwhile leaves the old file and a hidden partial file, which `partial.rs` names. The path never
+//! holds half a file. If a file had restricted permissions, the new one never has wider ones, not even half written.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Links that lead to one another before a path is refused, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// The calls that decide what survives a power failure. A test records their order.
+/// The calls whose order decides what survives a power failure. A test records that order.
 trait Disk {
     fn sync(&self, file: &File) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -37,17 +37,17 @@ impl Disk for System {
     }
 }
 
-/// Puts what `write` writes in the place of the file at `path`. If `path` is a symbolic link, what it leads to is
-/// replaced, or created if nothing is there.
+/// Replaces the file at `path` by a new file that `write` writes. If `path` is a symbolic link, the link's target is
+/// replaced, or created if it does not exist.
 ///
 /// # Errors
-/// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and what `write` returns. The file
-/// is unchanged then, unless it is the folder that could not be flushed.
+/// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and the errors of `write`. The file
+/// is unchanged then, unless only the folder could not be flushed.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// The same for a file that other ranks write too: they [open](open_partial) it by the number that `write` is given.
+/// Does the same for a file that other ranks write too. They [open](open_partial) it by the number that `write` gets.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }
@@ -92,7 +92,7 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
         Ok(found) => Some(found.permissions()),
         Err(_) => None,
     };
-    // Leftovers do no harm, so neither does one that cannot be removed.
+    // Leftovers do no harm, so an error here is ignored.
     let _ = remove_leftovers(folder, name);
     let mut partial = Partial::create(folder, name, permissions.clone().map(to_write)).map_err(refused)?;
     write(&mut partial)?;
@@ -102,7 +102,7 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync(&partial.file).map_err(refused)?;
     disk.rename(&partial.path, path).map_err(refused)?;
     partial.arrived = true;
-    // The rename is on disk when the folder is.
+    // The rename is on disk once the folder is flushed.
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
@@ -118,7 +118,7 @@ fn to_write(mut permissions: Permissions) -> Permissions {
     permissions
 }
 
-/// Returns the path that a chain of symbolic links leads to, whether anything is there or not.
+/// Returns the path at the end of a chain of symbolic links, whether or not a file is there.
 fn follow_links(path: &Path) -> Result<PathBuf> {
     let mut target = path.to_owned();
     for _ in 0..=MAX_LINKS {

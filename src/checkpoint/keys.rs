@@ -1,6 +1,6 @@
 //! Names inside a checkpoint: prefixes of tensors, single tensors and metadata keys.
 //!
-//! Part of the file format, so none of them may change.
+//! The names are a part of the file format, so none of them may change.
 
 /// The prefix of a parameter's name.
 pub(super) const PARAM: &str = "param.";
@@ -8,7 +8,7 @@ pub(super) const PARAM: &str = "param.";
 pub(super) const STATE: &str = "state.";
 /// The prefix of a parameter's name, for its moving average.
 pub(super) const EMA: &str = "ema.";
-/// The name that stands where a state's would, for the step count.
+/// The step count's name, in the place of a state's name.
 pub(super) const STEP: &str = "step";
 /// The tensor of checksums.
 pub const CHECKSUMS: &str = "crc32";

@@ -1,33 +1,33 @@
-//! Saving a training and going on with it, bit for bit, in one file that is there as a whole or not at all.
+//! Saves a training in one file, from which it resumes bit for bit. The file is complete, or it does not exist.
 //!
 //! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
-//! rank count or instruction set: it goes into any stepper whose parameters have the same names and lengths and whose
+//! rank count or instruction set: it loads into any stepper whose parameters have the same names and lengths and whose
 //! optimizer keeps the same states.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 holds the value of a master weight, a
-//! remainder, a bf16 or an 8-bit code exactly. In a stepper of the same precision the run goes on bit for bit,
-//! stochastic rounding included; one of another precision goes on from the same values, rounded to the nearest where it
-//! has fewer bits (in f16, what is beyond 65504 becomes infinite).
+//! remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, stochastic rounding
+//! included. A stepper of another precision resumes from the same values. If its types have fewer bits, values are rounded
+//! to nearest (in f16, a value beyond 65504 becomes infinite).
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
-//! | `param.NAME` | F32, of the parameter's [shape](crate::LayoutBuilder::shape) | its value; any shape of as many elements is read |
-//! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
-//! | `ema.NAME` | the same | its [moving average](crate::StepperBuilder::ema), if they are kept |
-//! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
-//! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried) beside that |
-//! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
-//! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
-//! | `clip.previous_norm` | F64 scalar | the norm to clip by with [`Clip::Previous`](crate::Clip::Previous), once there is one |
-//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so are a scaler's state and a norm to clip by, if the stepper has no use for them |
+//! | `param.NAME` | F32, of the parameter's [shape](crate::LayoutBuilder::shape) | the parameter's value; a load accepts any shape with the same number of elements |
+//! | `state.NAME.STATE` | the same | an optimizer state, under its name in `torch.optim` (`exp_avg`, ...) |
+//! | `ema.NAME` | the same | the parameter's [moving average](crate::StepperBuilder::ema), if the stepper keeps averages |
+//! | `state.NAME.step` | U64 scalar | the parameter's number of updates |
+//! | `state.NAME.mu_product` | F64 scalar | the number that NAdam [carries](Stepper::carried) beside the step count |
+//! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | the state of [dynamic loss scaling](crate::LossScaler), if there is any |
+//! | `schedule.step` | U64 scalar | the step number of [learning-rate schedules](crate::LrSchedule) |
+//! | `clip.previous_norm` | F64 scalar | the norm by which [`Clip::Previous`](crate::Clip::Previous) clips next, if there is one yet |
+//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; a scaler's state and a norm to clip by are also extras if the stepper has no use for them |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
-//! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. The file
-//! holds neither gradients nor settings of the trainer (hyperparameters, learning rates, frozen parameters): a stepper
-//! that loads keeps its own, and a run that has [changed](Stepper::set_hyper) them sets them again. Moving
-//! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
-//! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's
-//! next update, its copy is what it was before the load. [`export`] writes the parameters alone, in their own types.
+//! A parameter's name may have dots, a state's name has none, so a key is split at its last dot. The file holds no
+//! gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that loads a
+//! file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper keeps moving
+//! averages and the file has none, the averages begin as the loaded parameters. If the file has averages and the stepper
+//! keeps none, the file is refused. [Copies](crate::StepperBuilder::copy_params) are not saved: a load does not change a
+//! parameter's copy, and the next update writes it. [`export`] writes the parameters alone, in their own types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -91,27 +91,27 @@ use restore::restore;
 use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
-/// so every rank may call it. With [shards](crate::Strategy) all ranks must call it. Each sends rank 0 its shards, or
-/// writes them itself with [`save_together`]. The file is the same as without shards. Ranks whose models differ each
-/// call [`write()`] instead. [`save_with`] saves numbers of the trainer's own beside it.
+/// so every rank may call it. With [shards](crate::Strategy) all ranks must call it, and each sends its shards to rank 0;
+/// with [`save_together`], each rank writes its shards itself. The file is the same as without shards. If the models of
+/// ranks differ, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
 ///
-/// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
-/// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
-/// removed by the next save to the same path, or by one into the same folder a day later. Two processes must not save
-/// to one path at a time: either save may win and the other may fail.
+/// The data go into a hidden file in the same folder, whose name ends in `.instep-partial`. That file is flushed to disk
+/// and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read. The next save to
+/// the same path removes it, or any save into the same folder a day later. Two processes must not save to one path at a
+/// time: either save may win and the other may fail.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass, `Poisoned` after a failure, `Checkpoint` if the path is no regular file, or there are more names
-/// than the format can hold. `File` if the file cannot be written; if it says that the folder cannot be flushed, the new
-/// file is there, whole, but may not outlive a power failure.
+/// `Order` inside a pass, `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are more
+/// names than the format can hold. `File` if the file cannot be written. If the error says that the folder cannot be
+/// flushed, the new file is complete, but may not outlive a power failure.
 pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file, as [`save`] does, with scalars and texts of the trainer's own beside the stepper. Those of rank 0 count.
+/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. Those of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
@@ -122,7 +122,7 @@ pub fn save_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl As
     save_file(stepper, path.as_ref(), |out| write_with(stepper, extras, out))
 }
 
-/// Writes a file on rank 0. With shards, the other ranks send theirs and write nothing.
+/// Writes a file on rank 0. With shards, the other ranks send their shards and write nothing.
 fn save_file<D: Device>(
     stepper: &Stepper<D>,
     path: &Path,
@@ -138,13 +138,13 @@ fn save_file<D: Device>(
         write(&mut Patient::new(file, is_shared))
     });
     if is_shared && !has_gathered {
-        // The other ranks wait for this one's parts all the same. The file's error is the one to report.
+        // The other ranks wait for this rank's parts, so it sends them in spite of the error. The file's error is reported.
         let _ = write(&mut std::io::sink());
     }
     outcome
 }
 
-/// Writes a checkpoint to any writer, on any rank, front to back. With [shards](crate::Strategy) all ranks call it
+/// Writes a checkpoint to any writer, from front to back, on any rank. With [shards](crate::Strategy) all ranks call it
 /// together.
 ///
 /// ```
@@ -161,37 +161,37 @@ fn save_file<D: Device>(
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it.
+/// Errors as for [`save`]; `File` if `out` refuses; it may then have part of the data.
 pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
     write_with(stepper, &Extras::default(), out)
 }
 
-/// Writes a checkpoint to any writer, as [`write()`] does, with scalars and texts of the trainer's own.
+/// Writes a checkpoint to any writer, as [`write()`] does, and adds the trainer's own scalars and texts.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it; `Config` for a name in `extras`
+/// Errors as for [`save`]; `File` if `out` refuses, which may then have part of the data; `Config` for a name in `extras`
 /// that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }
 
-/// Loads a checkpoint: parameters, states and step counts into the stepper, the rest to the caller. Every rank loads
-/// the same file, always, since states are never broadcast; if one did not, the next collective is a `Mismatch`, if it
-/// [compares](Stepper::set_lr). The next pass gives every rank the parameters of rank 0, in a collective.
+/// Loads a checkpoint. Parameters, states and step counts go into the stepper, and the rest is returned. Every rank must
+/// load the same file, since states are never broadcast. If a rank did not, the next collective that
+/// [compares](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of rank 0.
 ///
-/// The file is read twice: once to check all of it, then to load it, tensor by tensor, each checked again before it is
-/// written. Nothing in the stepper changes before the whole file has been found good.
+/// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again before
+/// it is written. Nothing in the stepper changes before the whole file has been checked.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor and the names.
 ///
 /// # Errors
-/// `Checkpoint` if a byte of the file is not what was written, a tensor is missing or belongs nowhere, or one has
-/// another length or type; `File` if it cannot be read; `Order` inside a pass, `Poisoned` after a failure: nothing has
-/// changed then. `PartlyLoaded` if the file changed or could not be read any more on the second reading.
+/// `Checkpoint` if a byte of the file has changed since it was written, or if a tensor is missing, is unknown, or has
+/// another length or type. `File` if the file cannot be read; `Order` inside a pass, `Poisoned` after a failure. After
+/// these, nothing has changed. `PartlyLoaded` if the second reading fails, or finds that the file has changed.
 pub fn load<D: Device>(stepper: &mut Stepper<D>, path: impl AsRef<Path>) -> Result<Extras> {
     let path = path.as_ref();
     let loaded = safetensors::regular_file(path)?;
@@ -209,7 +209,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
     restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
 }
 
-/// Takes over a state of `torch.optim` from a safetensors file, without a checksum:
+/// Loads a state of `torch.optim` from a safetensors file, which needs no checksum:
 ///
 /// ```python
 /// from safetensors.torch import save_file
@@ -242,7 +242,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Of PyTorch's FSDP, whose ranks keep rows of each parameter or parts of flat ones, torch joins the shards under these keys:
+/// With PyTorch's FSDP, each rank has rows of each parameter, or parts of flat parameters. torch joins the shards so:
 ///
 /// ```python
 /// whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
@@ -252,20 +252,20 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
 /// ```
 ///
-/// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of
-/// names, or if there is none in the order of registration. torch numbers group by group, so with several groups pass
-/// `order`: lengths that happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are
-/// optional; moving averages are all there or none is. A parameter without any state is one that has had no update, as
-/// torch has it; otherwise all states that its group keeps must be there, and `step`, but for a momentum buffer, which
-/// torch saves without one. Values may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of
-/// any type, of one element; NAdam's `mu_product`, F32 or F64, comes with it. A checkpoint of this library can be
-/// imported too, and its checksums are held to it.
+/// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the place in
+/// `order`, a list of names, or without `order` the place in the order of registration. torch numbers parameters group by
+/// group. So pass `order` if there are several groups: lengths that happen to agree would hide a mistake. If a key is both
+/// a name and a number, it is taken as a name. The file may lack all parameters, and must have all moving averages or none.
+/// As in torch, a parameter without any state has had no update. Otherwise the file must have all states that the group
+/// keeps, and `step`; a momentum buffer needs no `step`, because torch saves none. Values are F32, F16 or BF16, or F64 that
+/// are exactly an f32. `step` is one whole number of any type. With NAdam, `mu_product` (F32 or F64) is needed beside
+/// `step`. A checkpoint of this library can be imported too, and its checksums are verified.
 ///
 /// # Ordering
-/// Ordering as for [`load`], which says what ranks must do, too.
+/// Ordering, and what ranks must do, as for [`load`].
 ///
 /// # Errors
-/// Errors as for [`load`]; `Layout` if `order` names what is no parameter.
+/// Errors as for [`load`]; `Layout` if `order` has a name that no parameter has.
 pub fn import<D: Device>(
     stepper: &mut Stepper<D>,
     source: impl Read + Seek,
@@ -274,7 +274,7 @@ pub fn import<D: Device>(
     restore(stepper, source, false, |header, stepper| torch::sort(header, stepper, order))
 }
 
-/// Opens a tensor file for `instep diff`. A checkpoint is read to its end and held to its checksums.
+/// Opens a tensor file for `instep diff`. A checkpoint is read to its end, and its checksums are verified.
 ///
 /// # Errors
 /// `Checkpoint` if the file is broken or a checksum differs, `File` if it cannot be read; both name the path.

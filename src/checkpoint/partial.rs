@@ -1,7 +1,7 @@
-//! The hidden file that a save writes before it takes the place of the real one.
+//! The hidden file that a save writes first, and then renames to the real name.
 //!
-//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed unless it arrives.
-//! A file that a live run may still be writing for another name is never removed.
+//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed if it is not renamed.
+//! This module never removes a file that a live run may still be writing for another name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -14,22 +14,22 @@ use crate::layout::fold;
 
 const SUFFIX: &str = ".instep-partial";
 
-/// Hexadecimal digits that keep two writers apart.
+/// The number of hexadecimal digits, by which the files of two writers differ.
 const DIGITS: usize = 16;
 
-/// Bytes of a name on all usual file systems.
+/// The longest name, in bytes, that all usual file systems allow.
 const MAX_NAME_BYTES: usize = 255;
 
-/// Bytes left for the name, without two dots, the digits and the suffix.
+/// The bytes of it that are left for NAME, without the two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
-/// A writer that has not written for so long is dead, whatever it was writing.
+/// If a writer has not written for this long, it is taken for dead.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A file that is being written, removed unless it arrives.
+/// A file that is being written. Dropping it removes the file, unless it has been renamed.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
-    /// The number in its name, which no other one has.
+    /// The number in its name, which no other file has.
     pub(super) number: u64,
     pub(super) file: File,
     pub(super) arrived: bool,
@@ -43,12 +43,12 @@ impl Partial {
         name: &OsStr,
         permissions: Option<Permissions>,
     ) -> io::Result<Partial> {
-        // The standard library's own source of randomness.
+        // A random number from the standard library's hasher.
         let number = RandomState::new().build_hasher().finish();
         let path = numbered(folder, name, number);
         let partial = Partial { file: open_new(&path, permissions.as_ref())?, path, number, arrived: false };
         if let Some(permissions) = permissions {
-            // The process's mask may have taken some away.
+            // The process's umask may have removed some permissions.
             partial.file.set_permissions(permissions)?;
         }
         Ok(partial)
@@ -63,7 +63,7 @@ pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
     folder.join(own)
 }
 
-/// Creates a file that is never open to more people than these permissions say, not even at first.
+/// Creates a file that never has wider permissions than these, not even at first.
 fn open_new(path: &Path, permissions: Option<&Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -85,8 +85,8 @@ impl Drop for Partial {
     }
 }
 
-/// Removes what killed runs have left for this name, and for other names a day ago. Another live writer to this name gets
-/// an error when it renames.
+/// Removes the files that killed runs have left for this name, and files for other names that are a day old. If another
+/// live writer writes to this name, it gets an error when it renames.
 pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     let own = stem(name);
     for entry in std::fs::read_dir(folder)? {
@@ -101,7 +101,7 @@ pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// The name, or as much of it as fits and a hash of all of it.
+/// Returns the name, or if it is too long its beginning and a hash of all of it.
 fn stem(name: &OsStr) -> OsString {
     let bytes = name.as_encoded_bytes();
     if bytes.len() <= MAX_STEM_BYTES {
@@ -109,13 +109,13 @@ fn stem(name: &OsStr) -> OsString {
     }
     let hash = format!("~{:016x}", fold(0xcbf2_9ce4_8422_2325, bytes));
     let (text, room) = (name.to_string_lossy(), MAX_STEM_BYTES - hash.len());
-    // Between characters: some file systems refuse names that are no UTF-8.
+    // The name is cut between characters, because some file systems refuse names that are not UTF-8.
     let fits = text.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= room);
     let end = fits.last().unwrap_or(0);
     OsString::from(format!("{}{hash}", &text[..end]))
 }
 
-/// The stem of a leftover's name, if it is one.
+/// Returns the stem of a partial file's name; `None` if this is not the name of one.
 fn target(found: &[u8]) -> Option<&[u8]> {
     let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;
@@ -138,7 +138,7 @@ mod tests {
             let mut partial = Partial::create(folder.path(), name, None).unwrap();
             partial.arrived = true;
             assert!(partial.path.file_name().unwrap().len() <= MAX_NAME_BYTES);
-            // Neither a similar name nor a younger run's is taken.
+            // A similar name, or the file of a younger run, is not removed.
             remove_leftovers(folder.path(), OsStr::new(&format!("{}y", "x".repeat(254)))).unwrap();
             assert!(partial.path.exists());
             remove_leftovers(folder.path(), name).unwrap();

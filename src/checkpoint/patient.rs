@@ -1,13 +1,13 @@
 //! A writer that reports a failure at its end, so that a rank with a full disk still takes part in all calls.
 //!
-//! After the first error it takes bytes and drops them.
+//! After the first error, the writer accepts all further bytes and drops them.
 
 use std::io::{self, Write};
 
 /// See the module.
 pub(super) struct Patient<W> {
     out: W,
-    /// Without it, errors are reported at once.
+    /// If this is false, errors are reported at once.
     waits: bool,
     failed: Option<io::Error>,
 }

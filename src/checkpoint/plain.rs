@@ -1,6 +1,7 @@
-//! Parameters alone, in a tensor file that other programs load: names, shapes and types as the trainer knows them.
+//! Files with parameters alone, which other programs load: names, shapes and types are those of the trainer.
 //!
-//! It depends on the reader and the writer of checkpoints. Such a file holds no state, so no training goes on from it.
+//! This module depends on the reader and the writer of checkpoints. Such a file has no states, so no training can resume
+//! from it.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Read, Seek, Write};
@@ -19,19 +20,19 @@ use crate::stepper::Stepper;
 /// The values that [`export`] writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Export {
-    /// [Moving averages](crate::StepperBuilder::ema) in the place of the parameters. A parameter without an update has
-    /// none yet, and stands for itself.
+    /// Writes [moving averages](crate::StepperBuilder::ema) instead of parameters. A parameter that has had no update has
+    /// no average yet, so its own value is written.
     pub averages: bool,
-    /// Everything in f32, and the value of a [master](crate::Master) in the place of the parameter that was rounded from
-    /// it. Otherwise each tensor has its parameter's type.
+    /// Writes everything in f32. If a parameter has a [master](crate::Master), the master's value is written. Otherwise
+    /// each tensor has its parameter's type.
     pub f32: bool,
 }
 
-/// The name that the format keeps for itself.
+/// The name that the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes the parameters alone to a safetensors file, which replaces the one at `path` as a whole. Names and shapes are
-/// the layout's, and types the stepper's. PyTorch's `safetensors.torch.load_file` and candle's
+/// Writes the parameters alone to a safetensors file, which replaces a file at `path` as a whole. Names and shapes are
+/// those of the layout, and types those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
 /// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks call it and **only rank 0 writes**, as in
 /// [`save`](super::save).
 ///
@@ -98,12 +99,12 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
     out.flush().map_err(failed)
 }
 
-/// Takes over parameters from a safetensors file that holds them under their own names, as [`export`] and PyTorch's
-/// `save_file(model.state_dict())` write it. States and step counts stay as they are; moving averages begin as the
+/// Loads parameters from a safetensors file that has them under their own names, as [`export`] and PyTorch's
+/// `save_file(model.state_dict())` write it. States and step counts stay as they are. Moving averages begin as the
 /// loaded parameters. Every rank may load, and the next pass gives every rank the parameters of rank 0.
 ///
-/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, for a parameter of any type; they are
-/// rounded to the nearest where that has fewer bits.
+/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, for a parameter of any type. If the parameter's type has
+/// fewer bits, they are rounded to nearest.
 ///
 /// # Ordering
 /// Ordering as for [`load`](super::load).

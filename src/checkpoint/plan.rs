@@ -1,7 +1,7 @@
 //! Maps each tensor of a file to its place in a stepper, by the file's header alone.
 //!
-//! A checkpoint of ours fits exactly: every place has its tensor and every tensor its place. This file must read no
-//! data, and leave no tensor unexplained.
+//! A checkpoint of this library fits exactly: every place has a tensor, and every tensor has a place. This module reads
+//! no data, and refuses a file with a tensor that has no place.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::stepper::{OptimizerId, Stepper};
 
-/// A tensor under its name.
+/// A tensor and its name.
 pub(super) type Named<'h> = (&'h str, &'h Tensor);
 
-/// All that a load will do.
+/// Everything that a load will do.
 #[derive(Default)]
 pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
@@ -25,7 +25,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether averages that are absent from the file start as the parameters.
+    /// Whether the file has no averages, so that they begin as the parameters.
     pub(super) begins_emas: bool,
 }
 
@@ -43,12 +43,12 @@ pub(super) enum Part {
     Ema,
 }
 
-/// Progress of one of a parameter's optimizers, or of all.
+/// The step count of one of a parameter's optimizers, or of all of them.
 pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
     pub(super) count: Count<'h>,
-    /// Of an optimizer that carries a number beside its count.
+    /// The number that the optimizer carries beside its step count, if it does.
     pub(super) carried: Option<Named<'h>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) enum Count<'h> {
 }
 
 impl<'h> Plan<'h> {
-    /// For a file that this library wrote.
+    /// Makes the plan for a file that this library wrote.
     pub(super) fn exact<D: Device>(header: &'h Header, stepper: &Stepper<D>) -> Result<Plan<'h>> {
         let mut rest: BTreeMap<&str, &Tensor> =
             header.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -101,7 +101,7 @@ impl<'h> Plan<'h> {
         Ok(plan)
     }
 
-    /// A tensor that is nothing else.
+    /// Takes a tensor that has no place in the stepper as one of the trainer's scalars.
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
@@ -114,7 +114,7 @@ impl<'h> Plan<'h> {
 }
 
 impl<'h> Piece<'h> {
-    /// A tensor of real numbers, as many as the parameter has elements; the shape is the framework's own affair.
+    /// Takes a tensor of real numbers that has as many elements as the parameter, in any shape.
     pub(super) fn new<D: Device>(
         from: Named<'h>,
         stepper: &Stepper<D>,
@@ -136,7 +136,7 @@ impl<'h> Piece<'h> {
 }
 
 impl<'h> Count<'h> {
-    /// One element, of any shape.
+    /// Takes a tensor of one element, in any shape.
     pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
         let (key, tensor) = from;
         match tensor.elements {
@@ -150,7 +150,7 @@ impl<'h> Count<'h> {
     }
 }
 
-/// A number that an optimizer carries: one element, and no rounding on the way.
+/// Takes a number that an optimizer carries: one element, which must not be rounded.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     match from.1.elements {
@@ -163,7 +163,7 @@ pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     }
 }
 
-/// The name of that number, if the optimizer carries one.
+/// Returns the name of that number, if the optimizer carries one.
 pub(super) fn carried_key<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,
@@ -172,8 +172,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// The names of a parameter's step counts, and the optimizer of each: the first one's, and one for each further
-/// optimizer.
+/// Returns the names of a parameter's step counts, each with its optimizer: one for the first optimizer and one for each
+/// further optimizer.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

@@ -18,14 +18,14 @@ use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 use crate::text::quoted;
 
-/// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.
+/// Plans the load by `sort`, checks the file, and loads it. With `own`, this library must have written the file.
 pub(super) fn restore<D: Device, R: Read + Seek>(
     stepper: &mut Stepper<D>,
     source: R,
     own: bool,
     sort: impl for<'h> FnOnce(&'h Header, &Stepper<D>) -> Result<Plan<'h>>,
 ) -> Result<Extras> {
-    // An open pass and a stepper that is over are refused before a long reading.
+    // An open pass or a stepper that has failed is refused here, before a long reading.
     if let Some(first) = stepper.layout().ids().next() {
         stepper.step_count(first)?;
     }
@@ -67,7 +67,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     Ok(Extras { scalars, metadata })
 }
 
-/// Opens a tensor file. A checkpoint of this library is read to its end and held to its checksums.
+/// Opens a tensor file. A checkpoint of this library is read to its end, and its checksums are verified.
 pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>)> {
     let (header, data) = safetensors::open(source)?;
     let Some(version) = header.metadata.get(VERSION_KEY) else { return Ok((header, data)) };
@@ -119,7 +119,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Takes those of these scalars that the stepper has a place for and accepts.
+    /// Takes out the scalars that the stepper has a place for and accepts.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -137,7 +137,7 @@ impl Own {
         Ok(own)
     }
 
-    /// A file of our own that has no norm was written before there was one.
+    /// Sets these scalars in the stepper. If a file of this library has no norm, it was written before there was one.
     fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;
@@ -164,7 +164,7 @@ fn load<D: Device, R: Read + Seek>(
     for id in plan.pieces.iter().map(|piece| piece.id).chain(zeroed).chain(averaged) {
         longest = longest.max(stepper.layout().parameter(id)?.len as usize);
     }
-    // Asked for before anything is changed.
+    // This memory is allocated before anything is changed.
     let mut values = Vec::with_capacity(longest);
     for (loaded, Piece { from, id, part }) in plan.pieces.iter().enumerate() {
         values.clear();
@@ -236,7 +236,7 @@ fn stored_count<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'
     count.ok_or_else(|| in_tensor(key, "not a whole number below 2^63", "save the number of updates"))
 }
 
-/// [`Plan`] has seen that it is one element.
+/// Reads one number; [`Plan`] has checked that there is one element.
 fn stored_carried<R: Read + Seek>(
     source: &mut Verified<R>,
     (key, tensor): Named<'_>,
@@ -252,7 +252,7 @@ fn stored_carried<R: Read + Seek>(
         .ok_or_else(|| in_tensor(key, "out of range", format_args!("use {CARRIED_RANGE}")))
 }
 
-/// [`Plan`] has seen that it is one element of 8 bytes.
+/// Reads one number; [`Plan`] has checked that there is one element of 8 bytes.
 fn stored_scalar<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'_>) -> Result<Scalar> {
     let mut bits = 0;
     source.stream(key, tensor, |bytes| {

@@ -1,7 +1,7 @@
-//! One file that ranks write together, each its own part of every tensor, at its place.
+//! One file that ranks write together: each rank writes its own part of every tensor.
 //!
-//! Rank 0 creates the file, the others find it by a random number in its name. Every failure of a rank's own is told, so
-//! that ranks make the same calls whatever happens, and the file takes its name only when all have written and flushed.
+//! Rank 0 creates the file, and the others find it by a random number in its name. Each rank reports its failures to the
+//! others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::stepper::{Stepper, WORD_BYTES};
 
-/// The start of what rank 0 tells: whether it has failed, and three numbers.
+/// The length of rank 0's first message: whether it has failed, and three numbers.
 const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
 
 /// Bytes of an element in the file.
@@ -26,11 +26,11 @@ const ELEMENT_BYTES: u64 = DType::F32.bytes();
 /// The facts that ranks need to write.
 #[derive(Clone, Copy, Default)]
 struct Start {
-    /// In the name of the file.
+    /// The random number in the name of the file.
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// Whether rank 0 alone writes what every rank has.
+    /// Whether only rank 0 writes the tensors that every rank has in full.
     rank_0s: bool,
 }
 
@@ -40,9 +40,9 @@ struct Written {
     bytes: u64,
 }
 
-/// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy) at their
-/// places, so no rank gathers. The file is, byte for byte, that of [`save`](super::save), and [`load`](super::load)
-/// takes it anywhere. All ranks call it, each with a path to the same file, on a file system that all of them reach.
+/// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy) into it, so no
+/// rank gathers. The file is, byte for byte, that of [`save`](super::save), and [`load`](super::load) reads it with any
+/// strategy. All ranks call it, each with a path to the same file, on a file system that all of them reach.
 /// With [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards,
 /// it is `save`.
 ///
@@ -61,26 +61,26 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length, and writes the scalars, the
-/// tensors without shards, and the checksums of all parts joined. Each rank flushes its parts to disk; after the last
-/// one rank 0 flushes the whole, renames, and flushes the folder. No rank returns `Ok` before that. The file system
-/// must keep writes of several machines to different bytes of one file apart; loading checks every byte.
+/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. It writes the scalars, the
+/// tensors without shards, and the checksums, which it joins from those of all parts. Each rank flushes its parts to disk.
+/// Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok` before that. The file system
+/// must allow several machines to write different bytes of one file; loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
 /// time to write and flush its parts. Allocates space for the longest part of a tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save), on **all** ranks if one of them fails: that rank returns its own error, and the
-/// others `Checkpoint`, which names it. `Checkpoint` also on a rank that does not find rank 0's file. The old file is
-/// unchanged then, and the partial one is removed; the stepper goes on. `PeerLost`, `Mismatch` or `Deadline` if a rank does
-/// not take part; if it is lost at the very end, the new file may be there, whole.
+/// Errors as for [`save`](super::save), on **all** ranks if one of them fails. That rank returns its own error, and the
+/// others `Checkpoint`, which names the rank. `Checkpoint` also on a rank that does not find rank 0's file. After these, the
+/// old file is unchanged, the partial file is removed, and the stepper can go on. `PeerLost`, `Mismatch` or `Deadline` if a
+/// rank does not take part. If a rank is lost at the very end, the new file may exist; it is complete then.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file that ranks write together, as [`save_together`] does, with scalars and texts of the trainer's own. Those
-/// of rank 0 count.
+/// Saves to a file that ranks write together, as [`save_together`] does, and adds the trainer's own scalars and texts.
+/// Those of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save_together`].
@@ -103,7 +103,7 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Rank 0's calls: a word that all may start, if they may, then the parts, and a word how it ended.
+/// Makes rank 0's calls: it tells the others to start or that it has failed, joins the parts, and tells how it ended.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -129,7 +129,7 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
     outcome.and(told.map(drop))
 }
 
-/// The calls of all other ranks.
+/// Makes the calls of any other rank.
 fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
     let start = hear(stepper)?;
     let mut own = Ok(Vec::new());
@@ -211,7 +211,7 @@ fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
     Ok(parts.iter().map(|[checksum, bytes]| Written { checksum: *checksum as u32, bytes: *bytes }).collect())
 }
 
-/// Tells all ranks what they need to start, or that rank 0 has failed.
+/// Sends all ranks the facts that they need to start, or says that rank 0 has failed.
 fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     let (numbers, text) = match said {
         Ok(Start { number, first_bytes, rank_0s }) => {
@@ -227,7 +227,7 @@ fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
     stepper.tell(&mut word)
 }
 
-/// Hears what rank 0 tells.
+/// Receives rank 0's message.
 fn hear<D: Device>(stepper: &Stepper<D>) -> Result<Start> {
     let mut word = [0; WORD_BYTES];
     stepper.tell(&mut word)?;

@@ -1,8 +1,7 @@
-//! A state dict of `torch.optim` as a plan: states by name or by number, and what torch leaves out.
+//! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds those that torch leaves out.
 //!
-//! torch has no state before a parameter's first update, none for a group that has no use for it, and no step count
-//! beside a momentum buffer. This file must refuse half a state: Adam would be stepped with the wrong bias correction,
-//! and nobody would see it.
+//! torch has no state before a parameter's first update, no state that the group does not use, and no step count beside a
+//! momentum buffer. This module must refuse an incomplete state: Adam would silently step with the wrong bias correction.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,7 +14,7 @@ use crate::error::{Error, Result, one_of};
 use crate::layout::{Layout, ParamId};
 use crate::stepper::Stepper;
 
-/// The only state that torch keeps without a count.
+/// The only state that torch keeps without a step count.
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Finds an optimizer or parameter by name or number.
@@ -24,7 +23,7 @@ struct Names<'a> {
     by_number: Vec<ParamId>,
 }
 
-/// The parts of a parameter's state that were found.
+/// The parts of a parameter's state that the file has.
 #[derive(Default)]
 struct Found<'h> {
     states: Vec<Cow<'static, str>>,
@@ -96,7 +95,7 @@ pub(super) fn sort<'h, D: Device>(
 }
 
 impl Found<'_> {
-    /// Adds the count, and zeros for what the group does not keep or torch has not made yet.
+    /// Adds the step count, and zeros for states that the group does not keep or torch has not made yet.
     fn complete<'h, D: Device>(self, stepper: &Stepper<D>, id: ParamId, plan: &mut Plan<'h>) -> Result<()>
     where
         Self: 'h,
@@ -115,7 +114,7 @@ impl Found<'_> {
         let count = match self.count {
             Some(from) => Count::Stored(from),
             None if self.states.is_empty() => Count::Given(0),
-            // Not the first update, which would replace the buffer.
+            // A count of 0 would make the next update the first one, which replaces the buffer.
             None if kept == [MOMENTUM] => Count::Given(1),
             None => return Err(missing(&key(STEP)?)),
         };

@@ -1,7 +1,7 @@
-//! A tensor file whose data are held to its checksums whenever they are read.
+//! A tensor file whose checksums are verified at every read.
 //!
-//! The header's checksum is compared when the file is opened, a tensor's when it has been read. This file must give
-//! nobody the last byte of a tensor as good before its checksum has been compared.
+//! The header's checksum is compared when the file is opened, and a tensor's after the tensor has been read. This module
+//! never reports success for a tensor before its checksum has been compared.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek};
@@ -13,10 +13,10 @@ use crate::text::quoted;
 
 const ANOTHER: &str = "load another checkpoint";
 
-/// The data, and what they should add up to.
+/// The data and their checksums.
 pub(super) struct Verified<R> {
     data: Data<R>,
-    /// By a tensor's place in the file; none if the file has no checksums.
+    /// The checksums by a tensor's offset in the file; `None` if the file has none.
     checksums: Option<HashMap<u64, u32>>,
 }
 
@@ -36,7 +36,7 @@ impl<R: Read + Seek> Verified<R> {
         Ok(verified)
     }
 
-    /// Gives up the checksums.
+    /// Returns the data without the checksums.
     pub(super) fn into_data(self) -> Data<R> {
         self.data
     }
@@ -45,9 +45,9 @@ impl<R: Read + Seek> Verified<R> {
         self.checksums.is_some()
     }
 
-    /// Hands over all of a tensor's bytes in pieces of whole elements.
+    /// Passes all of a tensor's bytes to `take`, in pieces of whole elements.
     ///
-    /// The data handed over so far are good only if this returns `Ok`.
+    /// The data are verified only if this returns `Ok`.
     pub(super) fn stream(
         &mut self,
         key: &str,

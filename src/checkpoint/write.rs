@@ -1,7 +1,7 @@
 //! Writes a stepper to a stream of bytes: the header, the data tensor by tensor, then the checksums.
 //!
-//! Checksums come last because the data are seen once. One tensor is in memory at a time. The same training gives the
-//! same bytes with any buckets.
+//! Checksums come last because each tensor is read only once. One tensor is in memory at a time. The same training gives
+//! the same bytes with any buckets.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -20,7 +20,7 @@ use crate::layout::ParamId;
 use crate::optim::ScalerState;
 use crate::stepper::{Stepper, TensorId};
 
-/// All that comes before the tensors, which are in the order of their data.
+/// Everything before the tensors' data, and the tensors in the order of their data.
 pub(super) struct Outline {
     /// Length and header.
     pub(super) header: Vec<u8>,
@@ -36,7 +36,7 @@ pub(super) struct Tensor {
     part: Part,
 }
 
-/// A writer that keeps the checksum of the bytes that it has passed on.
+/// A writer that computes the checksum of the bytes that it passes on.
 pub(super) struct Summed<W> {
     out: W,
     hasher: crc32fast::Hasher,
@@ -81,7 +81,7 @@ impl Outline {
         Ok(Outline { header: header(&entries, &metadata)?, scalars, tensors })
     }
 
-    /// Writes what comes before the tensors, and returns its checksums.
+    /// Writes everything before the tensors, and returns the checksums of that.
     pub(super) fn write(&self, out: &mut Summed<impl Write>) -> io::Result<Vec<u32>> {
         out.write_all(&self.header)?;
         let mut checksums = vec![out.take_checksum()];
@@ -103,7 +103,7 @@ impl Tensor {
     }
 }
 
-/// The first ones in the file, because they have 8 bytes: so each tensor is aligned to its elements.
+/// Returns the scalars. They come first in the file because they have 8 bytes, so each tensor is aligned to its elements.
 fn scalars<D: Device>(
     stepper: &Stepper<D>,
     own: &BTreeMap<String, Scalar>,
@@ -137,7 +137,7 @@ fn scalars<D: Device>(
     Ok(all)
 }
 
-/// All tensors of parameters, the same on every rank.
+/// Returns all tensors of parameters; they are the same on every rank.
 pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
     let layout = stepper.layout();
     let mut all = Vec::new();
@@ -174,7 +174,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Refuses scalars that a load would take for the stepper's own, or that no load would take.
+/// Refuses scalars that a load would take for the stepper's own, or that a load would refuse.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,
@@ -190,7 +190,7 @@ fn refuse_reserved<D: Device>(
     if let Some(name) = extras.scalars.keys().find(reserved) {
         return Err(Error::config("scalars", name, why, "use another name"));
     }
-    // Those of another stepper are passed on, as it would write them.
+    // Scalars that another stepper would write itself are allowed, if they are such as it would write.
     if Own::of(&extras.scalars).is_err() {
         let names = [SCALE, GROWTH_TRACKER, PREVIOUS_NORM].into_iter();
         let names: Vec<&str> = names.filter(|name| extras.scalars.contains_key(*name)).collect();

@@ -1,8 +1,8 @@
 //! The memory that a communicator works on: the buffers of a [`Call`], and buffers that it allocates itself.
 //!
-//! The maker of a `Call` promises that its buffers are the call's alone, so taking part in one needs no promise. Host
-//! memory is given as slices, and no safe code changes an address or a length. The idea is `std::io::IoSliceMut`: a view
-//! that crosses an interface of pointers.
+//! The code that makes a `Call` promises that nothing else uses the buffers, so a collective that takes part in it has to
+//! promise nothing. Host memory is given as slices, and no safe code changes an address or a length. The idea is
+//! `std::io::IoSliceMut`: a view that crosses an interface of pointers.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -30,9 +30,9 @@ unsafe impl Send for Addresses {}
 // SAFETY: plain numbers until one is followed; the code that follows it answers for that.
 unsafe impl Sync for Addresses {}
 
-/// One collective call of one rank: what ranks must agree on, which it gives as its [`CallKey`], and this rank's buffers.
+/// One collective call of one rank: a [`CallKey`], on which ranks must agree, and this rank's buffers.
 ///
-/// The buffers are the call's alone until [`enqueue`](Collective::enqueue) returns; on a GPU, until the stream has passed
+/// Nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns, or on a GPU until the stream has passed
 /// the call. In host memory [`source`](Self::source), [`target`](Self::target) and [`in_place`](Self::in_place) give them
 /// as slices.
 ///
@@ -67,12 +67,12 @@ impl<'a> Call<'a> {
     /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream they are in host memory.
     ///
     /// # Shapes
-    /// As many bytes as `key` says of the longer buffer. Of a reduce-scatter, `dst` holds a part of that: the whole by the
-    /// number of ranks. So does `src` of an all-gather. `dst` may equal `src`. Of a reduce-scatter it may be this rank's
-    /// part of the source, and of an all-gather the source may be this rank's part of it; otherwise they do not overlap.
+    /// The longer buffer has the number of bytes in `key`. In a reduce-scatter, `dst` has that number divided by the number
+    /// of ranks, and so has `src` in an all-gather. `dst` may equal `src`. In a reduce-scatter `dst` may be this rank's part
+    /// of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise they do not overlap.
     ///
     /// # Safety
-    /// Both are valid for their lengths, initialised and aligned to the element.
+    /// Both buffers are valid for their lengths, initialised and aligned to the element.
     /// Nothing else touches them while the call lives; on a GPU, until the stream has passed it.
     pub unsafe fn new(
         key: CallKey,
@@ -89,13 +89,13 @@ impl<'a> Call<'a> {
         Call { key, addresses, src_bytes, dst_bytes, deadline, stream, words: None, memory: PhantomData }
     }
 
-    /// Makes a call of host memory, for the ranks of `comm`: from `source` to `target`, or in `target` alone.
+    /// Makes a call on host memory, for the ranks of `comm`: from `source` to `target`, or in place in `target`.
     ///
     /// # Shapes
-    /// As for [`new`](Self::new). In place, `target` is as long as the longer buffer.
+    /// As for [`new`](Self::new). In place, `target` has the length of the longer buffer.
     ///
     /// # Errors
-    /// `Layout` if a buffer has another length than the key says, or is not aligned to its elements.
+    /// `Layout` if a buffer does not have the length that the key gives, or is not aligned to its elements.
     pub fn on_host(
         comm: &(impl Collective + ?Sized),
         key: CallKey,
@@ -139,7 +139,7 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// With what this rank says of its agreement where ranks differ.
+    /// Adds what this rank reports about its agreement if ranks differ.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -153,13 +153,13 @@ impl<'a> Call<'a> {
         self.key
     }
 
-    /// Returns the first byte of the source: aligned to 64 bytes, or to the element in memory that the stepper has borrowed
-    /// and in counts of ranks.
+    /// Returns the address of the source. It is aligned to 64 bytes, or only to the element if the stepper has borrowed the
+    /// memory or if these are counts of ranks.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
 
-    /// Returns the first byte of the destination.
+    /// Returns the address of the destination.
     pub fn dst(&self) -> *mut u8 {
         self.addresses.dst
     }
@@ -183,14 +183,14 @@ impl<'a> Call<'a> {
         self.deadline
     }
 
-    /// Returns the stream to enqueue on; `None` for buffers in host memory of which no GPU is to know. With
-    /// [offload](crate::StepperBuilder::offload) on a GPU, numbers that ranks combine (`Sum64`, `Max32`, `Min32`) lie in page-locked
-    /// memory of the host, which the GPU reaches under the same address.
+    /// Returns the stream to enqueue on; `None` if the buffers are in host memory and no GPU takes part. With
+    /// [offload](crate::StepperBuilder::offload) on a GPU, numbers that ranks combine (`Sum64`, `Max32`, `Min32`) lie in
+    /// page-locked memory of the host, which the GPU reaches under the same address.
     pub fn stream(&self) -> Option<StreamHandle> {
         self.stream
     }
 
-    /// Returns the stream of a call about a GPU's memory.
+    /// Returns the stream of a call on a GPU's memory.
     ///
     /// # Errors
     /// `Unsupported` if the buffers are in host memory.
@@ -201,7 +201,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses buffers that are not in host memory, or that are cut for another number of ranks.
+    /// Refuses buffers that are not in host memory, or whose lengths are for another number of ranks.
     ///
     /// # Errors
     /// `Unsupported` or `Layout`.
@@ -228,7 +228,7 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts(self.addresses.src, len) })
     }
 
-    /// Returns the bytes of the destination. They are those of the source if it lies there.
+    /// Returns the bytes of the destination. In place, these are the source's bytes at first.
     ///
     /// # Errors
     /// `Unsupported` if it is a GPU's memory.
@@ -239,10 +239,10 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
 
-    /// Copies the source to the destination unless it lies there, and returns the destination.
+    /// Copies the source to the destination unless both are the same buffer, and returns the destination.
     ///
     /// # Errors
-    /// As for [`target`](Self::target); `Unsupported` if one is a part of the other.
+    /// As for [`target`](Self::target); `Unsupported` if one buffer is a part of the other.
     pub fn in_place(&mut self) -> Result<&mut [u8]> {
         if self.src_bytes != self.dst_bytes {
             return Err(self.unknown_kind());
@@ -269,7 +269,7 @@ impl<'a> Call<'a> {
         Ok(bytes as usize)
     }
 
-    /// Bytes that are combined as one value.
+    /// Returns the number of bytes that are combined as one value.
     fn unit(&self) -> u64 {
         match self.key.kind {
             CollectiveKind::Sum64 => 8,
@@ -278,7 +278,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Into how many parts the longer buffer is cut.
+    /// Returns the number of parts of the longer buffer.
     fn parts(&self, world_size: u32) -> u64 {
         let is_sharded = matches!(self.key.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
         if is_sharded { world_size.into() } else { 1 }
@@ -329,19 +329,18 @@ pub enum Purpose {
     Parameters,
 }
 
-/// Memory that a communicator has made for the buffers of its calls, so that it can reach them faster.
+/// Memory that a communicator has allocated for the buffers of its calls, because it reaches that memory faster.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl Allocation {
-    /// Wraps memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner`
-    /// gives it back.
+    /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees it.
     ///
     /// # Safety
-    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped,
-    /// and nothing but the stepper's ops touches them.
+    /// The requested number of bytes, on a device that the communicator reaches, is valid until `owner` is dropped. Only
+    /// the stepper's ops touch the memory.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }

@@ -1,8 +1,8 @@
-//! The communicators of one rank of a stepper: that of all ranks, those that the plan needs beside it, and calls on them.
+//! All communicators of one rank of a stepper, and calls on them. One has all ranks, and the plan may need more.
 //!
-//! A hybrid strategy has two groups: neighbours, whose shards together are a full tensor, and replicas, which have one shard.
-//! Each rank is in one group of either kind, and the two have no other rank in common. Together they reach all ranks, so what
-//! both kinds compare, all ranks agree on.
+//! A hybrid strategy has two kinds of group: neighbours, whose shards together are a full tensor, and replicas, which have the
+//! same shard. Each rank is in one group of each kind, and these two have no other rank in common. Together they reach all
+//! ranks: if groups of both kinds compare a value, all ranks agree on it.
 //! (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
 
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::op::{Action, Group, Op, Span, Stream, Words};
 #[derive(Clone)]
 pub(crate) struct Comms {
     pub(crate) world: Arc<dyn Collective>,
-    /// The gather stream's, if the plan is sharded.
+    /// The communicator of the gather stream, if the plan is sharded.
     gathers: Option<Arc<dyn Collective>>,
-    /// Those of neighbours and of replicas, if there are several groups.
+    /// The communicators of neighbours and of replicas, if there are several groups.
     groups: Option<[Arc<dyn Collective>; 2]>,
     /// The longest wait for other ranks.
     pub(crate) deadline: Duration,
-    /// What this rank says where ranks differ.
+    /// What this rank reports if ranks differ.
     pub(crate) words: Arc<Words>,
 }
 
 impl Comms {
-    /// Returns the one communicator of a plan that is not sharded.
+    /// Returns the communicators of a plan that is not sharded, which needs only one.
     pub(crate) fn new(world: Arc<dyn Collective>, deadline: Duration, words: Arc<Words>) -> Comms {
         Comms { world, gathers: None, groups: None, deadline, words }
     }
@@ -38,7 +38,8 @@ impl Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups: calls of all ranks, so after all refusals.
+    /// Makes the communicators of the gather stream and of the groups. All ranks call it together, so it comes after all
+    /// refusals.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
@@ -53,7 +54,7 @@ impl Comms {
         Ok(())
     }
 
-    /// Returns the communicator of an op: of its group, and of its stream.
+    /// Returns the communicator of the op's group and stream.
     fn of(&self, stream: Stream, group: Group) -> &dyn Collective {
         let gathers = self.gathers.as_deref().filter(|_| stream == Stream::Gather);
         let of_group = match (group, &self.groups) {
@@ -64,7 +65,7 @@ impl Comms {
         gathers.unwrap_or(&**of_group)
     }
 
-    /// Returns all of them.
+    /// Returns all communicators.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Collective> {
         let of_groups = self.groups.iter().flatten().map(|comm| &**comm);
         std::iter::once(&*self.world).chain(self.gathers.as_deref()).chain(of_groups)
@@ -83,7 +84,7 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collective of an op. `call` is told the key and the number of ranks.
+    /// Takes part in the collective of an op. `call` gets the key and the number of ranks.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].
@@ -104,7 +105,7 @@ impl Comms {
     }
 }
 
-/// Returns the place of a rank in a group of some of so many ranks.
+/// Returns the place of a rank in a group, given as a list of some of all ranks.
 ///
 /// # Errors
 /// `Layout` unless the group names this rank and others, each once.

@@ -1,8 +1,8 @@
-//! The part of a call that must be equal on all ranks: a plain value that prints, and that processes exchange as 32
-//! bytes.
+//! The part of a call that must be equal on all ranks: a plain value that can be printed, and that processes exchange as
+//! 32 bytes.
 //!
 //! It holds no address, so ranks of different processes can compare it. `from_bytes` accepts only bytes that `to_bytes`
-//! makes, because the sender may be anyone.
+//! makes, because the sender is not trusted.
 
 use std::fmt;
 
@@ -25,18 +25,18 @@ use crate::op::{CollectiveKind, difference};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallKey {
-    /// Which collective.
+    /// The kind of the collective.
     pub kind: CollectiveKind,
-    /// The pass it belongs to, counted from the stepper's first.
+    /// The number of its pass, counted from the stepper's first pass.
     pub pass: u64,
-    /// The bucket it belongs to, if any.
+    /// Its bucket, if it is about one.
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers, of the longer one if they differ.
+    /// Length of the buffers. If they differ, it is that of the longer one.
     pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`](crate::op::difference) says what two of them
-    /// differ in.
+    /// One number for layout, options, hyperparameters and frozen parameters. For two such numbers,
+    /// [`difference`](crate::op::difference) says in what they differ.
     pub agreement: u64,
 }
 
@@ -47,8 +47,8 @@ impl CallKey {
     /// Returns the byte form, which is the same on every machine.
     ///
     /// # Shapes
-    /// One byte each: the kind, the element type, whether there is a bucket, and a zero. Four bytes: the bucket. Eight bytes
-    /// each: pass, length and agreement. Numbers are little-endian.
+    /// The kind, the element type, whether there is a bucket, and a zero have one byte each. The bucket has four bytes.
+    /// Pass, length and agreement have eight bytes each. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = self.kind as u8;
@@ -65,7 +65,7 @@ impl CallKey {
         bytes
     }
 
-    /// Reads the byte form; `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is no
+    /// Reads the byte form; `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is not a
     /// whole number of elements.
     pub fn from_bytes(bytes: &[u8; CallKey::BYTES]) -> Option<CallKey> {
         let [kind, dtype, has_bucket, zero, rest @ ..] = bytes;
@@ -94,25 +94,26 @@ impl CallKey {
         self.kind == CollectiveKind::AllGather && self.bucket.is_none()
     }
 
-    /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`. It is a
-    /// `LeftPass` if they agree on everything and are in different passes, else a `Mismatch`.
+    /// Returns the error for two ranks whose calls differ: `rank` made this call, and `other_rank` made `theirs`. It is
+    /// `LeftPass` if only the number of the pass differs, and `Mismatch` otherwise.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
         let agreement = difference(self.agreement, theirs.agreement);
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
     }
 
-    /// The same, with what the two ranks' agreements differ in.
+    /// Returns the same error, which also says in what the two ranks' agreements differ.
     pub(crate) fn explained(
         &self,
         theirs: &CallKey,
         [rank, other_rank]: [u32; 2],
         agreement: Option<String>,
     ) -> Error {
-        // A call on whole tensors, outside passes, carries what never changes alone. Beside another call this would be blamed.
+        // A call on whole tensors outside passes has an agreement of only those parts that never change. Compared with
+        // another call's, it would seem to differ in the other parts.
         let is_comparable = self.is_of_tensors() == theirs.is_of_tensors();
         let agreement = agreement.filter(|_| is_comparable);
         if is_comparable && self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
-            // Ranks that agree on everything make the same sums in a pass, unless one of them leaves it.
+            // Ranks that agree on everything make the same sums in a pass, unless one of them leaves the pass.
             if self.pass > theirs.pass {
                 return Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() };
             }

@@ -1,7 +1,7 @@
 //! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
-//! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error where ranks differ,
-//! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean.
+//! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error if ranks differ,
+//! instead of hanging. The sum is a plain sum; the step's launch divides it by the number of ranks.
 
 mod call;
 mod comms;
@@ -30,15 +30,15 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
     Error::unsupported(kind, "this collective cannot make one", remedy)
 }
 
-/// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
+/// One rank's end of a group of ranks. In this crate, ranks are threads of one process
 /// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. An implementation of your own
-/// reaches others, and [`conformance::check`] tests it; `examples/tcp_ranks` is one over TCP. Who makes the sums already
-/// needs none: [`Sums::by_caller`].
+/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. For other ranks, implement this
+/// trait and test it by [`conformance::check`]; `examples/tcp_ranks` does so over TCP. If your program already makes the
+/// sums, use [`Sums::by_caller`] instead.
 ///
-/// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
-/// drift apart. A call that differs from the other ranks' ([`Call::key`]) should be a [`mismatch`](CallKey::mismatch), not a
-/// hang; a kind that an implementation does not know is `Unsupported`.
+/// Sums are plain sums; the step divides them by the number of ranks. Every rank must receive the same bits, or parameters
+/// drift apart. If a call differs from the other ranks' ([`Call::key`]), it should return a
+/// [`mismatch`](CallKey::mismatch) and not hang. For a kind that it does not know, an implementation returns `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
@@ -50,35 +50,35 @@ pub trait Collective: Send + Sync {
         None
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, counted from 0.
     fn rank(&self) -> u32;
 
-    /// Number of ranks whose gradients are summed.
+    /// Returns the number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Returns whether this collective can sum buffers at `place`. A stepper whose device's memory is out of reach is
+    /// Returns whether this collective can sum buffers at `place`. If not, a stepper whose device has its memory there is
     /// refused.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
-    /// Returns whether it sums elements of this type. Steppers' gradients are f32 unless their
-    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
-    /// sends others: both are refused where those would be taken for f32.
+    /// Returns whether it can sum elements of this type. A stepper's gradients are f32 unless the
+    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed) sends
+    /// bf16 or f16. Both are refused if the collective cannot sum their type.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Returns whether it makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs all-reduce and
-    /// broadcast alone. A stepper with another strategy is refused if a kind that it needs is unknown.
+    /// Returns whether it makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs only all-reduce and
+    /// broadcast. A stepper with another strategy is refused if the collective does not know a kind that it needs.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
-    /// Makes another communicator of the same ranks with an order of calls of its own: all-gathers of stepped
-    /// parameters go beside the next bucket's sum. Every rank calls it at the same point, once for each stepper that is
-    /// not [replicated](crate::Strategy). After a failure of one, both are aborted.
+    /// Makes another communicator of the same ranks, whose calls have a separate order: all-gathers of stepped parameters
+    /// run beside the next bucket's sum. Every rank calls it at the same point, once for each stepper that is not
+    /// [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
     ///
     /// # Errors
     /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
@@ -87,9 +87,9 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of some of the ranks, this one among them, which are numbered from 0 there in this order. Every
-    /// rank calls it at the same point, with its own group's ranks; groups have no rank in common. After a failure of one
-    /// communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
+    /// Makes a communicator of the given ranks, which include this rank. It numbers them from 0 in the given order. Every
+    /// rank calls it at the same point with the ranks of its own group; groups have no rank in common. After a failure of
+    /// one communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
     ///
     /// # Errors
     /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
@@ -99,29 +99,29 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
     }
 
-    /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
-    /// cut them anew. Lets an implementation size its buffers, or reject the plan.
+    /// Receives the plan of a stepper's buckets before any call for them: when the stepper is built, and again if it
+    /// rebuilds its buckets. It lets an implementation size its buffers, or reject the plan.
     ///
     /// # Errors
-    /// The reason why the buckets cannot be served; the stepper is refused with it.
+    /// The reason why the collective cannot serve the buckets; the stepper is refused with this error.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
-    /// Memory of its own for `bytes` of a stepper's buckets there, or `None` if the device's own serves it as well. Asked when a
-    /// stepper is built, after [`prepare`](Self::prepare), on each rank for as many bytes. It is not asked about borrowed
-    /// memory, nor about memory that comes and goes: [released](crate::Gradients::Release) gradients, and the parameters of
-    /// [`Strategy::Fsdp`](crate::Strategy).
+    /// Allocates `bytes` for a stepper's buckets there, or returns `None` if the device's own memory is as good. A stepper
+    /// calls this when it is built, after [`prepare`](Self::prepare), with the same number of bytes on each rank. It does not
+    /// call it for borrowed memory, nor for memory that is freed and allocated again: [released](crate::Gradients::Release)
+    /// gradients, and the parameters of [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
-    /// `Device` or `Collective` if there is none left.
+    /// `Device` or `Collective` if there is no memory left.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
         self.inner().map_or(Ok(None), |inner| inner.allocate(purpose, place, bytes))
     }
 
-    /// Compares a number with the other ranks': on a GPU when a stepper is built, and in a pass that broadcasts
-    /// parameters which were written. Ranks that differ get an error then, where it could be a hang later. In-process
-    /// ranks compare it at every call instead.
+    /// Compares a number with the other ranks' number: on a GPU when a stepper is built, and in a pass that broadcasts
+    /// parameters which were written. Ranks that differ get an error here, instead of a possible hang later. In-process
+    /// ranks compare the number at every call instead.
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`.
@@ -131,16 +131,16 @@ pub trait Collective: Send + Sync {
 
     /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
     /// done, and the result is there when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
-    /// result is there when the stream has passed that work. The stepper's caller makes this call, with the device's
-    /// primary context current. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays
-    /// do not come here.
+    /// result is there once the stream has passed that work. There it runs on the thread that calls the stepper, with the
+    /// device's primary context current. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured;
+    /// replays make no such call.
     ///
     /// # Errors
-    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
-    /// later call. `Unsupported` for memory that is out of its [reach](Self::reaches).
+    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the content of the buffer and the results of later calls
+    /// are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is in progress.
+    /// Returns the error that occurred since `enqueue` returned, if any: on a GPU, a peer may be lost during a sum.
     /// It is called while the host waits, so it must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside)
     /// learns of a failure from this call.
     ///
@@ -150,8 +150,8 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
-    /// Returns a hold, which a captured pass keeps until its graph has been freed; `None` if graphs need none. A
-    /// communicator that cannot end while a graph has its calls counts them, and refuses to be closed.
+    /// Returns a value that a captured pass keeps until its graph has been freed; `None` if graphs need none. If a
+    /// communicator cannot end while a graph has its calls, it counts these values and refuses to be closed.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }
@@ -159,7 +159,7 @@ pub trait Collective: Send + Sync {
     /// Ends the group: every rank's current and later calls fail with the cause. This must not block.
     fn abort(&self, cause: &Error);
 
-    /// Threads that all ranks of this process share for their kernels; `None`: each stepper has its own.
+    /// Returns the threads that all ranks of this process share for their kernels; `None` if each stepper has its own.
     fn pool(&self) -> Option<crate::pool::Pool> {
         self.inner()?.pool()
     }

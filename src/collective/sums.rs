@@ -1,7 +1,7 @@
 //! Who sums a stepper's gradients over the ranks: a collective, or the caller.
 //!
-//! A caller who sums has no collective of ours: nothing is sent, broadcast or compared, and the schedule writes no such op.
-//! The caller says of each bucket when its sum is there. The step still divides by the number of ranks.
+//! If the caller sums, there is no collective: the schedule has no op that sends, broadcasts or compares. For each bucket,
+//! the caller says when the sum is complete. The step still divides by the number of ranks.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
-/// Who sums gradients over the ranks. Every [`Collective`] converts to it, so a builder takes one as it is.
+/// Who sums gradients over the ranks. Every [`Collective`] converts to `Sums`, so a builder also takes a collective.
 ///
-/// With sums [by the caller](Self::by_caller), in each pass, for each bucket:
+/// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
 ///
 /// 1. Ask for the gradient of every parameter that is not frozen, and write it: [`Grads::get_mut`](crate::Grads::get_mut) on
-///    the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The stepper writes no gradient before its step, so it
-///    zeroes none.
+///    the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The stepper does not write a gradient before its step, and
+///    so does not zero it for you.
 /// 2. Sum the whole bucket over the ranks, in place: a plain sum, which the step divides by the number of ranks. If your
 ///    all-reduce averages, say that this is rank 0 of 1.
-/// 3. Hand the bucket over with what says that the sum is there: `Stepper::bucket_ready_after`, with an event on a GPU and a
-///    closure on the host, or on the host [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once it is there. Buckets
-///    come in any order.
+/// 3. Hand the bucket over. `Stepper::bucket_ready_after` takes an event on a GPU, or a closure on the host, that says when
+///    the sum is complete. On the host you may instead call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the
+///    sum is complete. Buckets come in any order.
 ///
-/// Nothing is stepped without its hand-over: [`Stepper::finish`](crate::Stepper::finish) refuses a gradient that was not
-/// asked for, unless it is frozen or [named as unused](crate::Stepper::set_unused), and a bucket that was not handed over.
-/// A bucket of which all parameters are frozen or unused needs no hand-over; without one, no sum of it may be on its way when
-/// the pass is finished.
+/// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that was not
+/// handed over, and a gradient that was not asked for, unless it is frozen or [named as unused](crate::Stepper::set_unused).
+/// If all parameters of a bucket are frozen or unused, the bucket needs no hand-over; without one, no sum of the bucket may be
+/// in progress when the pass is finished.
 ///
-/// Parameters are not sent, so they must be equal on all ranks before the first pass and after every write; layout, options,
-/// rates, frozen and unused parameters too: ranks that differ drift apart.
+/// Parameters are not sent, so they must be equal on all ranks before the first pass and after every write. Layout, options,
+/// learning rates, frozen and unused parameters must be equal too, or the ranks' parameters drift apart.
 ///
 /// ```
 /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
@@ -59,7 +59,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// The caller sums; this is rank `rank` of `world_size`. Only [replicated](crate::Strategy::Replicated) parameters.
+    /// Says that the caller sums, and that this is rank `rank` of `world_size`. Parameters must be
+    /// [replicated](crate::Strategy::Replicated).
     pub fn by_caller(rank: u32, world_size: u32) -> Sums {
         Sums { comm: Arc::new(NoCalls { rank, world_size }), are_by_caller: true }
     }
@@ -71,7 +72,7 @@ impl<C: Collective + 'static> From<C> for Sums {
     }
 }
 
-/// One that is chosen at run time.
+/// A collective that is chosen at run time.
 impl From<Box<dyn Collective>> for Sums {
     fn from(comm: Box<dyn Collective>) -> Sums {
         Sums { comm: comm.into(), are_by_caller: false }
@@ -88,7 +89,7 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The ranks of a device that makes no calls.
+/// The ranks of a device that makes no collective calls.
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
@@ -115,6 +116,6 @@ impl Collective for NoCalls {
         Err(refused_kind(call.key().kind))
     }
 
-    /// The group is the caller's, which learns of a failure from its stepper's errors.
+    /// Does nothing: the group is the caller's, and the caller learns of a failure from the stepper's errors.
     fn abort(&self, _: &Error) {}
 }

@@ -1,12 +1,12 @@
 //! Adadelta's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.Adadelta`. This file never scales `lr` by itself: 1 is the paper's method.
+//! Defaults are those of `torch.optim.Adadelta`. This file never changes `lr` by itself; with 1 it is the paper's method.
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_adadelta;
 
 optimizer! {
-    /// Adadelta: steps in the unit of the parameter, by the ratio of average changes to average gradients.
+    /// Adadelta: multiplies the gradient by the ratio of the root mean square of past changes to that of past gradients.
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {

@@ -1,13 +1,13 @@
 //! Adagrad's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.Adagrad`. Memory starts as zeros: PyTorch shows the sum's initial value before
-//! the first update, and instep adds it in that update.
+//! Defaults are those of `torch.optim.Adagrad`. The sum's memory starts as zeros, and the first update adds the initial
+//! value. PyTorch's sum has that value before the first update.
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_adagrad;
 
 optimizer! {
-    /// Adagrad: every element's rate falls with the sum of its squared gradients.
+    /// Adagrad: an element's learning rate falls as the sum of its squared gradients grows.
     ///
     /// State: `sum`, which is zero until the first update adds `initial_accumulator_value`.
     pub struct Adagrad: "Adagrad" {

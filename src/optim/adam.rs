@@ -1,7 +1,7 @@
 //! Adam's and AdamW's hyperparameters and states, for one kernel.
 //!
-//! Defaults are those of `torch.optim`. Users look for two types, so there are two; they differ in where the weight
-//! decay enters and in its default.
+//! Defaults are those of `torch.optim`. Users look for two types, so there are two. They apply weight decay differently,
+//! and their defaults for it differ.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};
@@ -34,7 +34,7 @@ optimizer! {
 }
 
 optimizer! {
-    /// AdamW: weight decay acts on the parameter, apart from the gradient.
+    /// AdamW: weight decay is decoupled: it changes the parameter directly, not the gradient.
     ///
     /// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
     pub struct AdamW: "AdamW" {

@@ -1,6 +1,6 @@
 //! Adamax's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.Adamax`; its functional twin has another `lr`, 1e-3.
+//! Defaults are those of `torch.optim.Adamax`; PyTorch's functional Adamax has another `lr`, 1e-3.
 
 use super::declare::optimizer;
 use super::first_step_fits;
@@ -8,7 +8,7 @@ use crate::abi::INSTEP_OPTIMIZER_adamax;
 use crate::error::Result;
 
 optimizer! {
-    /// Adamax: Adam with a fading maximum in the place of the second moment's root.
+    /// Adamax: Adam with a decaying maximum of the gradient instead of the second moment's root.
     ///
     /// States: `exp_avg`, `exp_inf`.
     pub struct Adamax: "Adamax" {

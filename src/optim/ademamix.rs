@@ -1,6 +1,7 @@
 //! AdEMAMix's hyperparameters and states.
 //!
-//! `torch.optim` has no AdEMAMix; defaults are the paper's. `lr * alpha` is the slow average's rate, so it must fit f32.
+//! `torch.optim` has no AdEMAMix; defaults are the paper's. The kernel multiplies the slow average by `lr * alpha`, which
+//! must be finite as f32.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};

@@ -1,8 +1,8 @@
-//! Optimizers of the user's own, beside the built-in ones in the same buckets.
+//! The user's own optimizers, which may share buckets with the built-in ones.
 //!
-//! The library keeps the states, decides what is skipped and counts the updates; only the formula is the user's. Must
-//! hand out exactly the memory that the checker has judged: one parameter, its gradient, its states. Idea: the
-//! functional optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
+//! The user writes only the formula. The library keeps the states, decides what is skipped and counts the updates. This
+//! module must pass exactly the memory that the checker has judged: one parameter, its gradient, its states. The idea is
+//! the functional optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,28 +19,28 @@ pub struct ParamStep<'a> {
     pub name: &'a str,
     /// The parameter, to be updated.
     pub param: &'a mut [f32],
-    /// The SUM of its gradients over ranks, as long as the parameter: [`mean_grad`](Self::mean_grad) has the mean.
+    /// The SUM of the parameter's gradients over ranks, of the same length; [`mean_grad`](Self::mean_grad) has the mean.
     pub grad_sum: &'a [f32],
     /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
     /// update.
     pub states: &'a mut [&'a mut [f32]],
-    /// What makes the sum the gradient to step with: 1/world_size, the loss scale and clipping in one factor.
+    /// The factor between the sum and the gradient to step with: 1/world_size, the loss scale and clipping in one.
     pub multiplier: f32,
-    /// The learning rate, as [`Stepper::set_lr`](crate::Stepper::set_lr) has left it.
+    /// The current learning rate, which [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed.
     pub lr: f64,
-    /// Which update of this parameter it is, from 1.
+    /// The number of this update among those of the parameter, counted from 1.
     pub step: u64,
 }
 
 impl<'a> ParamStep<'a> {
-    /// Returns the gradient to step with, element by element: averaged over ranks, without the loss scale, clipped.
+    /// Returns the elements of the gradient to step with: averaged over ranks, divided by the loss scale, and clipped.
     pub fn mean_grad(&self) -> impl ExactSizeIterator<Item = f32> + use<'a> {
         let multiplier = self.multiplier;
         self.grad_sum.iter().map(move |sum| sum * multiplier)
     }
 }
 
-/// One parameter's update, on a GPU: addresses for a kernel of the user's own. All lengths are `len` f32.
+/// One parameter's update on a GPU: addresses for the user's own kernel. Each tensor has `len` f32 elements.
 #[derive(Clone, Copy, Debug)]
 pub struct EnqueuedStep<'a> {
     /// The parameter's name in the layout.
@@ -55,8 +55,8 @@ pub struct EnqueuedStep<'a> {
     pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
-    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other, as the stream will find
-    /// them: the GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
+    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other. They are valid once the
+    /// stream gets there. The GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
     pub scalars: DevicePtr,
 }
 
@@ -101,43 +101,43 @@ pub struct EnqueuedStep<'a> {
 /// ```
 ///
 /// # Ordering
-/// It reads the gradient, and writes the parameter and the states, and nothing else that a stepper owns: that is what
-/// the schedule has ordered. A skipped, unused or frozen parameter is not passed to it.
+/// The schedule orders only these accesses: an update reads the gradient, and writes the parameter and the states. It
+/// must touch nothing else that a stepper owns. It is not called for a skipped, unused or frozen parameter.
 ///
 /// # Source
-/// `step_param` of PyTorch's functional optimizers, as `_OptimizerHookState` asks for it.
+/// `step_param` of PyTorch's functional optimizers, which `_OptimizerHookState` calls.
 pub trait StepParam: Send + Sync {
     /// Returns the name for errors and listings. Ranks compare it.
     fn name(&self) -> &str;
 
-    /// Names of the states that it keeps per element: three at most, and no dot or `#` in a name.
+    /// Returns the names of the states per element: three at most, and no name has a dot or `#`.
     fn state_names(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// A number for hyperparameters of its own, which ranks compare as they do those of built-in optimizers: where they
-    /// differ, the next collective is a `Mismatch`. Bits of all of them, folded, will do.
+    /// Returns a number that stands for all hyperparameters of this code, such as a hash of their bits. Ranks compare
+    /// it. If it differs between ranks, the next collective returns `Mismatch`.
     fn fingerprint(&self) -> u64 {
         0
     }
 
-    /// The first learning rate.
+    /// Returns the first learning rate.
     fn lr(&self) -> f64 {
         0.0
     }
 
-    /// Returns whether this code can update parameters at `place`. A stepper with parameters elsewhere is refused.
+    /// Returns whether this code can update parameters at `place`. If not, a stepper with parameters there is refused.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
     }
 
-    /// Updates one parameter, on the thread of the optim stream. Must give the same bits on every rank.
+    /// Updates one parameter, on the thread of the optim stream. The result must have the same bits on every rank.
     ///
     /// # Errors
-    /// Any error poisons the stepper, and so does a panic; [`Error::Hook`] takes words of your own.
+    /// Any error or panic poisons the stepper. [`Error::Hook`] holds a message of your own.
     fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
 
-    /// Enqueues the update of one parameter, on the thread that called the stepper. Must not wait.
+    /// Enqueues the update of one parameter, on the thread that called the stepper. It must not wait for the GPU.
     ///
     /// # Errors
     /// Errors as for [`step_param`](Self::step_param).
@@ -150,7 +150,7 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// A [`StepParam`] as an [`Optimizer`]: for a whole stepper, for one group beside built-in ones, or for single
+/// A [`StepParam`] as an [`Optimizer`]. It can step all parameters, one group beside built-in optimizers, or single
 /// parameters.
 #[derive(Clone)]
 pub struct Custom {
@@ -159,7 +159,7 @@ pub struct Custom {
 }
 
 impl Custom {
-    /// Takes its first learning rate from [`StepParam::lr`].
+    /// Wraps the user's code. The first learning rate is [`StepParam::lr`].
     pub fn new(rule: impl StepParam + 'static) -> Custom {
         Custom { lr: rule.lr(), rule: Arc::new(rule) }
     }

@@ -1,7 +1,7 @@
-//! The macro that makes an optimizer of a table: a plain struct, its defaults, its descriptor and access by name.
+//! The macro that turns a table into an optimizer: a plain struct, its defaults, its descriptor and access by name.
 //!
-//! A file of this folder is one table, and beside it only what relates several fields. After `=>` stand the names of
-//! the numbers in the kernel's struct of hyperparameters, so a name that it lacks does not compile.
+//! Each file of this folder has one table, and checks that relate several fields. The names after `=>` are fields of
+//! the kernel's struct of hyperparameters, so a name that this struct lacks does not compile.
 
 /// Declares an optimizer; `adagrad.rs` is the shortest example.
 macro_rules! optimizer {
@@ -33,7 +33,7 @@ macro_rules! optimizer {
         }
 
         impl $type {
-            /// Its hyperparameters, states and source as data.
+            /// This optimizer's hyperparameters, states and source as data.
             pub const DESCRIPTOR: &'static $crate::optim::Descriptor = &$crate::optim::Descriptor {
                 fields: &[$($crate::optim::Field {
                     name: stringify!($field),

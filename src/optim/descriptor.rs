@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub enum Value {
     /// One number.
     Number(f64),
-    /// Two numbers, as `betas`.
+    /// Two numbers, such as `betas`.
     Pair((f64, f64)),
     /// A switch.
     Flag(bool),
@@ -39,9 +39,9 @@ impl From<bool> for Value {
 }
 
 impl Value {
-    /// Returns its parts as numbers: one, or a pair's two; a flag is 0 or 1.
+    /// Returns its numbers: one, or two for a pair. A flag is 0 or 1.
     ///
-    /// This allocates nothing: a schedule checks a rate in every pass.
+    /// This allocates nothing, because a schedule checks a learning rate in every pass.
     pub fn numbers(self) -> impl Iterator<Item = f64> {
         let (numbers, count) = match self {
             Value::Number(number) => ([number, 0.0], 1),
@@ -67,7 +67,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A number as a reader writes it: with an exponent if it is small or large.
+/// Formats a number as people write it: with an exponent if it is small or large.
 pub(crate) fn short(number: f64) -> String {
     let is_plain = number == 0.0 || !number.is_finite() || (1e-3..1e9).contains(&number.abs());
     if is_plain { format!("{number}") } else { format!("{number:e}") }
@@ -76,7 +76,7 @@ pub(crate) fn short(number: f64) -> String {
 /// The numbers that one part of a hyperparameter accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// Zero or more; finite and not lost to zero as f32, since a kernel takes it so.
+    /// Zero or more. As f32, which kernels take, it is finite, and is zero only if the number is.
     NonNegative,
     /// Zero or more, finite; used in f64 alone.
     NonNegativeF64,
@@ -86,7 +86,7 @@ pub enum Range {
     BelowOne,
     /// From 0 to 1, both included.
     UpToOne,
-    /// Between 0 and 1, neither included; not lost to zero as f32.
+    /// Between 0 and 1, both excluded. As f32 it is not zero.
     InsideOne,
     /// Above 1; finite as f32.
     AboveOne,
@@ -189,7 +189,7 @@ impl Field {
     }
 }
 
-/// States that an optimizer keeps if some of its hyperparameters are on, that is neither 0 nor false.
+/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is not 0 or false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
     /// Their names per element, in the kernel's order.
@@ -205,31 +205,31 @@ pub struct Descriptor {
     pub name: &'static str,
     /// Its hyperparameters, the learning rate first.
     pub fields: &'static [Field],
-    /// Its states; the last entry that applies counts.
+    /// Its states. If several entries apply, the last one counts.
     pub states: &'static [States],
     /// Publication of the algorithm.
     pub source: &'static str,
     /// Number of its kernel, which Adam and AdamW share.
     pub kernel: u32,
-    /// Whether norms of the whole parameter scale its change, which takes two launches.
+    /// Whether norms of the whole parameter scale the change. A step then takes two launches.
     pub is_scaled: bool,
-    /// Name of the number that it carries from update to update beside the step count.
+    /// Name of the number that it carries from update to update, beside the step count.
     pub carried: Option<&'static str>,
-    /// Why its states need an exponent each, which codes of 8 bits share.
+    /// Why each state value needs its own exponent, if it does: 8-bit codes share one.
     pub needs_floats: Option<&'static str>,
-    /// A hyperparameter, and why its states need all bits of f32 if that is on.
+    /// A hyperparameter, and why states must be f32 if it is on.
     pub needs_f32_states: Option<(&'static str, &'static str)>,
     pub(crate) make: fn() -> Box<dyn Optimizer>,
     pub(crate) type_of: fn() -> (TypeId, &'static str),
 }
 
 impl Descriptor {
-    /// Makes the optimizer with its defaults.
+    /// Builds the optimizer with its defaults.
     pub fn build(&self) -> Box<dyn Optimizer> {
         (self.make)()
     }
 
-    /// Returns its name in lower case, as configurations and command lines have it.
+    /// Returns its name in lower case, for configurations and command lines.
     pub fn key(&self) -> String {
         self.name.to_lowercase()
     }
@@ -239,7 +239,7 @@ impl Descriptor {
         self.fields.iter().find(|field| field.name == name)
     }
 
-    /// The states that are kept with these values.
+    /// Returns the names of the states that the optimizer keeps with these values.
     pub(super) fn kept(&self, get: impl Fn(&str) -> Option<Value>) -> &'static [&'static str] {
         let is_on = |name: &&str| get(name).is_some_and(|value| !value.is_off());
         let applies = |states: &&States| states.on.iter().all(is_on);

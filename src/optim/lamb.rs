@@ -6,12 +6,12 @@ use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_lamb;
 
 optimizer! {
-    /// LAMB: Adam's direction, with its decay, scaled for each parameter to the parameter's own norm.
+    /// LAMB: AdamW's update, scaled by the ratio of the parameter's norm to the update's norm.
     ///
-    /// The ratio of norms is 1 where one of them is 0, infinite or NaN. Each bucket takes two launches, and 40 bytes per
-    /// element in f32: the norms are exact sums, the same bits for any cut into buckets. Unlike some implementations,
-    /// this one scales parameters without decay too, as the paper does. Those clip on their own; set
-    /// [`Clip::Global`](crate::Clip::Global) to clip here.
+    /// The ratio is 1 if one of the norms is 0, infinite or NaN. Each bucket takes two launches, which move 40 bytes per
+    /// element in f32. The norms are exact sums, so any cut into buckets gives the same bits. As in the paper, parameters
+    /// without weight decay are scaled too. Some implementations do not scale those, and clip gradients by themselves; to
+    /// clip here, set [`Clip::Global`](crate::Clip::Global).
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct Lamb: "LAMB" {

@@ -1,7 +1,7 @@
 //! Lion's hyperparameters and states.
 //!
-//! `torch.optim` has no Lion; defaults are the paper's. Every element moves by all of the learning rate, so it is a
-//! tenth of AdamW's.
+//! `torch.optim` has no Lion; defaults are the paper's. Every element moves by the full learning rate, so the default
+//! learning rate is a tenth of AdamW's.
 
 use super::declare::optimizer;
 use super::decay_fits;
@@ -9,7 +9,8 @@ use crate::abi::INSTEP_OPTIMIZER_lion;
 use crate::error::Result;
 
 optimizer! {
-    /// Lion: every element moves by the learning rate, in the direction of a momentum's sign; half of Adam's memory.
+    /// Lion: every element moves by the learning rate, in the direction of the sign of a momentum. Its states take half of
+    /// the memory of Adam's.
     ///
     /// State: `exp_avg`.
     pub struct Lion: "Lion" {

@@ -1,7 +1,7 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
 //! The update itself is in the kernels' rule headers and nowhere else. A file here says which kernel runs, with which
-//! numbers, and how its states are called. Validation rejects what a kernel cannot check, NaN above all.
+//! numbers, and names its states. Validation rejects values that a kernel cannot check, NaN above all.
 
 mod custom;
 mod declare;
@@ -9,7 +9,7 @@ mod descriptor;
 mod scaler;
 mod schedule;
 
-/// Lists the optimizers once: their files, their types, and [`ALL`] in the order of the kernels' table.
+/// Declares the optimizers' files, their types, and [`ALL`] from one list, in the order of the kernels' table.
 macro_rules! optimizers {
     ($($file:ident: $($type:ident),+;)*) => {
         $(mod $file;)*
@@ -53,9 +53,9 @@ use crate::error::{Error, Result};
 
 /// An optimizer with its hyperparameters.
 ///
-/// Only the types of this module implement it, since each has a kernel; a [`Custom`] one runs the user's own code.
+/// Only the types of this module implement it, since each has a kernel. [`Custom`] runs the user's own code instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
-    /// Names the states that it keeps per element, as `torch.optim` calls them.
+    /// Returns the names of the states per element, which are those of `torch.optim`.
     fn state_names(&self) -> &'static [&'static str] {
         self.as_rule().state_names()
     }
@@ -111,7 +111,7 @@ pub(crate) mod sealed {
     use super::{Descriptor, Optimizer, Result, StepParam, Value};
     use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 
-    /// Leads to the rule, through a box too.
+    /// Returns the rule, also of a boxed optimizer.
     pub trait AsRule {
         fn as_rule(&self) -> &dyn Rule;
         fn as_rule_mut(&mut self) -> &mut dyn Rule;
@@ -137,11 +137,11 @@ pub(crate) mod sealed {
         }
     }
 
-    /// Returns an optimizer's identity for the executors: its kernel's number and its validated hyperparameters.
+    /// What executors need of an optimizer: the number of its kernel, and its validated hyperparameters.
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
-        /// Returns whether there is such a field, of such a value.
+        /// Sets a field; returns whether there is such a field with this kind of value.
         fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
@@ -155,12 +155,12 @@ pub(crate) mod sealed {
             self.descriptor().map_or(INSTEP_OPTIMIZER_CUSTOM, |descriptor| descriptor.kernel)
         }
 
-        /// The user's own code, if there is no kernel.
+        /// Returns the user's own code, if there is no kernel.
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
             None
         }
 
-        /// Name of the number that the rule carries from update to update beside its step count.
+        /// Returns the name of the number that the rule carries from update to update, beside the step count.
         fn carried(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
@@ -171,7 +171,7 @@ pub(crate) mod sealed {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
 
-        /// Its eps, which keeps it from dividing by zero where it divides by a state.
+        /// Returns the eps, which prevents a division by zero if the rule divides by a state.
         fn eps(&self) -> Option<f64> {
             match self.get("eps") {
                 Some(Value::Number(eps)) => Some(eps),
@@ -179,20 +179,20 @@ pub(crate) mod sealed {
             }
         }
 
-        /// Why its states need all bits of f32, if they do.
+        /// Returns why the states must be f32, if they must.
         fn needs_f32_states(&self) -> Option<&'static str> {
             let (field, why) = self.descriptor().and_then(|descriptor| descriptor.needs_f32_states)?;
             self.get(field).filter(|value| !value.is_off()).map(|_| why)
         }
 
-        /// Why its states need an exponent each, if they do: codes of 8 bits share one.
+        /// Returns why each state value needs its own exponent, if it does: 8-bit codes share one.
         fn needs_floats(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.needs_floats)
         }
     }
 }
 
-/// Refuses a rate whose first step, the largest one, overflows: its first moment is corrected by `1 - beta1`.
+/// Refuses a learning rate whose first step overflows. That step is the largest, as it divides by `1 - beta1`.
 fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     if ((lr / (1.0 - beta1)) as f32).is_finite() {
         return Ok(());
@@ -200,7 +200,7 @@ fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     Err(Error::config("lr", short(lr), "lr / (1 - betas.0) overflows f32", "lower lr or betas.0"))
 }
 
-/// Refuses a decoupled decay whose factor overflows.
+/// Refuses a decoupled weight decay whose product with the learning rate overflows.
 fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
     if ((lr * weight_decay) as f32).is_finite() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! NAdam's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.NAdam`. The kernel computes the momenta: a power of libm's depends on the machine
-//! and on the caller's rounding mode.
+//! Defaults are those of `torch.optim.NAdam`. The kernel computes the momenta, because the result of libm's `pow` depends
+//! on the machine and on the caller's rounding mode.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};

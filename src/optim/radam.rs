@@ -8,8 +8,8 @@ use crate::abi::INSTEP_OPTIMIZER_radam;
 use crate::error::Result;
 
 optimizer! {
-    /// RAdam: Adam that warms itself up. Its learning rate is as small as the second moment is uncertain, and it is
-    /// plain momentum over the first steps.
+    /// RAdam: Adam with a built-in warm-up. The learning rate is smaller while the second moment is uncertain, and the
+    /// first steps are those of plain momentum.
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct RAdam: "RAdam" {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 optimizer! {
     /// Resilient backpropagation: every element has its own step size, which grows while its gradient keeps its sign.
     ///
-    /// It needs gradients of the whole data set: those of small batches change their signs at random.
+    /// It needs gradients of the whole data set, because gradients of small batches change their signs at random.
     ///
     /// States: `prev`, `step_size`.
     pub struct Rprop: "Rprop" {

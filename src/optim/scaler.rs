@@ -1,4 +1,4 @@
-//! Clipping of gradients, and dynamic loss scaling: when the factor in the loss grows and shrinks.
+//! Gradient clipping, and dynamic loss scaling, which raises and lowers the factor in the loss.
 //!
 //! Plain values that the builder checks. The policy of scaling and its defaults are those of `torch.amp.GradScaler`
 //! (Micikevicius et al., Mixed Precision Training, ICLR 2018). The arithmetic is in `kernels/numeric/control.h` and nowhere
@@ -9,23 +9,23 @@ use std::fmt;
 use crate::error::{Error, Result};
 use crate::handle::Address;
 
-/// The factor in the loss, which the steps divide out of the gradients.
+/// The factor in the loss. Each step divides the gradients by it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
-    /// A factor that stays. Its product with the world size must have a normal f32 as its reciprocal.
+    /// A constant factor. The reciprocal of its product with the world size must be a normal f32.
     Constant(f64),
-    /// A factor that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
-    /// ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). Implies
+    /// A factor that adapts to the gradients, as that of `torch.amp.GradScaler` does. In each pass, ask for the current
+    /// factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). This implies
     /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks decide alike,
-    /// since they see the same sums. An abandoned pass decides nothing, and neither does one in which no rank had data.
-    /// A scale that would leave f32, or could not be divided out in it, is not taken: the one before stands.
+    /// since they see the same sums. A pass that is abandoned, or in which no rank had data, does not change the factor.
+    /// The factor does not change either if the new one, or the reciprocal of its divisor, would not be a normal f32.
     Dynamic(LossScaler),
-    /// A factor that the caller's scaler keeps in memory of its own, as `torch.amp.GradScaler` does
-    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). Implies what a dynamic one implies.
+    /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). It implies the same as `Dynamic`.
     External(ExternalScaler),
 }
 
-/// The addresses of another program's loss scaler. It prints as the same word on all ranks, which compare it.
+/// The addresses of another program's loss scaler. Ranks compare its printed form, so it never prints the addresses.
 #[derive(Clone, Copy, PartialEq)]
 pub struct ExternalScaler {
     /// Addresses of one f32 each.
@@ -39,8 +39,8 @@ impl fmt::Debug for ExternalScaler {
     }
 }
 
-/// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes it smaller; a
-/// run of passes without one makes it larger.
+/// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes the scale
+/// smaller. A number of passes in a row without such a gradient makes the scale larger.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
     /// The first pass's scale, an f32. Default 65536.
@@ -49,7 +49,7 @@ pub struct LossScaler {
     pub growth_factor: f64,
     /// Factor between 0 and 1 for the scale after a skipped pass. Default 0.5.
     pub backoff_factor: f64,
-    /// Passes in a row that are not skipped until it grows. Default 2000.
+    /// Number of passes in a row without a skip after which the scale grows. Default 2000.
     pub growth_interval: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct LossScaler {
 pub struct ScalerState {
     /// The next pass's scale.
     pub scale: f64,
-    /// Passes since the scale has changed or one was skipped.
+    /// Number of passes since the scale last changed or a pass was skipped.
     pub growth_tracker: u32,
 }
 
@@ -75,7 +75,7 @@ impl From<LossScaler> for LossScale {
 }
 
 impl LossScale {
-    /// The first pass's scale.
+    /// Returns the first pass's scale.
     pub(crate) fn initial(self) -> f64 {
         match self {
             LossScale::Constant(loss_scale) => loss_scale,
@@ -85,7 +85,7 @@ impl LossScale {
         }
     }
 
-    /// Returns whether a pass with an infinite or NaN gradient is skipped because of it.
+    /// Returns whether this kind of scale causes passes with an infinite or NaN gradient to be skipped.
     pub(crate) fn skips_nonfinite(self) -> bool {
         !matches!(self, LossScale::Constant(_))
     }
@@ -106,12 +106,12 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// Constant scale, which the kernels use if there is no scaler.
+    /// The constant scale, which the kernels use if there is no scaler.
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// The largest scale whose quotient by the divisor of gradients is still a normal f32. The smallest is the smallest normal
-    /// f32: no number of ranks makes its quotient overflow.
+    /// Returns the largest scale whose product with the gradients' divisor still has a normal f32 as its reciprocal. The
+    /// smallest scale is the smallest normal f32: no number of ranks makes the reciprocal overflow.
     pub(crate) fn largest_scale(divisor: f64) -> f64 {
         1.0 / (f64::from(f32::MIN_POSITIVE) * divisor)
     }
@@ -137,7 +137,7 @@ impl ScalerState {
     }
 }
 
-/// Accepts a scale that the trainer's f32 and the kernels' f64 both hold, and that divides out in f32.
+/// Accepts a scale that is exact in f32 as well as in the kernels' f64, and by which f32 gradients can be divided.
 fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     let smallest = f64::from(f32::MIN_POSITIVE);
     if !(smallest..=LossScaler::largest_scale(divisor)).contains(&scale) {
@@ -158,17 +158,17 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     Ok(())
 }
 
-/// Clips the averaged gradients that are stepped to a largest norm, which is finite and above 0. Gradients that [are
+/// Limits the norm of the averaged gradients that are stepped. The limit is finite and above 0. Gradients that [are
 /// not summed over ranks](crate::LayoutBuilder::local) are neither clipped nor part of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
     /// Clips by the norm of all gradients, exactly, but for those of groups with a
     /// [clip of their own](crate::StepperBuilder::group_clip). Refused in Eager.
     Global(f64),
-    /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows
-    /// suddenly is stepped as large as it is, and the next pass is clipped. The first pass is not clipped, a norm that
-    /// was infinite or NaN is passed over, and so is that of a pass skipped or given up. The bits are the same in every
-    /// mode. A run that goes on from saved state loads the norm too
+    /// Clips by the norm of the previous pass, which every mode knows, Eager too. This is not exact: if gradients grow
+    /// suddenly, that norm is too small for them, and only the next pass uses the larger norm. The first pass is not clipped. A norm that
+    /// was infinite or NaN is ignored, and so is the norm of a skipped or abandoned pass. The bits are the same in every
+    /// mode. A run that resumes from saved state also loads the norm
     /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
@@ -186,14 +186,14 @@ pub enum Clip {
     /// # Ok::<(), instep::Error>(())
     /// ```
     Previous(f64),
-    /// Clips each bucket by its own norm, not by that of all gradients: what `torch.nn.utils.clip_grad_norm_` does to
-    /// the averaged gradients of the bucket's stepped parameters. **Inexact, and the result depends on how the layout
-    /// is cut into buckets**: another [cap](crate::StepperBuilder::bucket_cap_bytes), or
-    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently, and the gradient's direction changes. With the
-    /// same buckets it is the same bits in every mode, Eager too. A NaN or an infinity touches its own bucket alone,
-    /// where IEEE has its way. [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip)
-    /// is 1, because each bucket has its own. Excludes [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a
-    /// [dynamic loss scale](crate::LossScale::Dynamic).
+    /// Clips each bucket by the bucket's own norm, not by the norm of all gradients: `torch.nn.utils.clip_grad_norm_` on
+    /// the averaged gradients of the bucket's stepped parameters. **This is inexact, and the result depends on how the
+    /// layout is cut into buckets**: another [cap](crate::StepperBuilder::bucket_cap_bytes), or
+    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently, and the gradient's direction changes. The same
+    /// buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its own bucket, by the
+    /// rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip)
+    /// is 1, because each bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a
+    /// [dynamic loss scale](crate::LossScale::Dynamic) are refused beside it.
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};
@@ -214,7 +214,7 @@ pub enum Clip {
 }
 
 impl Clip {
-    /// The largest norm.
+    /// Returns the limit of the norm.
     pub(crate) fn max_norm(self) -> f64 {
         match self {
             Clip::Global(max_norm) | Clip::Previous(max_norm) | Clip::PerBucket(max_norm) => max_norm,

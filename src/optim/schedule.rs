@@ -1,7 +1,7 @@
 //! Learning rates as functions of the step: the closed forms of `torch.optim.lr_scheduler`.
 //!
-//! A schedule has no state but the step that it is asked for, so it resumes anywhere and no rounding adds up. Must not
-//! depend on anything else: ranks that ask for the same step get the same rate.
+//! A schedule has no state: a learning rate depends only on the number of the step. So a schedule resumes anywhere, no
+//! rounding error accumulates, and all ranks get the same learning rate for the same step.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct LrSchedule {
     shape: Shape,
-    /// Steps of linear warm-up, and the share of the first rate that it starts from.
+    /// Steps of linear warm-up, and the factor of the first learning rate with which it starts.
     warm_up: Option<(u64, f64)>,
 }
 
@@ -47,12 +47,12 @@ impl fmt::Debug for Shape {
 }
 
 impl LrSchedule {
-    /// Always the same.
+    /// Returns a schedule with a constant learning rate.
     pub fn constant(lr: f64) -> LrSchedule {
         Shape::Constant { lr }.into()
     }
 
-    /// `lr`, multiplied by `gamma` every `step_size` steps.
+    /// Returns a schedule that starts at `lr` and multiplies it by `gamma` every `step_size` steps.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.StepLR`: `lr * gamma^(step / step_size)`.
@@ -60,7 +60,8 @@ impl LrSchedule {
         Shape::Step { lr, step_size, gamma }.into()
     }
 
-    /// From `lr` to `lowest` along half a cosine of `period` steps, and back over the next `period`.
+    /// Returns a schedule that falls from `lr` to `lowest` along half a cosine in `period` steps, and rises again in the
+    /// next `period` steps.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.CosineAnnealingLR`, whose `T_max` is `period` (Loshchilov and Hutter, SGDR, ICLR
@@ -69,22 +70,23 @@ impl LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
 
-    /// The rate that `lr_at` gives for a step. Asked once per pass; every rank must get the same.
+    /// Returns a schedule that calls `lr_at` for the learning rate of a step, once per pass. It must return the same value
+    /// on every rank.
     pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }
 
-    /// Puts a linear warm-up of `steps` in front: from `start_factor` times this schedule's first rate up to it. The
-    /// schedule's own step 0 is then step number `steps`. Called twice, the later call holds.
+    /// Adds a linear warm-up of `steps` steps before this schedule. It rises from `start_factor` times the schedule's first
+    /// learning rate to that learning rate. The schedule's own step 0 is then step number `steps`. The last call counts.
     ///
     /// # Source
-    /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this one, `steps` being the milestone.
+    /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this schedule, with `steps` as the milestone.
     pub fn warm_up(mut self, steps: u64, start_factor: f64) -> LrSchedule {
         self.warm_up = Some((steps, start_factor));
         self
     }
 
-    /// The rate of a step.
+    /// Returns the learning rate of a step.
     pub fn lr_at(&self, step: u64) -> f64 {
         match self.warm_up {
             Some((steps, start_factor)) if step < steps => {
@@ -96,7 +98,7 @@ impl LrSchedule {
         }
     }
 
-    /// Checks the shape. Optimizers check each rate when it is set.
+    /// Checks the schedule's own numbers. Optimizers check each learning rate when it is set.
     pub(crate) fn validate(&self) -> Result<()> {
         match self.shape {
             Shape::Constant { lr } | Shape::Step { lr, .. } | Shape::Cosine { lr, .. } if !lr.is_finite() => {
@@ -145,7 +147,7 @@ impl Shape {
     }
 }
 
-/// By squaring, so that every machine gets the same bits.
+/// Returns a power, computed by repeated squaring, so that every machine gets the same bits.
 fn power(base: f64, mut exponent: u64) -> f64 {
     let (mut result, mut square) = (1.0, base);
     while exponent > 0 {

@@ -1,7 +1,7 @@
 //! SGD's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.SGD`; its functional twin has another `lr`, 1e-2. As in PyTorch, nesterov without
-//! momentum is refused, because the formula would silently be plain SGD.
+//! Defaults are those of `torch.optim.SGD`; PyTorch's functional SGD has another `lr`, 1e-2. As in PyTorch, `nesterov`
+//! without momentum is refused, because the formula would silently be plain SGD.
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_sgd;

@@ -1,8 +1,8 @@
-//! One bucket's gradients as a communication hook sees them before its sum and after it.
+//! One bucket's gradients, which a communication hook sees before or after the sum.
 //!
-//! A flat run of f32 without the tail counts, and the ranges of its parameters. After the first sum that failed a hook
-//! makes no other, because ranks are no longer at the same call. After the sum, the host gives a slice; a GPU gives an address
-//! and a stream, on which the hook enqueues work.
+//! A hook sees a flat run of f32 without the tail counts, and the range of each parameter. After a sum has failed, all later
+//! sums of that hook fail, because ranks are no longer at the same call. For a hook after the sum, the host gives a slice; a
+//! GPU gives an address and a stream, on which the hook enqueues work.
 
 use std::fmt;
 use std::ops::Range;
@@ -54,20 +54,20 @@ impl GradBucket<'_> {
         self.comm.world_size()
     }
 
-    /// Returns this rank's own gradients in one piece, added up over micro-batches, the loss scale included and divided
-    /// by nothing; between them are zeros where the stepper pads. **What the hook leaves here is stepped as their SUM
-    /// over ranks**, so the step divides it by the number of ranks.
+    /// Returns this rank's own gradients in one piece. They are added up over micro-batches, include the loss scale, and
+    /// are divided by nothing. The stepper's padding between them is zeros. **The step takes the values that the hook
+    /// leaves here as the SUM over ranks**, and divides them by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same, to be changed. Data written between gradients are lost.
+    /// Returns the same values, mutable. Data written between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 
-    /// Turns means over ranks into sums, for a hook that has left means: the step divides by the number of ranks, and
-    /// would divide them a second time.
+    /// Multiplies the values by the number of ranks. A hook that has left means over ranks must call this, because the step
+    /// divides by the number of ranks again.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -96,8 +96,8 @@ impl GradBucket<'_> {
         self.values.iter_mut().for_each(|mean| *mean *= ranks);
     }
 
-    /// Returns each parameter's range in [`values`](Self::values): parameters as numbers in the order of
-    /// [`Layout::ids`](crate::Layout::ids).
+    /// Returns each parameter's number in the order of [`Layout::ids`](crate::Layout::ids), and its range in
+    /// [`values`](Self::values).
     pub fn gradients(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let first = self.bucket.start;
         self.plan.segments_of(self.bucket).iter().map(move |segment| {
@@ -106,19 +106,19 @@ impl GradBucket<'_> {
         })
     }
 
-    /// Makes all gradients their sums over ranks: what happens where there is no hook. Every rank's hook makes the same
-    /// calls in the same order, as many as it likes.
+    /// Replaces all gradients by their sums over ranks, as without a hook. A hook may make any number of such calls, but
+    /// every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`]; again at every later call.
+    /// Errors as for [`Collective::enqueue`]; every later call then fails too.
     pub fn all_reduce(&mut self) -> Result<()> {
         self.all_reduce_range(0..self.values.len())
     }
 
-    /// Does the same for some of the elements.
+    /// Does the same for a range of the elements.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`], again at every later call; `Hook` if the bucket has fewer elements.
+    /// Errors as for [`Collective::enqueue`]; every later call then fails too. `Hook` if the bucket has fewer elements.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -127,16 +127,16 @@ impl GradBucket<'_> {
         sum(self.comm, (self.key, self.deadline), part, &mut self.failed)
     }
 
-    /// Does the same for a buffer of the hook's own, as long on every rank.
+    /// Does the same for the hook's own buffer, which has the same length on every rank.
     ///
     /// # Errors
-    /// Errors as for [`Collective::enqueue`], again at every later call.
+    /// Errors as for [`Collective::enqueue`]; every later call then fails too.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, (self.key, self.deadline), buffer, &mut self.failed)
     }
 }
 
-/// One all-reduce in the name of a call, unless an earlier one has failed.
+/// Makes one all-reduce under the key of a call, unless an earlier one has failed.
 pub(super) fn sum(
     comm: &dyn Collective,
     (key, deadline): (CallKey, Duration),
@@ -159,8 +159,8 @@ impl fmt::Debug for GradBucket<'_> {
     }
 }
 
-/// Zeros between the gradients of a part of a bucket, as the stepper has left them there: what a hook writes would add up from
-/// pass to pass. In a bucket of the caller's, what lies between is the caller's.
+/// Writes zeros between the gradients of a part of a bucket, because values that a hook leaves there would add up from pass to
+/// pass. In a bucket of the caller's memory, it leaves the elements between gradients alone.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -207,8 +207,8 @@ macro_rules! place {
                 self.place.world_size
             }
 
-            /// Returns what is here of each parameter: its number in the order of [`Layout::ids`](crate::Layout::ids), its first
-            /// element that is here, and where those elements lie in
+            /// Returns, for each parameter with elements here: its number in the order of [`Layout::ids`](crate::Layout::ids),
+            /// the first of its elements that is here, and the range of these elements in
             #[doc = $elements]
             pub fn gradients(&self) -> impl Iterator<Item = (usize, u64, Range<usize>)> + '_ {
                 self.place.gradients()
@@ -224,7 +224,7 @@ macro_rules! place {
     };
 }
 
-/// The sum of one bucket's gradients over ranks, as far as this rank steps them.
+/// The sum over ranks of those gradients of one bucket that this rank steps.
 pub struct BucketSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) values: &'a mut [f32],
@@ -237,23 +237,23 @@ impl BucketSum<'_> {
         self.values.len()
     }
 
-    /// Returns the sums in one piece, the loss scale included and divided by nothing; between parameters are zeros where the
-    /// stepper pads. Empty where this rank steps nothing of the bucket.
+    /// Returns the sums in one piece. They include the loss scale and are divided by nothing, and the stepper's padding is
+    /// zeros. The slice is empty if this rank steps nothing of the bucket.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same, to be changed. Data written between parameters are lost.
+    /// Returns the same values, mutable. Data written between parameters are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 }
 
-/// The same on a GPU, once the stream has come to it.
+/// The same sum on a GPU; the values are there once the stream gets there.
 ///
 /// # Ordering
 /// Work that the hook enqueues on [`stream`](Self::stream) comes after the sum, and before norms, decisions and steps.
-/// Between parameters are zeros where the stepper pads, and they must stay.
+/// The stepper's padding between parameters is zeros, and must stay so.
 pub struct EnqueuedSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) at: DevicePtr,
@@ -269,16 +269,16 @@ impl EnqueuedSum<'_> {
         self.stream
     }
 
-    /// Returns the address of an element: an f32 of a sum, the loss scale included and divided by nothing.
+    /// Returns the address of an element, an f32. The sum includes the loss scale and is divided by nothing.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer elements.
     pub fn ptr(&self, element: usize) -> DevicePtr {
         assert!(element <= self.len, "element {element} of {}", self.len);
         DevicePtr(self.at.0 + (element * size_of::<f32>()) as u64)
     }
 
-    /// Returns how many elements are here; 0 where this rank steps nothing of the bucket.
+    /// Returns the number of elements; 0 if this rank steps nothing of the bucket.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

@@ -1,7 +1,7 @@
-//! Calls of one's own in place of a communicator's: another reduce-scatter, another all-gather, beside all its other calls.
+//! Replaces some collectives of a communicator by the user's own, for example its reduce-scatter or its all-gather.
 //!
-//! What is put in place holds for the communicators that a stepper makes beside its own too, so it is called on every stream and
-//! in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! The replacement also holds for the further communicators that a stepper makes, so it is called on every stream and in
+//! every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::op::CollectiveKind;
 
 type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
-/// A communicator that makes calls of some kinds in the user's own way, and all others as `comm` makes them.
+/// A communicator that makes calls of some kinds by the user's functions, and all others by `comm`.
 ///
-/// A way takes the communicator inside, of the group that the call is in, and the call. It fills [`Call::target`] from
-/// [`Call::source`], or on a GPU enqueues on [`Call::stream`]; every rank of a group must end with the same bits. With a
-/// way for a kind, steppers may use it even if `comm` does not [know](Collective::knows) it.
+/// Such a function takes the call, and the inner communicator of the call's group. It fills [`Call::target`] from
+/// [`Call::source`], or on a GPU enqueues work on [`Call::stream`]. Every rank of a group must end with the same bits. If
+/// there is a function for a kind, steppers may use that kind even if `comm` does not [know](Collective::knows) it.
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
@@ -51,11 +51,11 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// ```
 ///
 /// # Ordering
-/// A way runs where [`Collective::enqueue`] does, and calls of different streams may run at the same time.
+/// A function runs on the thread that calls [`Collective::enqueue`]. Calls of different streams may run at the same time.
 ///
 /// # Errors
-/// An error of a way, or a panic inside it, poisons the stepper and ends the other ranks with an error; [`Error::Hook`] is
-/// for words of its own.
+/// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error;
+/// [`Error::Hook`] holds a message of its own.
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_custom_reduce_scatter` and `set_custom_all_gather`.
@@ -71,7 +71,7 @@ impl CustomCalls {
         CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
     }
 
-    /// Makes calls of a kind in this way.
+    /// Makes calls of this kind by this function.
     pub fn with<W>(mut self, kind: CollectiveKind, way: W) -> CustomCalls
     where
         W: Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync + 'static,

@@ -1,7 +1,7 @@
-//! Gradients on the wire as bf16 or f16: cast, summed by the communicator inside, cast back.
+//! Sends gradients as bf16 or f16: casts them, sums by the communicator inside, and casts back.
 //!
 //! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
-//! ones. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
+//! bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
 //! Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
 
 use std::fmt;
@@ -15,27 +15,27 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::layout::Plan;
 use crate::op::{Agreed, CollectiveKind};
 
-/// Bytes of a cache line, to which collectives are promised their buffers to be aligned.
+/// Bytes of a cache line. Buffers of collectives are aligned to it.
 const LINE_BYTES: usize = 64;
 
-/// The unit of an f16's last place where that is smallest: what a count of one must not fall below.
+/// The smallest positive f16. A count of 1, scaled, must not be smaller.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
 /// The largest sum of ones over all ranks, scaled, that is finite in f16.
 const LARGEST_COUNT: f32 = 32_768.0;
 
-/// A communicator that halves what `C` has to send: gradients travel as bf16 or f16. Parameters are still broadcast as
-/// they are. On the host only, so far.
+/// A communicator that sends gradients as bf16 or f16, half of the bytes that `C` would send. Parameters are still
+/// broadcast unchanged. It works on the host only, so far.
 ///
 /// # Error
-/// With u the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n ranks in one process: an
-/// element is rounded once before the sum, the sum is taken in f32 and then rounded once, so the sum is off by at most
-/// (2u + u^2 + n 2^-23) times the sum of the magnitudes, and by n + 1 halves of the smallest subnormal (2^-133 for
-/// bf16, 2^-24/s for f16). The mean is off by an n-th of it. A communicator that rounds at every hop, as a ring does,
-/// is off by up to n u.
+/// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
+/// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. So its error is at
+/// most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest subnormal (2^-133 for
+/// bf16, 2^-24/s for f16). The mean's error is an n-th of that. If a communicator rounds at every hop, as a ring does, the
+/// relative error is up to n u.
 ///
-/// A gradient of 65520/s or more is infinite as f16, and so is its sum: what
-/// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then sees. NaN and infinity stay what they are.
+/// A gradient of 65520/s or more becomes infinite as f16, and so does its sum, which
+/// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then notices. NaN and infinity are sent unchanged.
 ///
 /// ```
 /// use instep::overlap::Compressed;
@@ -56,8 +56,8 @@ const LARGEST_COUNT: f32 = 32_768.0;
 /// ```
 ///
 /// # Source
-/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`, which divide by the number of ranks before the sum; here
-/// that stays in the step, where it is rounded once, and f16 has a power of two in its place.
+/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. They divide by the number of ranks before the sum. Here the
+/// step divides, and rounds once; f16 gradients are multiplied by a power of two before the sum instead.
 pub struct Compressed<C> {
     comm: C,
     dtype: DType,
@@ -68,7 +68,7 @@ pub struct Compressed<C> {
 }
 
 impl<C: Collective> Compressed<C> {
-    /// Gradients as bf16: the range of f32, 8 bits of precision.
+    /// Sends gradients as bf16, which has the range of f32 and 8 bits of precision.
     ///
     /// # Errors
     /// `Unsupported` if `comm` sums no bf16, as another `Compressed` or a [`Hooked`](super::Hooked) does not; `Config`,
@@ -77,8 +77,8 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
 
-    /// Gradients as f16: 11 bits of precision from 2^-14 on. They are multiplied by the largest power of two that is
-    /// not above 1/world_size on their way, so that a sum of finite values is finite; see
+    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Before they are sent, they are multiplied by
+    /// the largest power of two that is not above 1/world_size, so that a sum of finite values is finite; see
     /// [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
@@ -89,12 +89,12 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::F16, pre_scale)
     }
 
-    /// Sets the factor of f16 gradients before the cast; the sum is divided by it. Small factors overflow later, large
-    /// ones keep small gradients: a loss scale, for the wire alone.
+    /// Sets the factor that f16 gradients are multiplied by before the cast; the sum is divided by it. It is a loss scale
+    /// for sending alone: a small factor avoids overflow, and a large factor keeps small gradients from becoming zero.
     ///
     /// # Errors
-    /// `Config` unless it is a power of two from 2^-24 on that leaves world_size times it at 32768 or below, so that
-    /// counts stay exact; always for bf16, which has the range of f32.
+    /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts stay
+    /// exact. Always `Config` for bf16, which has the range of f32.
     pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
         let refuse = |wrong, remedy| Err(Error::config("pre_scale", pre_scale, wrong, remedy));
         if self.dtype == DType::BF16 {
@@ -122,13 +122,13 @@ impl<C: Collective> Compressed<C> {
         Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
     }
 
-    /// Up to how many ranks a count of them is exact: every whole number up to there has its own bits.
+    /// Returns the largest number of ranks that a count represents exactly, as it does all smaller numbers.
     fn most_counted_ranks(&self) -> u32 {
         if self.dtype == DType::BF16 { 256 } else { 2048 }
     }
 }
 
-/// Makes room for as many elements from a cache line on, and returns it.
+/// Makes room for this many elements, which starts at a cache line, and returns it.
 fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
     let elements = elements as usize;
     let padded = elements + LINE_BYTES / size_of::<u16>();
@@ -157,7 +157,7 @@ impl<C: Collective> Collective for Compressed<C> {
         place == Place::Host && self.comm.reaches(place)
     }
 
-    /// f32, which it makes smaller.
+    /// Returns true for f32 alone, which it sends as the smaller type.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }
@@ -167,7 +167,7 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     /// # Errors
-    /// `Config` for more ranks than the format counts exactly, if the buckets count any; what `C` refuses.
+    /// `Config` if the buckets count ranks and there are more than the format counts exactly; and the errors of `C`.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
         if counts && self.world_size() > self.most_counted_ranks() {
@@ -197,7 +197,7 @@ impl<C: Collective> Collective for Compressed<C> {
         let key = CallKey {
             dtype: self.dtype,
             bytes: size_of_val(narrow) as u64,
-            // Sums of what was scaled differently would be meaningless.
+            // A sum of values that ranks have scaled differently would be meaningless.
             agreement: call.agreement ^ Agreed::Options.share(self.pre_scale.to_bits().into()),
             ..call.key()
         };

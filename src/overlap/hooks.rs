@@ -1,8 +1,8 @@
-//! A closure in the place of a bucket's all-reduce: noise, clipping of local gradients, low-rank compression, gossip.
+//! A closure that replaces a bucket's all-reduce, for noise, clipping of local gradients, low-rank compression or gossip.
 //!
-//! The hook sees gradients and nothing else. The padding between them is cleared after the hook, since it would add up
-//! from pass to pass, and the counts in the bucket's tail are summed beside it. A failed sum is always reported, also
-//! if the hook swallows the error.
+//! The hook sees gradients and nothing else. The padding between gradients is cleared after the hook, since values there
+//! would add up from pass to pass. The counts in the bucket's tail are summed without the hook. A failed sum is always
+//! reported, also if the hook ignores the error.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -16,14 +16,15 @@ use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
-/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The hook's result is
-/// stepped as the SUM over ranks, which the step divides by their number (a hook that leaves means calls
-/// [`means_to_sums`](GradBucket::means_to_sums)); every rank must end with the same bits, or parameters drift apart. On
-/// the host only, so far.
+/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step takes the
+/// hook's result as the SUM over ranks and divides it by the number of ranks. If a hook leaves means, it must call
+/// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters drift apart. It
+/// works on the host only, so far.
 ///
-/// One wrapper has one hook, and its sums go to the communicator inside: `Hooked` around
-/// [`Compressed`](super::Compressed) sends it as 16 bits. A second hook is a second wrapper, called after the first: it
-/// takes whole buckets only, so the outer one must [`all_reduce`](GradBucket::all_reduce), and sum nothing else.
+/// One wrapper has one hook, and the communicator inside makes the hook's sums: `Hooked` around
+/// [`Compressed`](super::Compressed) sends 16 bits per gradient. For a second hook, use a second wrapper; the outer
+/// wrapper's hook is called first. The inner hook takes whole buckets only, so the outer hook must sum by
+/// [`all_reduce`](GradBucket::all_reduce) and by no other call.
 ///
 /// ```
 /// use instep::overlap::{GradBucket, Hooked};
@@ -48,14 +49,15 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 /// ```
 ///
 /// # Ordering
-/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their indices. The bucket's step
-/// (or its norm) comes after it.
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the buckets' indices. A bucket's
+/// norm and step come after its hook.
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
 /// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the communicator inside does not sum the counts, as
-/// [`Solo`](crate::Solo) does not: ranks would skip different parameters. An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
-/// [`Error::Hook`] is for words of its own. A sum that has failed poisons even if the hook returns `Ok`.
+/// [`Solo`](crate::Solo) does not: ranks would skip different parameters. If the hook returns an error or panics, the
+/// stepper is poisoned and the other ranks end with an error; [`Error::Hook`] holds a message of the hook's own. A sum that
+/// has failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -66,14 +68,14 @@ pub struct Hooked<C, H> {
 
 struct State<H> {
     hook: H,
-    /// Which gradient lies where.
+    /// The place of each gradient.
     plan: Option<Plan>,
-    /// A bucket's counts with a 1 after them; kept, so that a steady state allocates nothing.
+    /// A bucket's counts with a 1 after them. The buffer is kept, so that later passes allocate nothing.
     counted: Vec<f32>,
 }
 
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C, H> {
-    /// Builds a hook around `comm`.
+    /// Builds a communicator that sums by `hook`, which makes its sums through `comm`.
     pub fn new(comm: C, hook: H) -> Hooked<C, H> {
         Hooked { comm, state: Mutex::new(State { hook, plan: None, counted: Vec::new() }) }
     }
@@ -114,7 +116,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         self.comm.world_size()
     }
 
-    /// The host's memory, if `C` does.
+    /// Returns true for the host's memory, if `C` reaches it.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host && self.comm.reaches(place)
     }
@@ -146,13 +148,13 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             return Err(Error::unsupported(thing, "a hook takes only f32", remedy));
         }
         let Some(index) = call.bucket else {
-            // Counts that an outer hook was not shown.
+            // These are counts, which an outer hook does not see.
             return self.comm.enqueue(call);
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { hook, plan, counted } = &mut *state;
         let elements = call.bytes / call.dtype.bytes();
-        // All of the bucket, or what an outer hook was shown of it.
+        // The length is that of the bucket, or of the part that an outer hook sees.
         let is_whole = |bucket: &Bucket| [bucket.len, bucket.tail.start - bucket.start].contains(&elements);
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
         let Some((plan, bucket)) = found.filter(|(_, bucket)| is_whole(bucket)) else {
@@ -170,7 +172,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         let mut failed = seen.failed.take();
         clear_padding(plan, bucket, bucket.start..bucket.tail.start, seen.values);
         if !counts.is_empty() && outcome.is_ok() {
-            // No hook's business, so not in the bucket's name. If a sum has failed, so does this one.
+            // No hook sees the counts, so this call names no bucket. If a sum has failed, this call fails too.
             let of_counts = (CallKey { bucket: None, ..key }, deadline);
             if let Err(error) = sum_counts(&self.comm, of_counts, counts, counted, &mut failed) {
                 failed.get_or_insert(error);

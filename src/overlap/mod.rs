@@ -1,8 +1,8 @@
-//! The original systems' vocabulary on top of the stepper: optimizers by name, and what stands between a bucket's
-//! gradients and its fused step.
+//! PyTorch's vocabulary on top of the stepper: optimizers by name, and hooks between a bucket's gradients and its fused
+//! step.
 //!
-//! A hook is a communicator around another one, so a stepper takes it like any other and schedules nothing anew. This
-//! file must never step a parameter itself.
+//! A hook is a communicator around another one. So a stepper takes it like any other, and its schedule does not change.
+//! This module never steps a parameter itself.
 
 mod bucket;
 mod calls;

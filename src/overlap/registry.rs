@@ -1,15 +1,15 @@
-//! Optimizers by name or by type: how a configuration says which one it wants.
+//! Finds optimizers by name or by type, for programs that read their optimizer from a configuration.
 //!
-//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. This file must
-//! refuse a second entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and
-//! replaces silently.
+//! A name stands for a constructor that takes hyperparameters under their names in `torch.optim`. This module must
+//! refuse a second entry for a name or a type. PyTorch's `register_overlapped` checks the wrong table, and replaces the
+//! first entry silently.
 
 use std::any::{TypeId, type_name};
 
 use crate::error::{Error, Result, one_of};
 use crate::optim::{ALL, Custom, Descriptor, Optimizer, StepParam};
 
-/// Hyperparameters by name, as a constructor takes them: what it has not asked for is refused.
+/// Hyperparameters by name, for a constructor. A name for which the constructor has not asked is refused.
 #[derive(Debug)]
 pub struct Keywords<'a> {
     given: &'a [(&'a str, f64)],
@@ -17,7 +17,7 @@ pub struct Keywords<'a> {
 }
 
 impl Keywords<'_> {
-    /// Returns the value of the keyword `name`, or `default` if the caller has not given it.
+    /// Returns the value of the keyword `name`, or `default` if the caller gave none.
     pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
         self.asked.push(name);
         self.given.iter().find(|(given, _)| *given == name).map_or(default, |(_, value)| *value)
@@ -35,7 +35,7 @@ impl Keywords<'_> {
         }
     }
 
-    /// Refuses names that nobody asked for, and names given twice.
+    /// Refuses names for which the constructor did not ask, and names given twice.
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
@@ -63,7 +63,7 @@ struct Entry {
     construct: Construct,
 }
 
-/// Names and types with a constructor each.
+/// A table of optimizers: each entry has a name, a type and a constructor.
 ///
 /// ```
 /// use instep::overlap::Registry;
@@ -90,7 +90,7 @@ pub struct Registry {
     entries: Vec<Entry>,
 }
 
-/// A registry's entry for a name.
+/// An entry of a registry.
 #[derive(Clone, Copy)]
 pub struct Resolved<'a> {
     entry: &'a Entry,
@@ -155,16 +155,16 @@ impl Registry {
         Ok(())
     }
 
-    /// Returns the entry of a name, to the letter.
+    /// Returns the entry with exactly this name.
     ///
     /// # Errors
-    /// `Unsupported` if there is none; it lists those that are most like it.
+    /// `Unsupported` if there is none; the error lists the most similar names.
     pub fn resolve(&self, name: &str) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.name == name);
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
     }
 
-    /// Returns the entry of a name, or else of another one that there must be.
+    /// Returns the entry with this name, or if there is none the entry named `fallback`.
     ///
     /// # Errors
     /// `Unsupported` if there is neither.
@@ -175,7 +175,7 @@ impl Registry {
     /// Returns the entry of a type: an [`Optimizer`], or a [`StepParam`].
     ///
     /// # Errors
-    /// `Unsupported` if there is none; it lists those that are most like it.
+    /// `Unsupported` if there is none; the error lists the most similar names.
     pub fn resolve_type<O: 'static>(&self) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.of == TypeId::of::<O>());
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(type_name::<O>()))
@@ -187,7 +187,7 @@ impl Registry {
     }
 
     fn missing(&self, name: &str) -> Error {
-        // Of a type, the last part of its path is most like a name.
+        // For a type, the last part of its path is compared with the names.
         let given = name.rsplit("::").next().unwrap_or(name);
         let remedy = if self.entries.is_empty() {
             "register it first".to_owned()
@@ -229,11 +229,11 @@ impl<'a> Resolved<'a> {
         &self.entry.name
     }
 
-    /// Builds the optimizer with these hyperparameters, and defaults for all others.
+    /// Builds the optimizer with these hyperparameters, and with defaults for all others.
     ///
     /// # Errors
-    /// `Unsupported` for a hyperparameter that it does not have, with a list of those it has; `Config` for one given
-    /// twice or out of range.
+    /// `Unsupported` for a hyperparameter that the optimizer does not have, with a list of those that it has; `Config`
+    /// for a hyperparameter that is given twice or is out of range.
     pub fn build(self, hyperparameters: &[(&str, f64)]) -> Result<Box<dyn Optimizer>> {
         let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };
         let optimizer = (self.entry.construct)(&mut keywords)?;
@@ -256,12 +256,12 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Returns a registry of the optimizers of this crate, under the names that they have in `torch.optim`, or in
-    /// their papers if it has none; [`names`](Self::names) lists them.
+    /// Returns a registry of the optimizers of this crate, under their names in `torch.optim`, or in their papers if
+    /// `torch.optim` lacks them; [`names`](Self::names) lists the names.
     ///
     /// Hyperparameters have the names of their fields. A pair has two keywords: `betas` are `beta1` and `beta2`,
-    /// `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are
-    /// `torch.optim`'s; the functional classes of PyTorch's own map have others (lr of SGD 1e-2, of Adamax 1e-3).
+    /// `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
+    /// `torch.optim`. PyTorch's functional classes have other learning rates: 1e-2 for SGD, and 1e-3 for Adamax.
     pub fn standard() -> Registry {
         let mut registry = Registry::new();
         for descriptor in ALL {

@@ -1,7 +1,7 @@
-//! A closure after each bucket's sum: it sees and changes the elements that this rank steps, with any strategy.
+//! A closure after each bucket's sum. It sees and may change the elements that this rank steps, with any strategy.
 //!
-//! The closure runs inside the last collective of a bucket's sum, so norms, decisions and steps come after it and nothing is
-//! scheduled anew. It must end with the same bits on every rank that steps the same elements. The idea is PyTorch's
+//! The closure runs inside the last collective of a bucket's sum, so norms, decisions and steps come after it, and the
+//! schedule does not change. It must leave the same bits on every rank that steps the same elements. The idea is PyTorch's
 //! `FSDPModule.set_all_reduce_hook`.
 
 use std::fmt;
@@ -25,13 +25,13 @@ enum Hook {
     OnGpu(Box<OnGpu>),
 }
 
-/// A communicator that calls a hook with each bucket's sum over ranks, as far as this rank steps it: the full bucket,
-/// or its shard with a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size) the
-/// hook comes after the all-reduce among replicas. Where each [micro-batch is summed](crate::Accumulation), that is
-/// once a pass; without groups the hook sees the sum of each micro-batch, before it is added to the others. The step
-/// takes what the hook leaves, and divides it by the number of ranks; so do norms and clipping. Gradients are f32.
+/// A communicator that calls a hook with each bucket's sum over ranks: with the full bucket, or with this rank's shard if
+/// there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size), the hook runs
+/// after the all-reduce among replicas. If each [micro-batch is summed](crate::Accumulation), the hook runs once per pass
+/// with `shard_size`. Without it, the hook sees the sum of each micro-batch before it is added to the others. Norms,
+/// clipping and the step take the values that the hook leaves, divided by the number of ranks. Gradients are f32.
 ///
-/// [`Hooked`](super::Hooked) is called in place of the sum, and makes it itself; this one is called after it.
+/// The hook of [`Hooked`](super::Hooked) replaces the sum; this hook runs after the sum.
 ///
 /// ```
 /// use instep::overlap::{BucketSum, SumHooked};
@@ -57,12 +57,12 @@ enum Hook {
 /// ```
 ///
 /// # Ordering
-/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their sums. It is not called for a
-/// bucket whose parameters are all frozen, but for one that carries the count of ranks with `Strategy::Replicated`.
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. It is not called for a
+/// bucket whose parameters are all frozen, unless that bucket carries the count of ranks with `Strategy::Replicated`.
 ///
 /// # Errors
-/// An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
-/// [`Error::Hook`] is for words of its own.
+/// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error;
+/// [`Error::Hook`] holds a message of the hook's own.
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_all_reduce_hook`.
@@ -70,7 +70,7 @@ pub struct SumHooked {
     comm: Arc<dyn Collective>,
     rank: u32,
     world_size: u32,
-    /// Whether `comm` has some of the ranks only.
+    /// Whether `comm` has only some of the ranks.
     is_group: bool,
     is_on_gpu: bool,
     state: Arc<Mutex<State>>,
@@ -78,14 +78,14 @@ pub struct SumHooked {
 
 struct State {
     hook: Hook,
-    /// Which gradient lies where.
+    /// The place of each gradient.
     plan: Option<Plan>,
     /// The bucket whose shard replicas add up next.
     scattered: Option<u32>,
 }
 
 impl SumHooked {
-    /// Builds a hook around `comm`.
+    /// Builds a communicator that calls `hook` after each sum of `comm`.
     pub fn new<C, H>(comm: C, hook: H) -> SumHooked
     where
         C: Collective + 'static,
@@ -94,7 +94,8 @@ impl SumHooked {
         SumHooked::of(Arc::new(comm), Hook::OnHost(Box::new(hook)))
     }
 
-    /// The same for gradients on a GPU: the hook enqueues its work on the stream of the sum, by the trainer's thread.
+    /// Builds the same for gradients on a GPU. The hook runs on the trainer's thread, and enqueues its work on the stream
+    /// of the sum.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};
@@ -128,7 +129,7 @@ impl SumHooked {
 }
 
 impl State {
-    /// Returns whether a call that has been made leaves the whole sum of its bucket.
+    /// Returns whether the bucket's sum is complete after this call.
     fn ends_sum(&mut self, kind: CollectiveKind, bucket: u32, is_group: bool) -> bool {
         let Some(plan) = &self.plan else { return false };
         match kind {
@@ -137,7 +138,7 @@ impl State {
                 false
             }
             CollectiveKind::ReduceScatter => true,
-            // Of a sharded bucket, counts of ranks have an all-reduce too.
+            // A sharded bucket also has an all-reduce for the counts of ranks.
             CollectiveKind::AllReduce if plan.is_sharded() => {
                 is_group && self.scattered.take() == Some(bucket)
             }
@@ -159,12 +160,12 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// The memory that the hook takes, if the communicator inside does.
+    /// Returns true for the memory that the hook takes, if the communicator inside reaches it.
     fn reaches(&self, place: Place) -> bool {
         self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }
 
-    /// f32, if the communicator inside does.
+    /// Returns true for f32, if the communicator inside sums it.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32 && self.comm.sums(dtype)
     }
@@ -199,7 +200,7 @@ impl Collective for SumHooked {
         }
         let State { hook, plan, .. } = &mut *state;
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
-        // The counts of ranks may follow. A buffer of another length is an outer hook's own.
+        // The counts of ranks may follow. A buffer of another length belongs to an outer hook.
         let elements = (call.dst_bytes() / DType::F32.bytes()) as usize;
         let len = |bucket: &Bucket| (bucket.summed().end - bucket.summed().start) as usize;
         let is_whole = |bucket: &Bucket| [len(bucket), bucket.len as usize].contains(&elements);

@@ -1,7 +1,7 @@
-"""Times one AdamW step by instep beside PyTorch, and beside DeepSpeed, bitsandbytes and torchao where they are installed.
+"""Times one AdamW step of instep and PyTorch, and of DeepSpeed, bitsandbytes and torchao if they are installed.
 
 It takes about a minute, longer on a busy machine. The first use of DeepSpeed or torchao also compiles their kernels.
-All candidates make their first steps from the same values, and are compared with AdamW in f64, before any is timed.
+Before any is timed, all candidates make their first steps from the same values, and are compared with AdamW in f64.
 Then every round runs each candidate once, and ratios divide times of the same round.
 """
 
@@ -26,26 +26,26 @@ from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
 
 LENGTH, BUCKET, MOST, BEYOND = 131_072, 50, 8, 128
-# A case is timed for so many seconds, and for fewer once the run as a whole becomes late.
+# Seconds for which a case is timed. If the whole run becomes late, later cases get fewer.
 CASE_S, WHOLE_S, MOST_ROUNDS = 8.0, 48.0, 31
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
-# A sample in the cache has as many steps as step these: long enough that reading the clock does not count.
+# Elements that a sample in the cache steps in all, over several steps: the cost of reading the clock is then negligible.
 SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """A line on the standard error: rewritten in a terminal, else a line for every stage."""
+    """Progress on the standard error: one line that is rewritten in a terminal, else a line for every stage."""
 
     def __init__(self, stages: int) -> None:
         self.stages, self.done, self.told = stages, 0, ""
 
     def stage(self, text: str) -> None:
-        """The next stage begins."""
+        """Begins the next stage."""
         self.done += 1
         self.say(text, 0.0)
 
     def say(self, text: str, share: float) -> None:
-        """So much of the stage is done."""
+        """Shows how much of the stage is done."""
         if sys.stderr.isatty():
             whole = (self.done - 1 + share) / self.stages
             bar = "#" * round(24 * whole)
@@ -72,7 +72,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
-    """A candidate that has made its first steps as it should, or why it has not."""
+    """Returns a candidate whose first steps were right, or the reason why it cannot be timed."""
     if machine.version(candidate.package) is None:
         return Line(candidate, "not installed"), None
     try:
@@ -89,7 +89,10 @@ def made(candidate: Candidate, case: Case) -> tuple[Line, Optional[Made]]:
 
 
 def sample(ready: Made, case: Case) -> float:
-    """Milliseconds per step. In the cache, an untimed step fetches the tensors; elsewhere the others have evicted them."""
+    """Times a sample; returns milliseconds per step.
+
+    In the cache, an untimed step first fetches the tensors. Beyond it, the other candidates have evicted them.
+    """
     if case.name != "in cache":
         return milliseconds(ready.step)
     steps = max(1, SAMPLE_ELEMENTS // case.elements)
@@ -98,7 +101,7 @@ def sample(ready: Made, case: Case) -> float:
 
 
 def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None]) -> Iterator[int]:
-    """Rounds until the time is over, the first of which warms up."""
+    """Yields rounds until the time is over. The first round warms up."""
     start = time.monotonic()
     for number in range(most):
         spent = time.monotonic() - start
@@ -130,7 +133,7 @@ def run(case: Case, quick: bool, until: float, progress: Progress) -> Results:
 
 
 def main() -> None:
-    """Reads the command line, measures, and writes what was asked for."""
+    """Reads the command line, measures, and writes the requested files."""
     start = time.monotonic()
     parser = argparse.ArgumentParser(
         prog="python -m instep.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

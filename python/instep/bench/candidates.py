@@ -43,18 +43,18 @@ class Candidate:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the others of the format are compared with this one."""
+        """Whether the other candidates of the format are compared with this one."""
         return self.package == "instep"
 
 
 def _peer(module: str, name: str) -> Make:
-    # A peer is imported when it is first made: each changes settings of torch, or takes seconds to load.
+    # A peer is imported when it is first made, because importing one changes settings of torch, or takes seconds.
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"adamw_mode": True} if module.startswith("deepspeed") else {}
         with _stdout_on_stderr():
             found = getattr(importlib.import_module(module), name)
             made: torch.optim.Optimizer = found(params, lr=LR, weight_decay=WEIGHT_DECAY, **options)
-        # DeepSpeed sets it. Every step of torch's optimizers would then open NVML, which takes 100 us.
+        # DeepSpeed sets this variable. With it, every step of torch's optimizers would open NVML, which takes 100 us.
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
         return made
 
@@ -63,7 +63,7 @@ def _peer(module: str, name: str) -> Make:
 
 @contextlib.contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """For what a peer prints while it builds its kernel: the standard output is for the table."""
+    """Redirects what a peer prints while it builds its kernel, because the standard output is for the table."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -92,9 +92,9 @@ FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 @functools.cache
 def _values(count: int) -> tuple[Tensor, Tensor]:
-    """Gradients and the starts of parameters, which bf16 holds exactly. A tensor takes those from its number on.
+    """Gradients and first values of parameters, which bf16 holds exactly. A tensor takes the values from its number on.
 
-    No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of a state of 8 bits.
+    No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of 8-bit states.
     Parameters are below 2^-6, so that bf16 shows a step of 1e-3.
     """
     k = torch.arange(count)
@@ -104,7 +104,7 @@ def _values(count: int) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _stepped(count: int, steps: int) -> Tensor:
-    """The parameters after so many steps of AdamW, in f64."""
+    """The parameters after a number of steps of AdamW, in f64."""
     grads, params = (value.double() for value in _values(count))
     first, second = torch.zeros_like(grads), torch.zeros_like(grads)
     for number in range(1, steps + 1):
@@ -139,7 +139,7 @@ class Made:
             self.optimizer.step()
 
     def check(self) -> Optional[str]:
-        """Makes the first steps and says how they differ from AdamW in f64, or None."""
+        """Makes the first steps. Returns how they differ from AdamW in f64, or None if they agree."""
         for number in range(1, CHECKED_STEPS + 1):
             with _stdout_on_stderr():
                 self.step()
@@ -159,12 +159,12 @@ class Made:
 
 
 def tolerance(format: str, steps: int) -> float:
-    """How far parameters may be from AdamW in f64 after so many steps.
+    """How far parameters may be from AdamW in f64 after a number of steps.
 
-    Let u be the unit roundoff of the type. A step rounds the parameter twice, 2 u |p|, and its change, at most lr, eight
-    times, 8 u lr. A peer may compute 1 - beta2 in f32, which costs 2^-24 / (1 - beta2) of the change. A code of 8 bits is
-    off by at most 1/128 of the largest value of its block. With gradients within a factor of 2 that is 1/64 of the first
-    moment and 1/32 of the second one, of which 0.48 and 0.25 reach the second step's change: lr / 64 together.
+    Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, at most lr,
+    eight times: 8 u lr. A peer may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the change. The error of
+    an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a factor of 2, that is 1/64 of the
+    first moment and 1/32 of the second. Of these, 0.48 and 0.25 reach the second step's change: lr / 64 together.
     """
     unit = 2**-8 if format == "bf16" else 2**-24
     largest = 2**-6 + steps * LR

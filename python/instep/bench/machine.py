@@ -1,4 +1,4 @@
-"""What a figure depends on and no program chooses: the processor, its caches and the versions of packages."""
+"""The machine on which figures depend: the processor, its caches and the versions of packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Optional
 
 
 def processor() -> str:
-    """The processor's name, with family and model where the system has them: many virtual machines cut the name short."""
+    """The processor's name. Many virtual machines shorten it, so family and model are added if the system has them."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -24,7 +24,7 @@ def processor() -> str:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache that the first core has, or 32 MiB where the system does not tell."""
+    """Bytes of the largest cache of the first core, or 32 MiB if the system does not tell."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((_bytes(path.read_text().strip()) for path in sizes), default=32 << 20)
 
@@ -45,13 +45,13 @@ def version(package: str) -> Optional[str]:
 
 
 class Others:
-    """The share of all cores' time that other processes and virtual machines take from now on; Linux alone tells it."""
+    """The share of all cores' time that other processes and virtual machines take from now on. Only Linux tells it."""
 
     def __init__(self) -> None:
         self.start = _seconds_of_cores()
 
     def share(self) -> Optional[float]:
-        """From 0 to 1, or None where the system does not tell."""
+        """The share, from 0 to 1, or None if the system does not tell."""
         end = _seconds_of_cores()
         if self.start is None or end is None:
             return None
@@ -60,7 +60,7 @@ class Others:
 
 
 def _seconds_of_cores() -> Optional[tuple[float, float, float]]:
-    """Of all cores, of those that were not idle, and of this process with its children."""
+    """The times of all cores, of busy cores, and of this process with its children."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError):

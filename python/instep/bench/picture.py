@@ -1,7 +1,7 @@
 """The times as an SVG picture: a row per candidate, a column per case, bars with their units.
 
-Each format of each case has an axis of its own. It starts at 0 and ends at the slowest candidate. A line across the end of a
-bar is the range of its samples.
+Each format of each case has its own axis, from 0 to the slowest candidate. A line across the end of a bar is the range of the
+samples.
 """
 
 from __future__ import annotations

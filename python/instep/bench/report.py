@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """A number of tensors of one length."""
+    """A case: a number of tensors of the same length."""
 
     name: str
     tensors: int
@@ -21,7 +21,7 @@ class Case:
 
     @property
     def elements(self) -> int:
-        """All of them."""
+        """The number of elements of all tensors."""
         return self.tensors * self.length
 
     @property
@@ -36,14 +36,14 @@ class Case:
 
 @dataclass
 class Line:
-    """One candidate in one case: its times, or why there are none."""
+    """One candidate in one case: its times, or the reason why it was not timed."""
 
     candidate: Candidate
     missing: Optional[str] = None
     times: list[float] = field(default_factory=list)
     """Milliseconds per step, one of each round."""
     to_ours: Optional[Spread] = None
-    """Times over ours in the same rounds."""
+    """The candidate's times divided by ours, in the same rounds."""
 
     @property
     def spread(self) -> Spread:
@@ -59,7 +59,7 @@ class Results:
     lines: list[Line]
 
     def compare(self) -> None:
-        """Sets the ratios, once all times are there."""
+        """Sets the ratios, after all candidates are timed."""
         ours = {line.candidate.format: line.times for line in self.lines if line.candidate.is_ours}
         for line in self.lines:
             if line.times:
@@ -86,7 +86,7 @@ def table(results: Results) -> str:
 
 
 def csv(head: list[str], threads: int, all_results: list[Results]) -> str:
-    """One line per quantity; what has not been timed is named in a comment."""
+    """One line per quantity. A comment names each candidate that was not timed."""
     lines = [f"# {line}" for line in head]
     rows = ["candidate,format,case,elements,threads,quantity,median,min,max"]
     for results in all_results:

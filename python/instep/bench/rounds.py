@@ -1,7 +1,7 @@
-"""Samples of several sides, taken in turn in every round, and what they come to.
+"""Takes samples of several sides in turn in every round, and summarises them.
 
-The memory bus of a shared machine drifts from minute to minute, so ratios are taken within a round. This module needs
-nothing but the standard library.
+The speed of a shared machine's memory bus drifts from minute to minute, so ratios are taken within a round. This module needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def in_turn(sides: Mapping[str, Callable[[], float]], rounds: Iterable[object]) 
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """The time that a call takes."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e3
 
 
 def ratios(times: Sequence[float], to: Sequence[float]) -> Spread:
-    """Times over those of another side in the same rounds."""
+    """Times divided by those of another side in the same rounds."""
     return Spread.of([one / other for one, other in zip(times, to)])

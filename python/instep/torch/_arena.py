@@ -1,9 +1,9 @@
 """Parameters of one kind, their optimizer states, and the native steps over them.
 
-States lie in the order in which parameters were registered, each at a multiple of 256 elements. So DDP may cut its
-buckets anew and no state moves: a bucket's step names the same places. Tensors over this memory are what a user sees as
-``optimizer.state``. Step counts live in the native steps, which write them, as numbers of float32, into a vector that is
-shown too; when a bucket of other parameters takes some over, they go along.
+States lie in the order in which parameters were registered, each at a multiple of 256 elements. So no state moves when
+DDP rebuilds its buckets: a bucket's step names the same places. ``optimizer.state`` has tensors over this memory. Step
+counts live in the native steps, which also write them as float32 numbers into a vector, which ``optimizer.state`` shows.
+When a bucket of other parameters takes parameters over, it takes their counts too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._memory import alone, zeros_apart
 from ._sharded import Rows, cut_as, is_distributed, rows_of, spread_as
 
 ELEMENT = 16
-"""Bytes between what is stepped in place of empty parameters."""
+"""Bytes between the zeros that are stepped instead of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
 
@@ -62,13 +62,13 @@ class Arena:
         team: Callable[[], int],
     ) -> None:
         self.key, self.kind, self.formats, self.after, self.threads = key, kind, kind.formats, after, threads
-        # Where a parameter is stepped, and the threads that do it.
+        # The device on which parameters are stepped, and the threads of a step.
         self.held, self.team = held, team
         self.dtype, self.device, self.holders = kind.dtype, kind.device, kind.holders
         self.params = [param for param, *_ in members]
         self.groups = [group for _, group, *_ in members]
         self.hypers = {id(group): hyper for _, group, hyper, *_ in members}
-        # An optimizer that nobody has any more is freed at once, with its arenas.
+        # When the last reference to an optimizer is dropped, it is freed at once, with its arenas.
         self.owners = [weakref.ref(owner) for *_, owner, _ in members]
         self.firsts = [first for *_, first in members]
         shards = [held(param) for param in self.params]
@@ -90,12 +90,12 @@ class Arena:
         self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
         # The parameters whose states came with a count of 0, which a first step would not read.
         self.goes_on: set[int] = set()
-        # Those that ``state`` does not show yet, since they have had no update and nobody gave them a state. A GPU does not
-        # tell at once whether a step that it was given was skipped: of these parameters that is not known.
+        # Parameters that ``state`` does not show yet, since they have had no update and the user gave them no state. A GPU
+        # does not tell at once whether it skipped a step, so of some of these it is not known whether they had an update.
         self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [(0, 0)] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
-        # By indices, the parameters, and what they were when they were last checked.
+        # By indices: the parameters, and their properties at the last check.
         self.known: dict[tuple[int, ...], tuple[list[Tensor], Forms]] = {}
         # By group, the live steps that know it and its number there.
         self.stepped_by: dict[int, dict[tuple[tuple[int, ...], torch.dtype], tuple[_native.Step, int]]] = {}
@@ -134,11 +134,11 @@ class Arena:
             self.numbers = {}
         addresses = [self.vectors[name].data_ptr() if name in self.vectors else 0 for name in ("step", carried)]
         self.count_address, self.carried_address = addresses
-        # What a user writes here tells a first step from others.
+        # A user may write this value, which tells a first step from later ones.
         self.watched = {*(self.numbers or self.states), *FIRST.get(self.key, ())[:1]}
 
     def _views(self, index: int) -> dict[str, Tensor]:
-        """Everything that is kept for a parameter, by the names of a state dict."""
+        """All states of a parameter, under their names in a state dict."""
         shape, strides, offset = self.shapes[index], self.strides[index], self.offsets[index]
         blocks: tuple[int, ...] = (-(-shape.numel() // QUANTUM),)
         if self._has_rows(index):
@@ -158,7 +158,7 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The entries of a dict that are what is shown here, at the same address, and not written if that must be noticed."""
+        """The entries of a dict that are this arena's tensors, at the same address, and unwritten if that must be seen."""
         local, shown, marks = self.local[index], self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(name, local[name]) == marks[name]}
 
@@ -166,7 +166,7 @@ class Arena:
         return view.data_ptr(), view._version if name in self.watched else None
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
-        """Makes a parameter's states what was given, and as new where nothing was. No native step may be live."""
+        """Sets a parameter's states to the given ones, and all others to their first values. No native step may be live."""
         param, hyper = self.params[index], self.hyper_of(index)
         if self.held(param).shape != self.shapes[index]:
             old, new = tuple(self.shapes[index]), tuple(param.shape)
@@ -182,7 +182,7 @@ class Arena:
         for vector, number in zip(self.vectors.values(), progress):
             vector[index] = number
         for name, view in self.local[index].items():
-            # A user may have given it other memory.
+            # The user may have given the parameter other memory.
             if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
                 fresh = self._views(index)[name]
                 view.data = fresh
@@ -201,15 +201,15 @@ class Arena:
         self.note([index])
 
     def hyper_of(self, index: int) -> Hyper:
-        """A parameter's hyperparameters, as the native steps have them."""
+        """The hyperparameters with which the native steps step a parameter."""
         return self.hypers[id(self.groups[index])]
 
     def keeps(self, hyper: Hyper) -> bool:
-        """Whether these are the states of a group with such hyperparameters."""
+        """Whether a group with these hyperparameters has these states."""
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
-        """Takes these groups and hyperparameters of parameters, as loading a state dict makes them."""
+        """Takes groups and hyperparameters of parameters, after a state dict was loaded."""
         if any(self.groups[index] is not group for index, (group, _) in changed.items()):
             self.retire_all()
             for index, (group, hyper) in changed.items():
@@ -220,7 +220,7 @@ class Arena:
             self.set_hyper(group, hyper)
 
     def set_hyper(self, group: dict[str, Any], hyper: Hyper) -> None:
-        """Hands a param group's hyperparameters to the native steps, if they have changed."""
+        """Passes a param group's hyperparameters to the native steps, if they have changed."""
         of = id(group)
         if self.hypers.get(of, hyper) is hyper:
             return
@@ -231,19 +231,19 @@ class Arena:
         self.hypers[of] = hyper
 
     def use_threads(self, threads: int) -> None:
-        """Steps on so many threads from now on."""
+        """Sets the number of threads of later steps."""
         if threads != self.threads:
             self.retire_all()
             self.threads = threads
 
     def leave_gradients(self, after: str) -> None:
-        """Leaves gradients so from now on, after they are stepped with."""
+        """Sets what later steps do to the gradients that they have used."""
         if after != self.after:
             self.retire_all()
             self.after = after
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
-        """Returns what this rank holds of parameters, and what that is now. A change is followed or refused."""
+        """Returns this rank's shards of parameters and their current properties. A change is followed or refused."""
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
@@ -260,7 +260,7 @@ class Arena:
         return shards, seen
 
     def _follow_one(self, index: int) -> None:
-        """Checks that a parameter still is what the states were made for; they move along if its strides have changed."""
+        """Checks that a parameter still fits its states. If its strides have changed, the states are moved."""
         param = self.held(self.params[index])
         if param.shape != self.shapes[index]:
             raise RuntimeError(
@@ -285,13 +285,13 @@ class Arena:
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
 
     def instead_of(self, index: int) -> tuple[int, int]:
-        """Where zeros lie that are stepped, with zeros, in place of an empty parameter: so its updates are counted, too."""
+        """The address of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
         assert self.instead is not None, "there are empty parameters"
         start = self.instead.data_ptr() + 2 * ELEMENT * index
         return start, start + ELEMENT
 
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
-        """The native step over these parameters, with the counts that they have had elsewhere."""
+        """The native step over these parameters, which takes over their counts from earlier native steps."""
         key = indices, grad_dtype
         step = self.live.get(key)
         if step is None:
@@ -311,7 +311,7 @@ class Arena:
         self.known.pop(indices, None)
 
     def retire_all(self) -> None:
-        """Brings every count home."""
+        """Copies every count back from the native steps."""
         for key in list(self.live):
             self._retire(key)
 
@@ -344,7 +344,7 @@ class Arena:
         return row, self.firsts[index] + self.rows[index].first
 
     def _ahead(self, index: int) -> int:
-        """How far the native count of a parameter is ahead."""
+        """The number by which the native count of a parameter is ahead."""
         return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
@@ -355,12 +355,12 @@ class Arena:
                 self.seen[index] = (param.data_ptr(), param._version)
 
     def _follow_master(self, index: int) -> None:
-        """Takes a parameter's value into its master, where somebody else than a step has written it."""
+        """Copies a parameter's value into its master, if other code than a step has written the parameter."""
         param, master = self.held(self.params[index]), self.local[index]["master"]
         if self.seen[index] == (param.data_ptr(), param._version):
             return
         if self.master_word == "float32":
-            # Where the master still rounds to the parameter, it has bits that the parameter lacks.
+            # If the master still rounds to the parameter, it is kept, because it has bits that the parameter lacks.
             master.copy_(torch.where(master.to(param.dtype) == param, master, param.detach().float()))
         elif self.seen[index] != (0, 0):
             master.zero_()
@@ -375,7 +375,7 @@ class Arena:
         return counts
 
     def write_numbers(self) -> None:
-        """Writes into the vectors what a GPU has counted, which it waits for. A step on the CPU has done so."""
+        """Writes a GPU's counts into the vectors, after waiting for them. On the CPU each step does that itself."""
         if self.device.type == "cuda":
             for vector, values in zip(self.vectors.values(), zip(*self.counts())):
                 vector.copy_(torch.tensor(values, dtype=vector.dtype, device="cpu"))
@@ -387,7 +387,7 @@ class Arena:
             self.unsure.clear()
 
     def show(self, index: int) -> None:
-        """Lets ``state`` show a parameter's tensors, beside what a user has put there, if there is anything to show."""
+        """Makes ``state`` show a parameter's tensors, if there are any, and keeps the user's own entries."""
         owner, param = self.owners[index](), self.params[index]
         if owner is not None and self.shown[index] and index not in self.hidden:
             held = held_in(owner.state, param)
@@ -395,7 +395,7 @@ class Arena:
             owner.state[param] = held
 
     def show_begun(self, indices: Iterable[int]) -> None:
-        """Shows those, of the hidden ones, that a step was given, unless it has skipped them."""
+        """Shows hidden parameters that a step has stepped, unless the step was skipped."""
         given = [index for index in indices if index in self.hidden]
         if self.device.type == "cuda":
             self.unsure.update(given)
@@ -407,7 +407,7 @@ class Arena:
             self.show(index)
 
     def show_hidden(self) -> None:
-        """Shows all that are hidden, as zeros that a first step does not read."""
+        """Shows all hidden parameters, with zeros, which a first step does not read."""
         hidden, self.hidden = self.hidden, set()
         for index in hidden:
             for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):
@@ -426,12 +426,12 @@ class Arena:
 
 
 def forms_of(tensors: Sequence[Tensor]) -> Forms:
-    """What these tensors are, list by list: a list comprehension would take longer."""
+    """The properties of these tensors, one list per property, because a comprehension over tensors would take longer."""
     addresses, strides = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.stride, tensors))
     return list(map(shape_of, tensors)), strides, list(map(dtype_of, tensors)), addresses
 
 
 def held_in(state: State, param: Tensor) -> dict[str, Any]:
-    """The dict that ``state`` holds for a parameter; an empty one if it holds none."""
+    """The dict in ``state`` for a parameter; an empty dict if there is none."""
     held = state.get(param)
     return held if isinstance(held, dict) else {}

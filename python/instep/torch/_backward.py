@@ -1,6 +1,6 @@
-"""What the optimizers that `register_ddp` and `register_fsdp` make have in common: backward steps, and ``step`` does not.
+"""The base class of the optimizers of `register_ddp` and `register_fsdp`: backward steps, and ``step`` does not.
 
-Every rank steps with the same settings. ``step`` refuses what comes too late, and makes the states that
+Every rank steps with the same settings. ``step`` refuses changes that come too late, and makes the states that
 ``torch.distributed.checkpoint`` looks for before a first step.
 """
 
@@ -27,19 +27,19 @@ class BackwardOptimizer(FusedOptimizer):
     def _decide_by(
         self, max_norm: Optional[float], grad_scaler: Optional[torch.amp.GradScaler], skip_nonfinite: bool
     ) -> None:
-        """Notes what a pass must know of all gradients before it steps with any."""
+        """Stores the options that make a pass decide over all its gradients before it steps."""
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
         self._has_limit = max_norm is not None
 
     @property
     def _decides(self) -> bool:
-        """Whether something is decided over all gradients of a pass. That it is does not change; see `_refuse_other_clip`."""
+        """Whether a pass makes a decision over all its gradients. This never changes; see `_refuse_other_clip`."""
         clips = self._has_limit or self._skip_nonfinite
         return clips or any(group.get("max_norm") is not None for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters, where the wrapper has them."""
+        """Steps further parameters, if the wrapper has them."""
         if param_group.get("max_norm") is not None and hasattr(self, "_stepped") and not self._decides:
             raise ValueError("max_norm of a late group: passes decide nothing; give max_norm to a group at registration")
         super().add_param_group(param_group)
@@ -54,14 +54,14 @@ class BackwardOptimizer(FusedOptimizer):
         raise TypeError(f"{type(self).__name__}: belongs to the hooks of its model, so it has no copy; save its state_dict()")
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to refuse what comes too late: backward has stepped."""
+        """Only calls ``closure``, and raises if gradients have changed: backward has already stepped."""
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        # Without a look at `state`, which waits for steps that run beside.
+        # This must not read `state`, which would wait for running steps.
         if not vars(self)["state"] and all(float(group["lr"]) == 0 for group in self.param_groups):
-            # So torch.distributed.checkpoint asks for states to load into. Such a step changes nothing.
+            # torch.distributed.checkpoint makes such a step to get states to load into. It changes nothing.
             self._show_all()
             return result
         refuse_scaler(self, self._scaler)
@@ -70,14 +70,14 @@ class BackwardOptimizer(FusedOptimizer):
 
     @torch.no_grad()
     def _show_all(self) -> None:
-        """Shows states of all parameters. Their first step stays a first step."""
+        """Shows states of all parameters. The next step is still their first one."""
         self._follow_states()
         self._adopt(self._listed())
         for arena in self._engine.arenas:
             arena.show_hidden()
 
     def _in_common(self) -> object:
-        """What every rank must step with."""
+        """The settings with which every rank must step."""
         hypers = [
             (len(group["params"]), self._settings.of(group), group.get("max_norm", "together")) for group in self.param_groups
         ]

@@ -1,7 +1,7 @@
-"""What every optimizer of this package stands on: arenas for its parameters, and steps over some of them.
+"""The engine of every optimizer of this package: arenas for its parameters, and steps over some of them.
 
-It keeps no order and waits for nothing: its caller decides when a gradient is complete. Calls for different
-parameters may come from different threads.
+It keeps no order and waits for nothing: the caller decides when a gradient is complete. Calls for different parameters may
+come from different threads.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MOST_ROUTES = 256
 
 dtype_of = attrgetter("dtype")
 Gradient = Union[Tensor, int, None]
-"""A tensor; the address of one of its parameter's type and order of elements; or None for a parameter to pass over."""
+"""A tensor; or the address of a tensor with its parameter's type and order of elements; or None for no gradient."""
 
 
 @dataclass
 class Batch:
-    """Parameters of one arena whose gradients are complete, and of one type."""
+    """Parameters of one arena whose gradients are complete and have the same type."""
 
     arena: Arena
     indices: tuple[int, ...]
     grads: Sequence[Gradient]
     grad_dtype: torch.dtype
     has_addresses: bool = False
-    """Whether all gradients are given, and as addresses."""
+    """Whether all gradients are given, as addresses."""
 
     @property
     def has_any(self) -> bool:
@@ -52,12 +52,12 @@ class Batch:
 
 @dataclass
 class Route:
-    """The arenas of a list of parameters: for each, its parameters' numbers there and their places in the list."""
+    """The arenas of a list of parameters: for each arena, the numbers of its parameters and their places in the list."""
 
     params: list[Tensor]
     parts: list[tuple[Arena, tuple[int, ...], list[int]]]
     others: list[int]
-    """The places of those without an arena."""
+    """The places of parameters without an arena."""
 
     def batches(self, grads: Sequence[Gradient]) -> list[Batch]:
         """Sorts the gradients of these parameters by arena and type."""
@@ -85,19 +85,19 @@ class Route:
 
 @dataclass
 class Prepared:
-    """A batch as the native step takes it, with what must live until it has run."""
+    """The native step's arguments for a batch, and the tensors that must live until it has run."""
 
     step: _native.Step
     bound: _native.Bound
     keeps: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]
-    """Parameters with gaps between their elements, and copies without, which are stepped. So with gradients of another
-    form that a step writes."""
+    """Parameters with gaps between their elements, each with a copy without gaps, which is stepped. It also has gradients
+    with another order of elements, if the step writes them."""
 
 
 @dataclass
 class Decided:
-    """The decisions of a pass: a norm for all parameters that are clipped together."""
+    """The decisions of a pass: one norm for each set of parameters that are clipped together."""
 
     norms: Mapping[int, _native.Norm]
     """By what clips them; see `Kind.clip`."""
@@ -120,18 +120,18 @@ class Engine:
         team: Optional[Callable[[], int]] = None,
     ) -> None:
         self.key, self.formats, self.after, self.threads = key, formats, after, threads
-        # Where this rank steps a parameter, and the address of the OpenMP runtime whose threads do it, or 0.
+        # The part of each parameter that this rank steps; and the address of the OpenMP runtime whose threads step, or 0.
         self.held, self.team = held, team or openmp
         self.arenas: list[Arena] = []
         self.places: dict[Tensor, tuple[Arena, int]] = {}
         self.routes: dict[tuple[int, ...], Route] = {}
-        # Identities of all parameters that have a place: tensors are hashed by a function in Python, which takes longer
-        # than all else that a step does about them.
+        # Identities of all parameters that have a place. A tensor's hash is a Python function, which takes longer than
+        # everything else that a step does with the tensor.
         self.known: set[int] = set()
         self.lock = threading.RLock()
 
     def build(self, members: Iterable[tuple[Kind, Member]]) -> list[Arena]:
-        """Makes an arena for each kind of parameters. It counts once it is registered."""
+        """Makes an arena for each kind of parameters. An arena is used only after it is registered."""
         kinds: dict[Kind, list[Member]] = {}
         for kind, member in members:
             kinds.setdefault(kind, []).append(member)
@@ -139,7 +139,7 @@ class Engine:
         return [Arena(self.key, kind, some, self.after, threads, self.held, self.team) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
-        """Gives parameters these places instead of their old ones, and forgets those that are gone."""
+        """Gives parameters these places instead of their old ones, and forgets parameters that were removed."""
         for param in gone:
             del self.places[param]
         self.places.update(places)
@@ -154,34 +154,34 @@ class Engine:
 
     @property
     def holders(self) -> list[Holders]:
-        """Who holds the rest of the parameters, in an order that ranks have in common."""
+        """The groups of ranks that have the rest of the parameters, in the same order on all ranks."""
         return list(dict.fromkeys(arena.holders for arena in self.arenas))
 
     def threads_now(self) -> int:
-        """Threads of a step on the CPU: as the user says, or as many as torch's own loops have, as far as that goes."""
+        """The number of threads of a step on the CPU: the user's number, or that of torch's own loops, within limits."""
         return min(torch.get_num_threads(), _native.MAX_THREADS) if self.threads is None else self.threads
 
     def follow_threads(self) -> None:
-        """Steps on as many threads as torch has now."""
+        """Makes later steps run on torch's current number of threads."""
         threads = self.threads_now()
         for arena in self.arenas:
             arena.use_threads(threads)
 
     def leave_gradients(self, after: str) -> None:
-        """Leaves gradients so from now on, after they are stepped with."""
+        """Sets what later steps do to the gradients that they have used."""
         self.after = after
         for arena in self.arenas:
             arena.leave_gradients(after)
 
     def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Those that have no arena yet, each once."""
+        """The parameters that have no arena yet, each once."""
         listed = list(params)
         if self.known.issuperset(map(id, listed)):
             return []
         return list({id(param): param for param in listed if id(param) not in self.known}.values())
 
     def route(self, params: Sequence[Tensor]) -> Route:
-        """Finds the arenas of parameters. The same list again costs a comparison of identities."""
+        """Finds the arenas of parameters. For a list that was seen before, this only compares identities."""
         key = tuple(map(id, params))
         route = self.routes.get(key)
         if route is not None:
@@ -248,7 +248,7 @@ class Engine:
             return Prepared(step, bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
-        """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
+        """Steps batches of different arenas. If one of them has a gradient that no kernel takes, none is stepped."""
         for batch, prepared in [(batch, self.prepare(batch)) for batch in batches]:
             self._run(batch, prepared, factors)
 
@@ -261,13 +261,13 @@ class Engine:
         self._written(batch, prepared)
 
     def add_norm(self, batch: Batch, norm: _native.Norm) -> Prepared:
-        """Adds the gradients of a batch to a norm, but for parameters to pass over."""
+        """Adds the gradients of a batch to a norm, without those that are None."""
         prepared = self.prepare(batch)
         prepared.step.add_norm(prepared.bound, norm, stream_on(batch.arena.device))
         return prepared
 
     def step_decided(self, batch: Batch, prepared: Prepared, decided: Decided) -> None:
-        """Steps a batch as its norm has decided."""
+        """Steps a batch by the decision of its norm."""
         norm = decided.norms[batch.arena.kind.clip]
         prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
         self._written(batch, prepared)
@@ -286,12 +286,12 @@ class Engine:
 
 
 def stream_on(device: torch.device) -> int:
-    """The stream that a device's work is enqueued on now."""
+    """The current stream of a device."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """DDP's views of a bucket as the bucket is laid out: a dense parameter's gradient has the parameter's strides there."""
+    """The gradients in a bucket as DDP lays them out: a dense parameter's gradient has the parameter's strides."""
     return [
         grad.as_strided(param.shape, param.stride(), grad.storage_offset()) if is_dense(param) else grad
         for param, grad in zip(params, grads)
@@ -301,7 +301,7 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """At which byte of a bucket each gradient starts; None if one cannot be stepped as it lies, or is not our own."""
+    """The byte of a bucket at which each gradient starts; None if one cannot be stepped in place, or is not ours."""
     starts = []
     for param, grad in zip(params, grads):
         is_inside = grad.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -321,7 +321,7 @@ def _cut(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def _taken_as(dtype: torch.dtype) -> torch.dtype:
-    """The type that a gradient is handed over in."""
+    """The type in which a gradient is handed over."""
     if not dtype.is_floating_point:
         raise NotImplementedError(f"gradient of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
     return dtype if dtype in WORDS else torch.float32

@@ -1,7 +1,7 @@
 """Element types of parameters, states and masters, in PyTorch's words.
 
-By default states have their parameter's type, as in ``torch.optim``; float16 parameters keep theirs in float32, because
-half a second moment underflows.
+By default states have their parameter's type, as in ``torch.optim``. Only float16 parameters have float32 states, because a
+second moment in float16 underflows.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ MASTER_TYPES = {"float32": torch.float32, "remainder16": torch.uint16, "remainde
 STATE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 
 QUANTUM = 256
-"""States of a parameter start at a multiple of so many elements. It is also the length of a block of 8-bit states."""
+"""A parameter's states start at a multiple of this number of elements. It is also the length of a block of 8-bit states."""
 
 LEAST_ROW = 128
-"""Elements of a row of a parameter that is cut over ranks, from which on its states have 8 bits. Shorter rows, each with
-blocks of its own, would take more memory than they save."""
+"""The shortest row, in elements, for 8-bit states of a parameter that is sharded over ranks. Each row has its own blocks, so
+with shorter rows they would take more memory than they save."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """How values are stored."""
+    """The formats in which values are stored."""
 
     states: Optional[str] = None
     """``"float32"``, ``"bfloat16"`` or ``"8bit"``; None for the parameter's type."""
     master: Optional[str] = None
     """``"float32"``, ``"remainder16"`` or ``"remainder8"`` for 16-bit parameters; None for no master."""
     seed: Optional[int] = None
-    """The seed of stochastic rounding; None rounds to the nearest."""
+    """The seed of stochastic rounding; None rounds to nearest."""
     min_8bit_size: int = 0
-    """Parameters of fewer elements have states of float32 in the place of 8 bits, as in bitsandbytes."""
+    """Parameters of fewer elements have float32 states instead of 8-bit ones, as in bitsandbytes."""
 
     def __post_init__(self) -> None:
         for name, known in (("states", STATE_TYPES), ("master", MASTER_TYPES)):
@@ -44,7 +44,7 @@ class Formats:
                 raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
 
     def of_size(self, elements: int, row: Optional[int] = None) -> Formats:
-        """The formats of a parameter of so many elements, in rows of so many if it may be cut between them."""
+        """The formats of a parameter with this number of elements, and with rows of this length if it is cut between rows."""
         is_small = self.states == "8bit" and (elements < self.min_8bit_size or row is not None and row < LEAST_ROW)
         return replace(self, states="float32", min_8bit_size=0) if is_small else self
 
@@ -57,7 +57,7 @@ class Formats:
         return "none" if self.master is None or dtype == torch.float32 else self.master
 
     def seed_of(self, dtype: torch.dtype, states: str) -> Optional[int]:
-        """The seed, if such parameters with such states have anything to round."""
+        """The seed, if parameters and states of these types are rounded at all."""
         rounds_states = states != "float32"
         rounds_params = dtype == torch.bfloat16 and self.master_of(dtype) in ("none", "remainder8")
         return self.seed if rounds_states or rounds_params else None
@@ -65,10 +65,10 @@ class Formats:
 
 @lru_cache(64)
 def formats(states: Optional[str], master: Optional[str], seed: Optional[int], min_8bit_size: int) -> Formats:
-    """The formats of these options, made once: a program may make an optimizer for each of thousands of parameters."""
+    """The formats for these options. They are cached: a program may make an optimizer for each of thousands of parameters."""
     return Formats(states, master, seed, min_8bit_size)
 
 
 def padded(elements: int) -> int:
-    """The elements up to the end of a block of 8-bit states."""
+    """The number of elements, rounded up to whole blocks of 8-bit states."""
     return -(-elements // QUANTUM) * QUANTUM

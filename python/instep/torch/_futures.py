@@ -1,8 +1,8 @@
 """Futures of sums, and the end of their callbacks.
 
-A sum ends on a thread of the process group. That thread calls back, and drops the callback and the tensors a moment after
-torch has gone on. If the interpreter ended in that moment, the thread could not take its lock, and would abort the process.
-So the exit waits for it.
+A sum ends on a thread of the process group. That thread runs the callback, and drops the callback and the tensors a moment
+after the trainer has gone on. If the interpreter ended in that moment, the thread could not take the interpreter's lock, and
+would abort the process. So the exit waits for that thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch.futures import Future
 
 MOST_SECONDS = 1.0
-"""A sum that a lost rank keeps from ending holds its callback for ever."""
+"""The longest wait in seconds. If a rank is lost, a sum never ends, and never drops its callback."""
 
 T = TypeVar("T", bound=Callable[..., Any])
 _held: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
@@ -40,7 +40,7 @@ def _outlive() -> None:
     end = time.monotonic() + MOST_SECONDS
     while _held and time.monotonic() < end:
         time.sleep(0.001)
-    # The tensors go after the callback, on the same thread.
+    # The same thread drops the tensors after the callback.
     time.sleep(0.02)
 
 
@@ -50,10 +50,10 @@ def joined(futures: list[Future[Any]]) -> Future[Any]:
 
 
 def wait_for(futures: list[Future[Any]]) -> None:
-    """Raises what any of them raised. On a GPU, lets the current stream come after all of them.
+    """Raises the error of any of them. On a GPU, makes the current stream wait for all of them.
 
-    A callback runs on a stream of its own, which waits for the future that called it. Of futures that are collected, that
-    is only the last one.
+    A callback runs on a separate stream, which waits for the future that called it. For collected futures, that is only the
+    last one.
     """
     for future in futures:
         future.wait()

@@ -1,4 +1,4 @@
-"""Param groups: the hyperparameters in them, the keys that ``torch.optim`` has beside these, and what is refused.
+"""Param groups: their hyperparameters, the further keys of ``torch.optim``, and what is refused.
 
 It depends on torch and the native half alone, and changes no group.
 """
@@ -19,27 +19,27 @@ from .. import OPTIMIZERS, _native
 Hyper = dict[str, Any]
 
 LARGEST_NOTHING = 2.0**-150
-"""What is no larger is rounded to 0 in float32."""
+"""The largest number that float32 rounds to 0."""
 
 OF_ALL_GROUPS = frozenset({"states", "master", "seed", "threads", "min_8bit_size"})
-"""Options of a whole optimizer, which a group of its own cannot have."""
+"""Options of a whole optimizer, which a param group cannot have."""
 
 TOGETHER = -1
-"""Clips a group by the norm of all groups that have no ``max_norm`` of their own."""
+"""The group is clipped by the norm over all groups without their own ``max_norm``."""
 
 UNCLIPPED = -2
-"""Clips no group of these. Their norm is measured, since a gradient there that is not finite counts too."""
+"""The group is not clipped. Its norm is measured nevertheless, since a gradient that is not finite may skip the step."""
 
 RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""How ``torch.optim`` should run a step. All but ``differentiable`` have the same result, and are without effect here."""
+"""Options for how ``torch.optim`` runs a step. None but ``differentiable`` changes a result; they have no effect here."""
 
 KNOWN = frozenset(name for optimizer in OPTIMIZERS.values() for name in optimizer.defaults)
-"""Scripts give one group to several optimizers, so a hyperparameter of another one is no slip."""
+"""Hyperparameters of any optimizer. Scripts give one group to several optimizers, so these are not taken for misspelt."""
 
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
-    """The keys, with their defaults, that the optimizer of this name in ``torch.optim`` has beside our hyperparameters."""
+    """The keys and defaults that torch's optimizer of this name has in addition to our hyperparameters."""
     descriptor = OPTIMIZERS[key]
     torchs = getattr(torch.optim, descriptor.name, None)
     if torchs is None:
@@ -76,14 +76,14 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"{name} = {value!r}: a text; give a number")
     try:
         number = float(value)
-        # A schedule may let them decay for ever; below that, float32 has 0 alone.
+        # A schedule may let these decay without end; what float32 would round to 0 is taken as 0.
         return 0.0 if name in ("lr", "weight_decay") and abs(number) <= LARGEST_NOTHING else number
     except (TypeError, ValueError):
         raise TypeError(f"{name} = {value!r}: not a number; give one") from None
 
 
 def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
-    """The names of the states that an optimizer keeps with these hyperparameters, whose ranges are checked but for lr."""
+    """The names of the states that an optimizer keeps with these hyperparameters. All their ranges but lr's are checked."""
     return _kept_states(key, tuple(hyper.values())[1:])
 
 
@@ -95,7 +95,7 @@ def _kept_states(key: str, values: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def refuse_settings(key: str, group: dict[str, Any]) -> None:
-    """Refuses settings of a group that would step otherwise than their user means."""
+    """Refuses settings of a group that would not have the effect that the user means."""
     for name in sorted(OF_ALL_GROUPS & group.keys()):
         raise TypeError(f"{name}: an option of the whole optimizer, not of a param group; give it to the constructor")
     known = OPTIMIZERS[key].defaults
@@ -103,7 +103,7 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
     others = group.keys() - KNOWN - torchs_keys(key).keys() - RUNNING - {"params", "param_names", "max_norm"}
     for name in sorted(others, key=str):
         edits, meant = min((_edits(str(name).lower(), one), one) for one in (*known, "max_norm"))
-        # Short names are near to words of their own: "meta" is two letters from "betas".
+        # Short names are close to other words: "meta" is two letters from "betas".
         if edits <= (1 if len(meant) < 6 else 2):
             raise TypeError(f"{name}: {OPTIMIZERS[key].name} has no such hyperparameter; did you mean {meant}?")
     _native.state_names(key, hyper_of(key, group))
@@ -120,7 +120,7 @@ def limit_of(group: Mapping[str, Any]) -> Optional[float]:
 
 
 def clips_of(groups: Iterable[Mapping[str, Any]]) -> list[int]:
-    """What each group is clipped with: `TOGETHER`, `UNCLIPPED`, or its place for a group that is clipped alone."""
+    """How each group is clipped: `TOGETHER`, `UNCLIPPED`, or the group's index if it is clipped alone."""
     return [
         TOGETHER if "max_norm" not in group else UNCLIPPED if group["max_norm"] is None else place
         for place, group in enumerate(groups)
@@ -128,7 +128,7 @@ def clips_of(groups: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
-    """Refuses options of ``torch.optim`` that make another rule of an optimizer."""
+    """Refuses options of ``torch.optim`` that would change an optimizer's rule."""
     if group.get("differentiable"):
         raise NotImplementedError("differentiable=True: autograd does not see a fused step; use False")
     flag = "decoupled_weight_decay"
@@ -138,7 +138,7 @@ def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
 
 
 def _edits(name: str, meant: str) -> int:
-    """The mistakes that make one name of the other: letters lost, added or replaced, and neighbours swapped."""
+    """The number of edits between two names: letters removed, added or replaced, and neighbours swapped."""
     before, row = [0] * (len(meant) + 1), list(range(len(meant) + 1))
     for i, letter in enumerate(name, 1):
         last, before, row = before, row, [i]
@@ -151,12 +151,12 @@ def _edits(name: str, meant: str) -> int:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether the number in it may change while it stays the same object, as in a tensor, an array or a list."""
+    """Whether the number in an object may change while the object stays the same, as in a tensor, an array or a list."""
     return not isinstance(value, (float, int)) and (not isinstance(value, tuple) or any(map(_may_change, value)))
 
 
 class Settings:
-    """The hyperparameters of param groups as they were last read. To see that none has changed takes no conversion."""
+    """The hyperparameters of param groups as they were last read. Checking them for changes needs no conversion."""
 
     def __init__(self, key: str) -> None:
         self.key, self._values = key, itemgetter(*OPTIMIZERS[key].defaults)

@@ -1,6 +1,6 @@
-"""Kinds of parameters: what must be alike for states to lie together, what no kernel takes, and what first steps do.
+"""Kinds of parameters: the properties that parameters of one arena share, and checks of what kernels take.
 
-Nothing here keeps a parameter.
+This module keeps no parameter alive.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, s
 MOST_ACCEPTED = 1024
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
-"""States whose first value is a hyperparameter. A first step takes it from there, not from memory."""
+"""States whose first value is a hyperparameter. The first step takes the hyperparameter, not the value in memory."""
 
 
 NO_UPDATE = -0.0
-"""What fills the buffer of an SGD, or its scales, where it is shown before its first update: it has no count beside it."""
+"""The value that marks an SGD buffer, or its scales, as shown before its first update. SGD has no step count to tell."""
 
 
 class Kind(NamedTuple):
-    """What the parameters of an arena have in common."""
+    """The properties that all parameters of an arena share."""
 
     dtype: torch.dtype
     device: torch.device
     holders: Holders
     formats: Formats
     names: tuple[str, ...]
-    """The states that are kept."""
+    """The names of the states."""
     word: str
     """Their element type."""
     clip: int
-    """The groups with whose gradients theirs are clipped."""
+    """How their groups are clipped; see `clips_of`."""
 
 
 def kind_of(
     key: str, formats: Formats, param: Tensor, shard: Tensor, holders: Holders, hyper: Hyper, clip: int = TOGETHER
 ) -> Kind:
-    """The kind of a parameter, of which a shard is stepped with these hyperparameters. What no kernel steps is refused."""
+    """The kind of a parameter, for one shard and these hyperparameters. Refuses what no kernel steps."""
     refuse_unsteppable(key, formats, param, holders)
     formats = formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
@@ -73,7 +73,7 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 
 def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
-    """A state whose first value is a hyperparameter, as torch's optimizer has it before its first step, if it can be had."""
+    """The states whose first value is a hyperparameter, as in torch before a first step; none if they cannot be made."""
     if is_lazy(param) or param.is_meta:
         return {}
     _, word = states_of(key, formats_of(formats, param), param.dtype, hyper)
@@ -85,11 +85,11 @@ def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict
 
 
 _accepted: set[tuple[Any, ...]] = set()
-"""Groups that were accepted, but for their parameters: a program may make an optimizer for each of thousands."""
+"""Settings of groups that were accepted, without the parameters: a program may make an optimizer for each of thousands."""
 
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
-    """Refuses a group that would be stepped otherwise than its user means, or in formats that its optimizer cannot have."""
+    """Refuses a group whose settings would not have the meant effect, or whose formats its optimizer cannot have."""
     dtypes = {param.dtype for param in group["params"]}
     values = [value for name, value in group.items() if name != "params"]
     asked = (key, formats, frozenset(dtypes), tuple(group), *values)
@@ -100,7 +100,7 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
         pass
     refuse_settings(key, group)
     _refuse_formats(key, formats, dtypes, hyper_of(key, group))
-    # The number in a tensor may change.
+    # A group with a tensor is not remembered, because the number in the tensor may change.
     is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
     if is_plain and len(_accepted) < MOST_ACCEPTED:
         _accepted.add(asked)
@@ -120,7 +120,7 @@ def _refuse_formats(key: str, formats: Formats, dtypes: Iterable[torch.dtype], h
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one run of memory, in any order of dimensions."""
+    """Whether a tensor's elements fill one run of memory, in any order of dimensions."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: (pair[1], pair[0])):
         if size == 1:
@@ -132,7 +132,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Whether elements may lie in the same place, as an expanded tensor's do."""
+    """Whether several elements may share one place in memory, as in an expanded tensor."""
     reach = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
         if size > 1 and stride < reach:
@@ -142,7 +142,7 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of its states: its own, or those of a copy if its elements have gaps between them."""
+    """The strides of a parameter's states: its own, or those of a copy if it has gaps between elements."""
     return tensor.stride() if is_dense(tensor) else torch.empty_like(tensor, device="meta").stride()
 
 
@@ -155,7 +155,7 @@ def had_no_update(value: Any) -> bool:
 
 
 def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
-    """Whether states with a count of 0 must be read by the next step, as those of a first step are not."""
+    """Whether the next step must read states that have a count of 0. A first step would not read them."""
     if key not in FIRST:
         return False
     name, source = FIRST[key]

@@ -1,7 +1,7 @@
-"""Numbers that a device still computes, and what ranks agree on by them.
+"""Numbers that a device still computes, by which ranks compare their settings.
 
-A rank that is about to stop must not leave the others in a sum, so ranks ask in every pass and read a pass later. On a
-GPU that read waits for work of the last pass alone.
+A rank that stops must not leave the others waiting in a sum. So ranks send their settings in every pass, and read the result
+a pass later. On a GPU that read waits only for work of the last pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Later:
             self._event = stream.record_event()
 
     def read(self) -> list[float]:
-        """The numbers, when they are there."""
+        """Waits for the numbers and returns them."""
         if self._event is not None:
             self._event.synchronize()
         elif self._work is not None:
@@ -48,7 +48,7 @@ Member = tuple[dist.ProcessGroup, torch.device]
 
 
 class Agreement:
-    """Whether the ranks of some groups step with the same settings."""
+    """Compares whether the ranks of some groups step with the same settings."""
 
     def __init__(self, groups: Iterable[Member]) -> None:
         # A rank that is alone agrees with itself.
@@ -70,7 +70,7 @@ class Agreement:
             self._asked.append(Later(most_and_least, work))
 
     def read(self) -> None:
-        """Raises if the ranks' settings differed in the last pass: on all ranks alike."""
+        """Raises, on all ranks, if the ranks' settings differed in the last pass."""
         answers, self._asked = [later.read() for later in self._asked], []
         if any(most != -least for most, least in answers):
             raise RuntimeError(

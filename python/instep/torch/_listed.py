@@ -1,7 +1,7 @@
-"""What a list of parameters must be: each listed once, and none over the memory of another.
+"""Checks a list of parameters: each is listed once, and no two share memory.
 
-One launch steps all of them at once, in no order, so memory that two of them share would be stepped by both. Nothing here
-keeps a parameter.
+One launch steps all of them at once, in no order, so memory that two of them share would be stepped twice. This module keeps
+no parameter alive.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def refuse_repeated(params: Sequence[Tensor]) -> None:
 
 
 def refuse_shared(params: Iterable[Tensor]) -> None:
-    """Refuses parameters whose elements lie in the same memory. They may lie between each other's."""
-    # FSDP1 takes the memory of some away until they are used.
+    """Refuses parameters that have elements in common. One's elements may lie between another's."""
+    # FSDP1 frees the memory of some parameters until they are used.
     held = [param for param in params if param.numel() > 0 and param.untyped_storage().nbytes() > 0]
     spans = [(param.data_ptr(), param.data_ptr() + _reach(param), param) for param in held]
     if len(spans) < 2:
@@ -37,7 +37,7 @@ def refuse_shared(params: Iterable[Tensor]) -> None:
 
 
 def _reach(param: Tensor) -> int:
-    """The bytes from its first element to the end of its last."""
+    """The bytes from a tensor's first element to the end of its last."""
     return (1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride()))) * param.itemsize
 
 

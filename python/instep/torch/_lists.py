@@ -1,4 +1,4 @@
-"""What the functions of ``instep.torch.functional`` have in common. They keep no tensor and no number between calls."""
+"""The common code of the functions of ``instep.torch.functional``. They keep no tensor and no number between calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = {
     "etas": ("etaminus", "etaplus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-"""The names of pairs' two numbers, as torch's functions have them."""
+"""The names of the two numbers of each pair, as in torch's functions."""
 
 EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's table of functions; None in a torch before 2.9."""
@@ -47,21 +47,21 @@ RULES = {key: Rule(key) for key in OPTIMIZERS}
 
 
 class Clipped(NamedTuple):
-    """What became of gradients."""
+    """The result of a clip."""
 
     norm: float
-    """Their norm, before."""
+    """The norm of the gradients before the clip."""
     coefficient: float
     """The factor that clips them; 1 if the norm is within its limit."""
 
 
 def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
-    """Prepares a call of a function of this module, for tensors that keep their place in memory.
+    """Prepares a call of a function of this module, for tensors that stay at their place in memory.
 
-    The arguments are the function's, without ``gradient_scale``. What it returns is called with ``lr=`` and
-    ``gradient_scale=``, both optional, and costs no more than a step. It keeps the tensors' memory, reads values and counts
-    there, and never looks at the tensors again: once one has another ``data`` or size, prepare the call anew. Autograd is not
-    told that parameters change.
+    The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and ``gradient_scale=``,
+    both optional; it costs no more than a step. It keeps the tensors' memory alive, and reads values and counts there. It
+    never looks at the tensors again: if one gets another ``data`` or size, prepare the call again. Autograd does not notice
+    that parameters change.
     """
     rule = RULES.get(function.__name__.removesuffix("_"))
     if rule is None or function.__module__ != "instep.torch.functional":
@@ -80,7 +80,7 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
 def norm_(tensors: Gradients, *, threads: Optional[int] = None) -> float:
     """Returns the norm of all elements of a list's tensors.
 
-    The sum of squares is exact, so neither threads nor the order of tensors change a bit. None in the list is passed over.
+    The sum of squares is exact, so neither threads nor the order of tensors change a bit. A None in the list is ignored.
     """
     norm, _ = _measured(tensors, None, threads)
     return norm
@@ -96,8 +96,8 @@ def clip_(
 ) -> Clipped:
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
-    With ``in_place=False`` it writes nothing: a step multiplies by ``gradient_scale=coefficient`` instead, and saves a pass
-    over the gradients. The coefficient of an infinite norm is 0 and that of NaN is NaN, as torch's are.
+    With ``in_place=False`` it writes nothing. Give the step ``gradient_scale=coefficient`` instead, which saves a pass over
+    the gradients. As in torch, an infinite norm gives a coefficient of 0, and NaN gives NaN.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):
@@ -109,16 +109,16 @@ def clip_(
 
 
 def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Adds each tensor to the one at its place in ``into``, as ``into[k].add_(tensors[k])`` does, to the bit.
+    """Adds each tensor to that at the same place in ``into``, with the bits of ``into[k].add_(tensors[k])``.
 
-    Tensors of both lists are of float32 or bfloat16, in any mix: gradients of bfloat16 accumulate in float32. A sum is of
-    float32, and is rounded once where it is stored.
+    Tensors of both lists are float32 or bfloat16, in any mix, so bfloat16 gradients can accumulate in float32. A sum is
+    computed in float32, and rounded once when it is stored.
     """
     RULES["sgd"].native.move(into, tensors, True, threads)
 
 
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Copies each tensor into the one at its place in ``into``, as ``into[k].copy_(tensors[k])`` does, to the bit.
+    """Copies each tensor into that at the same place in ``into``, with the bits of ``into[k].copy_(tensors[k])``.
 
     Tensors are as for `add_`.
     """

@@ -1,7 +1,7 @@
-"""What states must be before anything of them is taken: of this optimizer, whole, and of these sizes and formats.
+"""Checks states before they are loaded: they must be complete, of this optimizer, and of its sizes and formats.
 
-It is asked of a state dict, and of what a user puts into ``state``. Nothing here changes an optimizer, so one that refuses
-stays as it was.
+It checks state dicts, and entries that a user puts into ``state``. This module changes no optimizer, so if a check fails, the
+optimizer stays as it was.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ._sharded import formats_of, row_of, scales_shape
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
 WITHOUT_COUNT = ("sgd", "lion")
-"""Other programs save no count with these, and their updates do not depend on one."""
+"""Optimizers whose updates do not depend on a step count. Other programs save none with them."""
 
 
 def with_defaults(key: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A saved param group with the flags that an older program, and the keys that another one, did not know."""
+    """A saved param group, completed by flags that an older program lacks and by keys that another program lacks."""
     flags = {name: value for name, value in OPTIMIZERS[key].defaults.items() if isinstance(value, bool)}
     return {**torchs_keys(key), **flags, **group}
 
 
 def refuse_unfit(key: str, formats: Formats, groups: Iterable[dict[str, Any]], saved: Iterable[Saved]) -> None:
-    """Refuses what would be stepped differently here."""
+    """Refuses a saved group that would be stepped differently here."""
     for group in groups:
-        # torch.distributed.checkpoint saves nothing of a group without parameters.
+        # torch.distributed.checkpoint saves nothing for a group without parameters.
         if group["params"]:
             _refuse_group(key, group)
     for param, group, values in saved:
@@ -45,7 +45,7 @@ def refuse_unfit(key: str, formats: Formats, groups: Iterable[dict[str, Any]], s
 def progress_of(
     key: str, formats: Formats, param: Tensor, kept: Sequence[str], hyper: Hyper, values: dict[str, Any]
 ) -> Progress:
-    """The progress of a state that can be taken. Another one is refused."""
+    """Checks that a state can be loaded, and returns its progress."""
     _refuse_parts(key, kept, values)
     _refuse_sizes(param, kept, values)
     _refuse_formats(formats, param, kept, values)
@@ -59,7 +59,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
     """The updates that a saved state has had."""
     step = values.get("step")
     if step is None:
-        # SGD's momentum has no count in torch: a buffer is there after the first update.
+        # SGD's momentum has no count in torch. If there is a buffer, there was an update.
         found = [values.get(f"{name}_scales", values[name]) for name in kept if values.get(name) is not None]
         return int(bool(found) and not all(map(had_no_update, found)))
     number = _number(step)
@@ -69,7 +69,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
 
 
 def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
-    """The number that a saved state carries beside the count."""
+    """The number that a saved state carries beside the step count."""
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
         return 1.0
@@ -125,7 +125,7 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
-    """Refuses scales of other blocks: those of a parameter that is cut over ranks lie within rows."""
+    """Refuses scales of other blocks: if a parameter is sharded over ranks, its blocks lie within rows."""
     expected = scales_shape(param)
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):

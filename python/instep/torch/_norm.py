@@ -1,7 +1,7 @@
-"""The norms over gradients of several arenas, and the decisions that follow from them: groups clip together or alone.
+"""Norms over gradients of several arenas, and the decisions that follow from them. Groups are clipped together or alone.
 
-Each rank measures its own shards. Their sums of squares are exact integers, so ranks add them up in any order and decide
-alike, to the bit.
+Each rank measures its own shards. The sums of squares are exact integers, so ranks may add them up in any order, and all get
+the same bits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class GlobalNorm:
     """See the module."""
 
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
-        """``instead`` names groups on the CPU that sum in the place of others."""
+        """``instead`` maps groups of ranks to groups on the CPU that sum instead of them."""
         self.device, self.instead = device, instead or {}
         self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
-        """What clips the groups that are not clipped with the others, as in `GroupSnapshot.limits`."""
+        """The limits of groups that are clipped alone, as in `GroupSnapshot.limits`."""
         self._parts: dict[tuple[int, Holders], _native.Norm] = {}
         self._factors: _native.Factors = (1, 1.0, 0, 0)
         self._begun: set[tuple[int, Holders]] = set()
         self._added: set[tuple[int, Holders]] = set()
 
     def begin(self, factors: _native.Factors) -> None:
-        """Begins anew, with the factors that all these gradients have."""
+        """Begins new norms, with the factors that all gradients share."""
         self._factors = factors
         self._begun.clear()
         self._added.clear()
@@ -54,13 +54,13 @@ class GlobalNorm:
         return self._parts[part]
 
     def add(self, engine: Engine, batch: Batch) -> Prepared:
-        """Adds the gradients of a batch, but for parameters to pass over."""
+        """Adds the gradients of a batch, without those that are None."""
         part = batch.arena.kind.clip, batch.arena.holders
         self._added.add(part)
         return engine.add_norm(batch, self._part(*part))
 
     def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> Decided:
-        """Decides over all ranks' shards. Every rank must call it, and name every group of holders in the same order."""
+        """Decides over all ranks' shards. Every rank must call it, with all groups of holders in the same order."""
         stream = stream_on(self.device)
         limits = {TOGETHER: max_norm, **self.of_groups()}
         totals = {clip: self._part(clip, ()) for clip in limits}
@@ -83,13 +83,13 @@ class GlobalNorm:
         return Decided(totals)
 
     def _share_nonfinite(self, largest: list[Tensor]) -> None:
-        """Lets a gradient that is infinite or NaN skip the steps of all groups. Finite magnitudes stay each norm's own."""
+        """Makes a gradient that is infinite or NaN skip the steps of all groups. Finite magnitudes stay in their own norm."""
         worst = torch.stack(largest).amax(0)
         for own in largest:
             own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))
 
     def last(self) -> float:
-        """The norm of the last decision. On a GPU it waits."""
+        """The norm of the last decision. On a GPU this waits for it."""
         return self._parts[TOGETHER, ()].decision()[0]
 
     def _sum_of(self, part: _native.Norm) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class GlobalNorm:
 
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
-    """Adds up a group's sums, and takes the largest of its magnitudes: each rank has a place for its own."""
+    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes: each rank fills its own place."""
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
     for row, (limbs, largest) in zip(rows, sums):

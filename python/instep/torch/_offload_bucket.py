@@ -1,4 +1,4 @@
-"""What goes down, is stepped and comes up together, and what a backward pass knows of it.
+"""Buckets, whose gradients are copied down, stepped and copied up together, and the data of a backward pass.
 
 A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. Nothing here waits or copies.
 """
@@ -24,7 +24,7 @@ MOST_PLACES = 16
 
 
 class Bucket:
-    """Parameters that go down, are stepped and come up together."""
+    """Parameters whose gradients are copied down together, and which are stepped and copied up together."""
 
     def __init__(self, index: int, params: Sequence[Tensor], mirrors: Optional[list[Tensor]] = None) -> None:
         self.index, self.params, self.mirrors = index, list(params), mirrors
@@ -32,7 +32,7 @@ class Bucket:
         sizes = (aligned(param.numel() * dtype.itemsize) for param, dtype in zip(self.params, self.grad_dtypes))
         self.gradient_bytes = sum(sizes)
         """Bytes of the ring that its gradients take up."""
-        # In host memory, where accumulation adds.
+        # The sums of accumulated gradients, in host memory.
         self.sums: list[Tensor] = []
         self.summed: set[int] = set()
         self.arrived: dict[int, Optional[Tensor]] = {}
@@ -47,7 +47,7 @@ class Bucket:
         """Whether the trainer's work comes after the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
-        """Its gradients in a run of the ring, each laid out as its mirror."""
+        """Its gradients in a run of the ring, each with the layout of its parameter's mirror."""
         assert self.mirrors is not None, "parameters of the host's have no place in the ring"
         key = (memory.data_ptr(), start)
         if key not in self._views:
@@ -68,21 +68,21 @@ def laid_out(memory: Tensor, start: int, like: Iterable[Tensor], dtypes: Iterabl
 
 @dataclass
 class Arrival:
-    """Gradients of a bucket on their way."""
+    """Gradients of a bucket that are being copied."""
 
     bucket: Bucket
     grads: list[Optional[Tensor]]
     """In host memory, complete after `copied`."""
     copied: Sequence[Event]
     keeps: list[Tensor]
-    """The device's tensors, which are free once they are down."""
+    """The device's tensors, which are freed once they are copied."""
     slot: Optional[Slot] = None
     is_last: bool = True
 
 
 @dataclass
 class Decider:
-    """What decides over all gradients of a pass."""
+    """The parts of a decision over all gradients of a pass."""
 
     max_norm: Optional[float]
     skip_nonfinite: bool
@@ -106,7 +106,7 @@ class Pass:
 
 
 def as_laid(grad: Tensor, place: Tensor) -> Tensor:
-    """A gradient in the order of elements that it has on the host."""
+    """A gradient with the order of elements that it has on the host."""
     if grad.layout is not torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
     if grad.dtype != place.dtype:

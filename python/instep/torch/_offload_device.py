@@ -1,6 +1,6 @@
 """The device beside which the host steps: copies on two queues, events, and page-locked memory.
 
-`_offload_engine.py` knows nothing else of a device. A copy reads its source after the events that it is given, and its own
+`_offload_engine.py` uses a device only through this interface. A copy reads its source after the given events, and its own
 event comes after its last byte. `Cuda` has not run on a GPU yet.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ._memory import PAGE
 
 ALIGNMENT = 64
-"""Bytes at which tensors start in page-locked memory."""
+"""Tensors in page-locked memory start at multiples of this number of bytes."""
 
 Pair = tuple[Tensor, Tensor]
 """A tensor to copy to, and the one to copy from."""
@@ -33,13 +33,13 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """What the engine asks of a device. Every call may come from any thread."""
+    """The device's interface for the engine. Any thread may make any call."""
 
     def page_locked(self, size: int) -> Tensor:
-        """Bytes of host memory that the device copies to and from, for as long as the tensor lives."""
+        """Host memory that the device can copy to and from, for as long as the tensor lives."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """The work that the calling thread has given to the device so far, which writes these tensors."""
+        """An event after the work that the calling thread has given to the device so far, which writes these tensors."""
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
         """Copies to the host, on the queue of downloads."""
@@ -48,10 +48,10 @@ class Device(Protocol):
         """Copies to the device, on the queue of uploads."""
 
     def wait(self, event: Event) -> None:
-        """Lets the work that the calling thread gives to the device from now on come after an event."""
+        """Makes later work of the calling thread on the device wait for an event."""
 
     def note(self, what: str, label: object) -> None:
-        """Takes note of what the engine does. Only tests listen."""
+        """Receives reports of what the engine does, for tests."""
 
     def bind(self) -> None:
         """Prepares the calling thread, which steps."""
@@ -93,8 +93,8 @@ class Cuda:
         weakref.finalize(self, _unlock, self._registered).atexit = False
 
     def page_locked(self, size: int) -> Tensor:
-        # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps what is freed. Whole pages,
-        # since two runs in one page cannot both be registered.
+        # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps freed memory. Runs are whole
+        # pages, since two runs in one page cannot both be registered.
         pages = -(-max(size, 1) // PAGE) * PAGE
         memory = torch.empty(pages + PAGE, dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % PAGE
@@ -146,7 +146,7 @@ def _unlock(registered: list[Tensor]) -> None:
 
 
 def stay_near(device: torch.device) -> None:
-    """Keeps the calling thread, and those that it starts, on the cores near a GPU, if the system tells which these are."""
+    """Binds the calling thread, and threads that it starts, to the cores near a GPU, if the system tells which these are."""
     import os
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Steps on the host beside a device's work: gradients down, steps on a thread of their own, parameters up.
+"""Steps on the host beside a device's work: gradients are copied down, a thread steps, and parameters are copied up.
 
     autograd's thread      mark, copy down ------------------------> next parameters ...
     queue of downloads         [bucket 0][bucket 1][bucket 2]
@@ -6,29 +6,30 @@
     queue of uploads                                                  [bucket 2][1][0]
     trainer's thread                                            forward: waits, module by module
 
-Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and goes on. It waits for room in
-the ring alone. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the
-native norm and step, which run on threads of the library's without the interpreter's lock. The trainer's thread waits in
-`gate`, before the forward pass of a module, for the steps of the buckets that have its parameters; for their uploads the
-device waits.
+Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and goes on. It waits only
+for room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the
+native norm and step, which run on the library's threads without the interpreter's lock. The trainer's thread waits in
+`gate`, before the forward pass of a module, for the steps of the buckets that have the module's parameters. The device
+waits for their uploads.
 
-Memory. A parameter on a device has a mirror in page-locked memory, which is what is stepped and what goes up. Gradients come
-down into a ring of page-locked memory. Where something decides over all gradients (a clip, a scaler, `skip_nonfinite`), the
-ring has room for all of them; elsewhere it has a stated size, and a slow copy stops backward. Parameters that lie on the
-host already (FSDP's with `CPUOffloadPolicy`) have neither: their gradients are stepped where FSDP has put them.
+Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied up.
+Gradients are copied down into a ring of page-locked memory. If a pass decides over all gradients (a clip, a scaler,
+`skip_nonfinite`), the ring has room for all of them; otherwise it has a given size, and a slow copy stops backward.
+Parameters that already lie on the host (FSDP's with `CPUOffloadPolicy`) need neither: their gradients are stepped where
+FSDP puts them.
 
-Order. Of one bucket: the work that writes its gradients, the copy down, the norm or the step, the copy up, the forward pass
-that reads it, by events and by the order of the worker's queue. Of the buckets that may be stepped, the one comes first that
-the last forward pass asked for first: what backward hands over last is what the next forward pass needs first. With a
-decision, norms are added as buckets arrive, and all steps come after it. A pass is `begin`, any number of buckets, `end`.
-`prepare` waits for all steps of the pass before, so hyperparameters and states are read while nothing runs.
+Order. Events and the order of the worker's queue order the work on one bucket: the work that writes its gradients, the
+copy down, the norm or the step, the copy up, and the forward pass that reads it. Of the buckets that may be stepped, the
+one that the last forward pass needed first is stepped first; backward hands that one over last. With a decision, norms
+are added as buckets arrive, and all steps come after the decision. A pass is `begin`, any number of buckets, `end`.
+`prepare` waits for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
 
-Failures. What the worker raises, the trainer's next call here raises, with the number of buckets that were stepped. A pass
-whose backward has raised is open when the next forward pass begins: it is dropped, and if buckets were stepped, that is
-raised.
+Failures. If the worker raises, the trainer's next call here raises the same error, with the number of buckets that were
+stepped. If backward has raised, its pass is still open when the next forward pass begins. It is dropped, and if buckets were
+stepped, the forward pass raises.
 
-The library's own `StepperBuilder::offload` is another engine: it writes ops of its own buckets onto streams of the driver,
-ahead of time. Here gradients come when autograd has them, in tensors of PyTorch's. Both call the same native step and norm.
+The library's own `StepperBuilder::offload` is another engine: it writes ops for its own buckets onto the driver's streams in
+advance. Here gradients come when autograd has them, in PyTorch's tensors. Both call the same native step and norm.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def in_backward() -> bool:
 
 
 class Worker:
-    """The thread that steps, and how much it has to do."""
+    """The thread that steps, and the number of its pending tasks."""
 
     def __init__(self, bind: Task) -> None:
         self._lane, self._home = Lane("instep steps", bind), os.getpid()
@@ -92,7 +93,7 @@ class Worker:
         return self._lane.is_current
 
     def refuse_child(self) -> None:
-        """Refuses a child by fork, which has no such thread."""
+        """Refuses a forked child, which has no such thread."""
         if os.getpid() != self._home:
             raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
 
@@ -119,7 +120,7 @@ class Offload:
         self.names = names
         self.buckets = list(buckets)
         self.place_of = {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
-        # By parameter with a mirror, the address and version at which both had the same value.
+        # For each parameter with a mirror, the address and version at which both had the same value.
         self.same: dict[int, tuple[int, int]] = {}
         self.worker = Worker(device.bind)
         self.is_open = False
@@ -128,10 +129,10 @@ class Offload:
         """Whether the next backward pass adds to the gradients of the last one."""
         self.current = Pass()
         self.late: list[Bucket] = []
-        """What no forward pass has waited for since its last step."""
+        """Buckets for which no forward pass has waited since their last step."""
         self._outcome: Optional[tuple[float, float, bool]] = None
         self._ready: list[tuple[int, Bucket, Pass, list[Batch]]] = []
-        """What the worker may step, by when the next forward pass is likely to ask for it."""
+        """Buckets that the worker may step, ordered by when the next forward pass is likely to need them."""
         self._coming = 0
         """Buckets that were sent and that the worker has not taken in yet."""
         self._order: list[Bucket] = []
@@ -142,7 +143,7 @@ class Offload:
     # What the trainer's and autograd's threads call.
 
     def prepare(self) -> bool:
-        """Before a backward pass: waits for all that is under way. Returns whether a new step begins, or one goes on."""
+        """Before a backward pass: waits for all running work. Returns whether a new step begins, or the last one goes on."""
         if self.is_open:
             self.abandon()
         if self.goes_on:
@@ -172,7 +173,7 @@ class Offload:
         self.worker.put(partial(self._guarded, partial(self._begin, current)))
 
     def follow(self) -> None:
-        """Takes into the mirrors what others than a step have written into parameters."""
+        """Copies parameters that other code than a step has written into their mirrors."""
         for bucket in self.buckets:
             for param, mirror in zip(bucket.params, bucket.mirrors or ()):
                 now = (param.data_ptr(), param._version)
@@ -181,7 +182,7 @@ class Offload:
                     self.same[id(param)] = now
 
     def take(self, param: Tensor, grad: Optional[Tensor], is_last: bool = True) -> None:
-        """Takes the gradient of a parameter; None passes over it. The last one of a bucket sends it."""
+        """Takes the gradient of a parameter; with None it is not stepped. The last gradient of a bucket sends the bucket."""
         bucket, k = self.place_of[id(param)]
         with self._guard:
             if k in bucket.arrived:
@@ -198,7 +199,7 @@ class Offload:
     def send(
         self, bucket: Bucket, grads: Sequence[Optional[Tensor]], events: Sequence[Event] = (), is_last: bool = True
     ) -> None:
-        """Sends the gradients of a bucket on their way. Those of the host's memory are complete after ``events``."""
+        """Starts the copies of a bucket's gradients. Gradients in the host's memory are complete after ``events``."""
         self._raise_failure()
         if is_last:
             bucket.is_settled = False
@@ -237,7 +238,7 @@ class Offload:
             self.worker.put(partial(self._end, self.current, drops))
 
     def gate(self, buckets: Iterable[Bucket]) -> None:
-        """Before parameters of these are read: waits for their steps, and lets the device wait for their uploads."""
+        """Before parameters of these buckets are read: waits for the steps, and makes the device wait for the uploads."""
         for bucket in buckets:
             if bucket.is_settled:
                 continue
@@ -260,7 +261,7 @@ class Offload:
         bucket.is_settled = True
 
     def _count_write(self, bucket: Bucket) -> None:
-        """Lets autograd refuse a backward pass through what was read too early."""
+        """Makes autograd refuse a backward pass through values that were read too early."""
         params = bucket.params if bucket.mirrors is not None else []
         torch.autograd.graph.increment_version(params)
         for param in params:
@@ -271,7 +272,7 @@ class Offload:
         self.same[id(param)] = address, version + 1
 
     def wait(self) -> None:
-        """Waits for all that is under way, and lets the device's work come after the last upload."""
+        """Waits for all running work, and makes later work of the device wait for the last upload."""
         if self.worker.is_current:
             return  # A first step shows its states.
         if self.is_open and not in_backward():
@@ -283,7 +284,7 @@ class Offload:
                 self._settle(bucket)
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
-        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. Waits for it alone."""
+        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. It waits only for that."""
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
             return self._outcome
@@ -307,7 +308,7 @@ class Offload:
             )
 
     def settle(self) -> None:
-        """Waits for all that is under way, and goes on after a failure: states are about to be loaded."""
+        """Waits for all running work, and clears a failure, because states are about to be loaded."""
         self._failure = None
         try:
             self.wait()
@@ -345,7 +346,7 @@ class Offload:
     # What the worker's thread calls.
 
     def _guarded(self, task: Task, bucket: Optional[Bucket] = None) -> None:
-        """Keeps what a task raises for the trainer's thread, and lets nobody wait for it."""
+        """Keeps a task's error for the trainer's thread, and releases all threads that wait."""
         try:
             if self._failure is None:
                 task()
@@ -391,12 +392,12 @@ class Offload:
         current.measured.append(bucket)
 
     def _rank(self, bucket: Bucket) -> int:
-        """When the next forward pass is likely to ask for a bucket: as the last one did, or in the reverse of backward."""
+        """The likely place of a bucket in the next forward pass: that in the last one, or the reverse order of backward."""
         ranks = {id(one): k for k, one in enumerate(self._order)}
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
 
     def _step_or_take_in(self) -> None:
-        """Steps a bucket after those that were sent meanwhile are taken in: what backward has last, forward needs first."""
+        """Takes in the buckets that were sent meanwhile, then steps the one that the next forward pass needs first."""
         if self._coming:
             self.worker.put(self._step_or_take_in)
         else:
@@ -450,7 +451,7 @@ class Offload:
         self._stepped(current, bucket, [batch for batch, _ in bucket.measured], not current.outcome[2])
 
     def _stepped(self, current: Pass, bucket: Bucket, batches: Iterable[Batch], has_changed: bool = True) -> None:
-        """The bucket's parameters go up, and its gradients are not read any more."""
+        """Starts the upload of the bucket's parameters. Its gradients are not read again."""
         label = (current.number, bucket.index)
         self.device.note("step ends", label)
         if has_changed:
@@ -472,7 +473,7 @@ class Offload:
         self._let_go(bucket)
 
     def _let_go(self, bucket: Bucket) -> None:
-        """Nothing of the bucket is under way."""
+        """Says that no work on the bucket is running."""
         bucket.measured = []
         self._give_back(bucket)
         bucket.ready.set()

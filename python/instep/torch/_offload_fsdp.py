@@ -1,7 +1,7 @@
-"""FSDP2's shards on the host: their units as buckets, the copies that FSDP makes of them, and where it reads them.
+"""Steps FSDP2's shards on the host: FSDP's units are the buckets, and FSDP makes the copies.
 
-FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Where a version does not,
-the step waits for FSDP's own event. FSDP reads parameters in `FSDPParamGroup.unshard` alone, so it waits for steps there.
+FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. With a version that does
+not, the step waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`, so that waits for steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shards(Offload):
     """FSDP's own records, by parameter."""
 
     def send_shards(self, params: Sequence[Tensor], present: Sequence[Tensor]) -> None:
-        """Sends a unit, whose other parameters have no gradient."""
+        """Sends a unit. Its parameters that were not handed over have no gradient."""
         bucket, _ = self.place_of[id(params[0])]
         known = set(map(id, present))
         grads = [param.grad if id(param) in known else None for param in bucket.params]
@@ -56,7 +56,7 @@ class Copied:
 
 
 def groups_of(model: nn.Module) -> Iterator[Any]:
-    """What FSDP unshards together."""
+    """The parameters that FSDP unshards together."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state = module._get_fsdp_state()
@@ -117,7 +117,7 @@ def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
 
 
 def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
-    """A norm on the host that ranks add up on groups of its own: its sums run beside the trainer's collectives."""
+    """A norm on the host. Ranks add it up over separate groups, so that its sums run beside the trainer's collectives."""
     groups = dict.fromkeys(group for holders in spread for group, _ in holders)
     own: dict[Any, Any] = {
         group: dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)

@@ -1,7 +1,7 @@
-"""Where a model waits for its steps: before each module's forward pass, and before its values are saved or loaded.
+"""Makes a model wait for its steps: before each module's forward pass, and before its values are saved or loaded.
 
-A parameter may be read by another module than its own, as attention reads its output's. The first pass finds these, since
-they have a gradient though their module was not called, and they are waited for at every module from then on.
+A module may read a parameter of another module, as attention reads the weight of its output projection. The first pass finds
+such parameters, since they have a gradient although their module was not called. From then on every module waits for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Gates:
         self.follow()
 
     def follow(self) -> None:
-        """Hooks the modules that have parameters of the engine's."""
+        """Adds hooks to the modules that have parameters of the engine."""
         for module in self.model.modules():
             has_any = any(id(param) in self.offload.place_of for param in module.parameters(recurse=False))
             if has_any and id(module) not in self._hooked:
@@ -42,7 +42,7 @@ class Gates:
 
     @torch.compiler.disable
     def _open(self, *_: Any) -> None:
-        """Before the whole model: a backward pass that has raised is dropped."""
+        """Before the model's forward pass: drops a backward pass that has raised."""
         if self.offload.is_open and not in_backward():
             self.offload.abandon()
 
@@ -60,7 +60,7 @@ class Gates:
             self.offload.wait()
 
     def note_pass(self, with_gradient: Sequence[Tensor]) -> None:
-        """After a backward pass: finds parameters that were read without their module."""
+        """After a backward pass: finds parameters that were read although their module was not called."""
         called, self.called = self.called, set()
         strays = [param for param in with_gradient if id(param) not in called]
         for bucket in (self.offload.place_of[id(param)][0] for param in strays):

@@ -1,6 +1,6 @@
-"""A limit on the memory of a simulated device: what is made inside the mode counts until it is freed.
+"""A limit on the memory of a simulated device: tensors that are made inside the mode count until they are freed.
 
-It counts storages, each once, by the bytes that they hold. What other threads make is the host's.
+It counts each storage once, by its bytes. Tensors that other threads make belong to the host.
 """
 
 from __future__ import annotations

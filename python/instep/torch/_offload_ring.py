@@ -1,7 +1,7 @@
-"""A ring of page-locked memory, through which gradients come down.
+"""A ring buffer of page-locked memory, into which gradients are copied down.
 
-It never grows: who asks for more than is free waits until a step has given some back. Memory is given back in any order,
-and is free once all that was taken before it is.
+It never grows: if there is not enough free memory, the caller waits until a step has given some back. Memory may be given
+back in any order. A run is free once it and all runs that were taken before it are given back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Slot:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False
 
     def give_back(self) -> None:
-        """Its bytes have been read for the last time."""
+        """Gives the run back, after its bytes have been read for the last time."""
         self.ring._give_back(self)
 
 
@@ -32,7 +32,7 @@ class Ring:
         self._changed = threading.Condition()
 
     def take(self, size: int) -> Slot:
-        """Waits for so many bytes in one piece."""
+        """Waits for this number of bytes in one piece, and takes them."""
         if size > self.size:
             raise ValueError(f"ring of {self.size} bytes: a bucket has {size}; give a larger ring=")
         with self._changed:

@@ -1,7 +1,7 @@
-"""A device that is simulated: two memories of the host, and threads in the place of streams.
+"""A simulated device: two memories of the host, and threads instead of streams.
 
-Work and copies end late, in an order that a seed draws. What is not there yet reads as NaN: a gradient until its work has
-ended, the target of a copy until the copy has. So a step or a forward pass that comes too early has other bits.
+Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
+is NaN until the copy has ended. So if a step or a forward pass comes too early, it has other bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Done:
         return self._event.is_set()
 
     def set(self) -> None:
-        """The work has ended."""
+        """Says that the work has ended."""
         self._event.set()
 
 
@@ -41,11 +41,11 @@ class Simulated:
     """See the module.
 
     Arguments:
-        seed: of the delays and of the order in which parts of a copy are made.
-        late: the longest delay before a copy, and of the work that writes a gradient, in seconds. 0 delays nothing.
-        bytes_per_second: speed of each direction; None is that of memory.
-        memory_bytes: what the device holds at most. Tensors that are made in a ``with`` block of the device are its own.
-        record: takes what happens, in order: what, and of which pass and bucket.
+        seed: the seed of the delays, and of the order in which parts of a copy are made.
+        late: the longest delay, in seconds, of a copy and of the work that writes a gradient. 0 delays nothing.
+        bytes_per_second: speed of copies in each direction; None is the speed of memory.
+        memory_bytes: the device's memory. Tensors that are made in a ``with`` block of the device lie in it.
+        record: a function that gets each event in order, with its pass and bucket.
 
     """
 
@@ -135,7 +135,7 @@ class Simulated:
             return self._streams[name]
 
     def _delay(self) -> float:
-        """Often nothing, and sometimes much."""
+        """A delay, which is often zero and sometimes long."""
         return self._random.choice((0.0, 0.0, 0.3, 1.0)) * self._random.random() * self.late
 
     def wait(self, event: Event) -> None:
@@ -154,7 +154,7 @@ class Simulated:
 
 
 def spoil(tensor: Tensor) -> None:
-    """Writes what no result may hold."""
+    """Writes NaN, which no result may contain."""
     with torch.no_grad():
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))

@@ -1,7 +1,7 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
-A thread that the interpreter ends while it is in native code would abort the process. So at exit every thread gets to the end
-of its tasks, the last one that was started first: a step may wait for copies, and no copy waits for a step.
+If the interpreter ended a thread in native code, the process would abort. So at exit every thread finishes its tasks, and the
+thread that was started last finishes first: a step may wait for copies, and no copy waits for a step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 
 Task = Callable[[], None]
 MOST_SECONDS = 10.0
-"""A task that waits for a rank that is lost never ends."""
+"""The longest wait in seconds, because a task that waits for a lost rank never ends."""
 
 _living: list[weakref.ref[Lane]] = []
 
 
 class Lane:
-    """A thread, and its tasks. A lane that nobody has any more ends its thread."""
+    """A thread and its tasks. When the last reference to a lane is dropped, its thread ends."""
 
     def __init__(self, name: str, begin: Optional[Task] = None) -> None:
         self._tasks: queue.SimpleQueue[Optional[Task]] = queue.SimpleQueue()

@@ -1,6 +1,6 @@
-"""What optimizers have in common whose steps run beside the trainer's work.
+"""The base class of optimizers whose steps run beside the trainer's work.
 
-Whoever reads states through the optimizer waits for steps that run, so it sees whole ones.
+A read of states through the optimizer waits for running steps, so it sees complete states.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._offload_engine import Offload
 from .optimizer import FusedOptimizer
 
 LEFT_CORES = 2
-"""Cores that a step leaves to the trainer's thread and to autograd's."""
+"""The number of cores that a step leaves to the trainer's thread and autograd's thread."""
 
 
 class Waiting(FusedOptimizer):
@@ -37,12 +37,12 @@ class Waiting(FusedOptimizer):
         self.__dict__["state"] = state
 
     def wait(self) -> None:
-        """Waits for all steps, and lets the device's work come after them. For reads of parameters outside the model."""
+        """Waits for all steps, and makes later work of the device wait too. Call it before other code reads parameters."""
         if self._offload is not None:
             self._offload.wait()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Does nothing but to call ``closure``, and to tell a scaler what it asks for: backward has handed over."""
+        """Only calls ``closure``, and gives a scaler its answer: backward has already handed the gradients over."""
         result = super().step(closure)
         self._tell_scaler()
         return result
@@ -66,14 +66,14 @@ class Waiting(FusedOptimizer):
         super().load_state_dict(state_dict)
 
     def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. Waits for it alone."""
+        """The norm of the mean gradients of the last step, if a clip or a scaler needed it. It waits only for the norm."""
         if self._offload is None:
             return super().last_norm()
         decision = self._offload.decision()
         return None if decision is None else decision[0]
 
     def _tell_scaler(self) -> None:
-        """Tells a scaler that has called ``step`` whether a gradient was infinite or NaN: they are gone by then."""
+        """Tells a scaler that calls ``step`` whether a gradient was infinite or NaN; the gradients are freed by then."""
         if self._offload is None or self._scaler is None or not hasattr(self, "found_inf"):
             return
         decision = self._offload.decision()
@@ -84,7 +84,7 @@ class Waiting(FusedOptimizer):
 
 
 def budget() -> int:
-    """Threads of a step: this process's share of the cores that it may use, but for those left to others."""
+    """The number of threads of a step: this process's share of the cores, without those that are left to others."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, cores // max(1, ranks) - LEFT_CORES)

@@ -1,6 +1,6 @@
-"""Optimizers that run inside backward: nobody else may step their parameters.
+"""Optimizers that run inside backward: no other optimizer may step their parameters.
 
-A second optimizer would step them again, without a word. No reference to a parameter is weak here: torch does not swap
+A second optimizer would silently step them again. This module has no weak reference to a parameter: torch does not swap
 tensors that have weak references, and so would not convert a sharded model.
 """
 
@@ -21,7 +21,7 @@ ATTACHED = "_in_backward_optimizers"
 
 
 class Running(Protocol):
-    """What is known of an optimizer that runs inside backward."""
+    """The record of an optimizer that runs inside backward."""
 
     param_groups: list[dict[str, Any]]
     _own: set[Tensor]
@@ -32,7 +32,7 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def claim(optimizer: Running) -> None:
-    """Lets an optimizer have its parameters to itself from now on."""
+    """Registers an optimizer as the only one that may step its parameters."""
     _watch_steps()
     _running.add(optimizer)
 
@@ -48,7 +48,7 @@ def refuse_claimed(params: Iterable[Tensor]) -> None:
 
 
 def refuse_attached(params: Iterable[Tensor]) -> None:
-    """Refuses parameters that have an optimizer of their own."""
+    """Refuses parameters that have an in-backward optimizer."""
     if any(getattr(param, ATTACHED, None) for param in params):
         raise RuntimeError("params: apply_optimizer_in_backward steps one of them; name others, or use one of the two alone")
 
@@ -68,7 +68,7 @@ def _refuse_second(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     params = {param for group in optimizer.param_groups for param in group["params"]}
     owner = _owner_of(params)
-    # Wrappers that step their inner optimizer have its groups.
+    # A wrapper that steps an inner optimizer has that optimizer's groups.
     if owner is None or any(group is own for group in optimizer.param_groups for own in owner.param_groups):
         return
     raise RuntimeError(

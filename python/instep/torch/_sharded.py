@@ -1,7 +1,7 @@
-"""Shards: what this rank holds of a tensor that is spread over ranks, and the ranks that hold the rest.
+"""Shards: this rank's part of a tensor that is spread over ranks, and the ranks that have the rest.
 
-A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported where the first
-``DTensor`` is met, since that takes long.
+A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at the first
+``DTensor``, since the import takes long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .. import OPTIMIZERS
 from ._formats import QUANTUM, Formats, padded
 
 Holders = tuple[tuple[dist.ProcessGroup, str], ...]
-"""For each dimension that a tensor is cut along, the ranks that hold its shards, and the type of their device."""
+"""For each mesh dimension over which a tensor is sharded: the ranks that have its shards, and their type of device."""
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -27,7 +27,7 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def shard_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: itself, if it is no ``DTensor``."""
+    """This rank's shard of a tensor. If the tensor is not a ``DTensor``, it is the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     with torch.no_grad():
@@ -36,12 +36,12 @@ def shard_of(tensor: Tensor) -> Tensor:
 
 
 def elements_of(param: Tensor) -> int:
-    """Elements of a parameter, of all ranks; none while its shape is not known."""
+    """The number of elements of a parameter on all ranks; 0 while its shape is not known."""
     return 0 if is_lazy(param) else param.numel()
 
 
 class Rows(NamedTuple):
-    """What this rank holds of a parameter, as whole rows of its first dimension."""
+    """This rank's part of a parameter, as whole rows of the first dimension."""
 
     row: int
     """Elements of a row."""
@@ -55,7 +55,7 @@ def row_of(param: Tensor) -> int:
 
 
 def rows_of(param: Tensor) -> Optional[Rows]:
-    """The rows that this rank holds; None if it holds parts of rows. A tensor that is not cut is one row."""
+    """The rows that this rank has; None if it has parts of rows. A tensor that is not sharded is one row."""
     if not is_distributed(param):
         return Rows(param.numel() or 1, 0)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -69,19 +69,19 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def formats_of(formats: Formats, param: Tensor) -> Formats:
-    """The formats of a parameter, which do not depend on how many ranks it is cut over."""
+    """The formats of a parameter, which do not depend on the number of ranks."""
     return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
 
 
 def scales_shape(param: Tensor) -> tuple[int, ...]:
-    """The shape of the scales of 8-bit states, of all ranks: a block never crosses a row of a parameter that is cut."""
+    """The shape of the scales of 8-bit states on all ranks. In a sharded parameter, a block never crosses a row."""
     if is_distributed(param):
         return param.shape[0], padded(row_of(param)) // QUANTUM
     return (padded(param.numel()) // QUANTUM,)
 
 
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
-    """The tensor of which every rank holds such a shard, cut as a parameter is."""
+    """The tensor whose shards are these, sharded like a parameter."""
     if not is_distributed(param):
         return shard
     from torch.distributed.tensor import DTensor
@@ -95,7 +95,7 @@ def spread_as(shard: Tensor, param: Tensor) -> Tensor:
 
 
 def cut_as(value: Tensor, param: Tensor) -> Tensor:
-    """This rank's shard of a value that is a parameter's, whole or cut in another way."""
+    """This rank's shard of a value of a parameter. The value may be full, or sharded in another way."""
     if not is_distributed(param):
         return whole(value)
     from torch.distributed.tensor import distribute_tensor
@@ -109,7 +109,7 @@ def cut_as(value: Tensor, param: Tensor) -> Tensor:
 
 
 def whole(value: Tensor) -> Tensor:
-    """All of a tensor, which every rank asks for at the same time."""
+    """The full tensor. Every rank must call this at the same time."""
     if not is_distributed(value):
         return value
     with torch.no_grad():
@@ -118,8 +118,8 @@ def whole(value: Tensor) -> Tensor:
 
 
 def holders_of(param: Tensor) -> Holders:
-    """The ranks whose shards make up a parameter. Ranks that have copies are not among them."""
-    # DDP over tensor parallelism has plain parameters, and notes here what they were.
+    """The ranks whose shards make up a parameter. Ranks that have copies of these shards are not among them."""
+    # With DDP over tensor parallelism, parameters are plain tensors, and this attribute has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:
         return ()
@@ -134,11 +134,11 @@ def holders_of(param: Tensor) -> Holders:
 
 
 PLAIN = (torch.nn.Parameter, Tensor)
-"""Types whose tensors have their own memory, all of it here."""
+"""Types whose tensors have their own memory, all of it on this rank."""
 
 
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
-    """Refuses what a rank cannot step by the elements that it holds."""
+    """Refuses a parameter that a rank cannot step with only the elements that it has."""
     if not holders and type(param) in PLAIN:
         return
     shard = shard_of(param)

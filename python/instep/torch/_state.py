@@ -1,6 +1,6 @@
-"""What ``optimizer.state`` and the param groups hold, and whether a user has changed it since it was last looked at.
+"""The contents of ``optimizer.state`` and the param groups, and whether a user has changed them since the last look.
 
-A step looks at identities, addresses and versions alone, never at values.
+A step compares only identities, addresses and versions, never values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ version_of = attrgetter("_version")
 
 @dataclass
 class Entry:
-    """What ``state`` holds for a parameter."""
+    """The entry of ``state`` for a parameter."""
 
     values: dict[str, Any]
     progress: Progress
 
 
 class Reader:
-    """Reads the entries of parameters, and refuses what cannot be taken."""
+    """Reads the entries of parameters, and refuses entries that cannot be loaded."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -43,7 +43,7 @@ class Reader:
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
-            # A state that the group has not kept so far starts at zero.
+            # If the group did not keep a state before, the state starts at zero.
             names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
         count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
         if arena is not None and "step" in arena.own_names(index, values):
@@ -58,14 +58,14 @@ class Reader:
 
 
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
-    """Leaves copies of the states that a parameter keeps no more: the memory of the old arena would live on for them."""
+    """Replaces states that a parameter no longer keeps by copies: otherwise they would keep the old arena's memory alive."""
     held = held_in(state, param)
     for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
         held[name] = held[name].clone()
 
 
 def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
-    """The parameters whose entries no longer are what their arenas show."""
+    """The parameters whose entries are no longer the tensors that their arenas show."""
     found, seen = [], set()
     for param, (arena, index) in places.items():
         held = held_in(state, param)
@@ -81,7 +81,7 @@ def replaced(state: State, places: Mapping[Tensor, Place]) -> list[Tensor]:
 
 
 class GroupSnapshot:
-    """The param groups at one time: the dicts, the parameters and the hyperparameters in them."""
+    """A snapshot of the param groups: the dicts, their parameters and their hyperparameters."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: Settings) -> None:
         self.groups = list(groups)
@@ -89,21 +89,21 @@ class GroupSnapshot:
         self.params, self.sizes = list(chain.from_iterable(lists)), list(map(len, lists))
         self.hypers = list(map(settings.of, self.groups))
         self.clips = clips_of(self.groups)
-        # What clips the groups that are not clipped together, in an order that ranks have in common.
+        # The limits of groups that are clipped alone, in the same order on all ranks.
         self.limits = {clip: limit_of(group) for clip, group in zip(self.clips, self.groups) if clip != TOGETHER}
 
     def has_members_of(self, other: GroupSnapshot) -> bool:
-        """Whether these are the same dicts with the same parameters in them, clipped with the same others."""
+        """Whether these are the same dicts with the same parameters and the same division into clipped groups."""
         is_same = _are_same(self.groups, other.groups) and self.sizes == other.sizes and self.clips == other.clips
         return is_same and _are_same(self.params, other.params)
 
     def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
-        """The groups, of the same ones, that have other hyperparameters."""
+        """Those of the same groups whose hyperparameters have changed."""
         return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
 
 
 class StateSnapshot:
-    """The objects of a ``state`` at one time, with the addresses and versions of the tensors that arenas show there."""
+    """A snapshot of the objects in ``state``, with the addresses and versions of the tensors that arenas show there."""
 
     def __init__(self, state: State, places: Iterable[Place]) -> None:
         self.objects = _native.objects_of(_as_dict(state))

@@ -1,7 +1,7 @@
-"""The gradients that backward has stepped with: what is done to them afterwards comes too late, and is said.
+"""Watches the gradients with which backward has stepped: a change after the step comes too late, so it raises.
 
-A write is seen by the version that torch counts. Functions over lists do not count it for ``DTensor``s, so for these some
-values are compared too. Writes through ``.data`` and numpy stay unseen.
+A write is seen by torch's version counter. torch's functions over lists do not raise the version of a ``DTensor``, so for
+these some values are compared too. Writes through ``.data`` and numpy are not seen.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ._sharded import is_distributed
 MOST_SAMPLED = 8
 """Gradients whose values are compared. A clip scales all of them."""
 FIRST = 64
-"""Elements of each: an embedding's first rows may have no gradient."""
+"""Elements of each gradient that are compared. One is too few: an embedding's first rows may have no gradient."""
 PASSES_WATCHED = 8
-"""Who forgets to clear gradients forgets it at once."""
+"""Passes that are watched for gradients that are not cleared. A loop that never clears them shows it at once."""
 
 
 class SteppedGradients:
     """The gradients of some parameters, as the last backward left them.
 
-    Gradients that are views of one bucket have one version. ``is_alone`` says that it is of these parameters' alone.
+    Gradients that are views of one bucket share one version. ``is_alone`` says that only these parameters share it.
     """
 
     def __init__(self, params: Iterable[Tensor], is_alone: bool = True) -> None:
@@ -39,13 +39,13 @@ class SteppedGradients:
         self._passes = 0
 
     def note(self) -> None:
-        """Takes the gradients as they are now: backward is over."""
+        """Remembers the gradients as they are now, after backward."""
         self._then, self._sample = self._now(), self._sampled()
         self._is_unread = True
         self._passes += 1
 
     def refuse_changes(self) -> None:
-        """Raises if somebody has changed them since: the parameters do not follow."""
+        """Raises if the gradients have changed since `note`, because the parameters do not follow."""
         if not self._is_unread or self._then is None:
             return
         self._is_unread = False
@@ -58,13 +58,13 @@ class SteppedGradients:
                 self.read()
 
     def read(self) -> None:
-        """Raises what a GPU has found since."""
+        """Raises if the GPU has found a change in the meantime."""
         late, self._late = self._late, None
         if late is not None and any(late.read()):
             raise RuntimeError(_CHANGED)
 
     def warn_if_kept(self) -> None:
-        """Warns if backward is about to add to gradients that were stepped with. Those that are zeros may stay."""
+        """Warns if backward is about to add to gradients that a step has already used. Zeros may stay."""
         if self._then is None or self._passes > PASSES_WATCHED:
             return
         kept = [look for look, then in zip(self._now(), self._then) if look is not None and look == then]
@@ -84,7 +84,7 @@ class SteppedGradients:
         return (grad._version, local._version, local.data_ptr()) if self.is_alone else (0, 0, local.data_ptr())
 
     def _sampled(self) -> Optional[Tensor]:
-        """Bits that tell values apart, and NaN from no other NaN."""
+        """Sums of some values, as integers: different values differ, and a NaN equals itself."""
         grads = [param.grad for param in self.params if param.grad is not None]
         uncounted = [grad for grad in grads if is_distributed(grad) or not self.is_alone]
         shards = [_local(grad) for grad in uncounted[:: len(uncounted) // MOST_SAMPLED + 1] if _local(grad).numel() > 0]
@@ -101,7 +101,7 @@ def refuse_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.Grad
     is_unscaled = getattr(optimizer, "grad_scale", None) is None
     if own is not None and not is_unscaled:
         return
-    # The scaler takes them away after a step that returns.
+    # The scaler removes these attributes only after a step that returns.
     vars(optimizer).pop("grad_scale", None)
     vars(optimizer).pop("found_inf", None)
     if own is None:

@@ -1,8 +1,8 @@
 """The threads that torch's own loops run on, for steps on the CPU.
 
-Torch's OpenMP threads spin for milliseconds after each of its loops. A step with threads of its own would find their cores
-taken, so it runs on them instead. In a child by fork those threads do not exist, and GNU's runtime waits for them without
-end; a step there has threads of its own.
+Torch's OpenMP threads spin for milliseconds after each of its loops. If a step had its own threads, they would find the cores
+taken, so it runs on torch's threads. In a forked child those threads do not exist, and GNU's runtime waits for them forever,
+so a step there has its own threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _loaded() -> int:
     libraries = sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"))
     for path in libraries:
         try:
-            # A library's handle finds what the libraries that it needs export: torch's runtime, and no other one.
+            # Through a library's handle, a lookup searches only the libraries that it needs, so it finds torch's runtime.
             function = ctypes.CDLL(str(path)).GOMP_parallel
         except (OSError, AttributeError):
             continue

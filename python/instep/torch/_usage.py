@@ -1,7 +1,7 @@
-"""Which parameters had a gradient, on this rank and on any: what a model that leaves parameters out must know.
+"""Finds which parameters had a gradient, on this rank and on any rank, for models that do not use all parameters.
 
-DDP sums zeros for a parameter without gradient, and tells its hook nothing. Plain DDP leaves such a gradient alone, so an
-optimizer passes it over; a step with zeros would move it by its momentum and decay.
+DDP sums zeros for a parameter without gradient, and does not tell its hook. Plain DDP leaves such a gradient None, so an
+optimizer does not step the parameter. A step with zeros would move it by momentum and weight decay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ that sets it, and a weak reference would keep torch from converting the paramete
 
 
 def watch(params: Iterable[Tensor]) -> None:
-    """Notes from now on when a parameter's gradient is accumulated."""
+    """Adds a hook that notes when a parameter's gradient is accumulated."""
     for param in params:
         if _note not in (param._post_accumulate_grad_hooks or {}).values():
             _used.discard(id(param))
@@ -40,16 +40,16 @@ class Usage:
         watch(self.params)
 
     def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
-        """Asks all ranks which of these were used: a future, and flags that are complete after it."""
+        """Asks all ranks which of these were used. Returns a future, and flags that are complete after it."""
         flags = torch.tensor([id(param) in _used for param in params], dtype=torch.int32, device=device)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work.get_future(), flags
 
     def clear(self) -> None:
-        """Begins anew, after the last bucket."""
+        """Clears the notes, after the last bucket."""
         _used.difference_update(map(id, self.params))
 
 
 def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:
-    """A model's usage, if it may leave parameters out."""
+    """The usage of a model; None unless DDP allows it to leave parameters out."""
     return Usage(params, ddp.process_group) if ddp.find_unused_parameters or ddp.static_graph else None

@@ -1,7 +1,7 @@
-"""What a model's wrapper counts on, looked at before every forward pass: its hooks are on the parameters of that time.
+"""Checks before every forward pass that a wrapper's hooks are still on the model's parameters.
 
-torch moves a converted parameter to another tensor, where the wrapper's hooks do not follow, and hooks no parameter that
-takes a gradient later. Nothing would be stepped then, without a word.
+When torch converts a parameter, it may move it to another tensor, and the wrapper's hooks stay on the old one. A parameter
+that is unfrozen later has no hook. In both cases the parameter would silently not be stepped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 _form = attrgetter("_cdata", "dtype", "device")
-"""The tensor that a parameter is, whose hooks torch keeps by its type and device."""
+"""A parameter's tensor, with its type and device, on which torch's hooks depend."""
 
 
 class OfOneModel:
@@ -43,7 +43,7 @@ def _do_nothing(*_: Any) -> None:
 
 
 class Wrapped:
-    """The parameters of a wrapped model, as its optimizer found them."""
+    """The parameters of a wrapped model at the time of registration."""
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
         names = {id(param): name for name, param in model.named_parameters()}
@@ -53,18 +53,18 @@ class Wrapped:
         self.follow()
 
     def converted(self) -> list[tuple[str, Tensor]]:
-        """Those that have become other tensors, or tensors of another type or device."""
+        """The parameters that have become other tensors, or tensors of another type or device."""
         forms = list(map(_form, self.params))
         if forms == self._forms:
             return []
         return [(name, p) for name, p, one, two in zip(self.names, self.params, self._forms, forms) if one != two]
 
     def follow(self) -> None:
-        """Takes the tensors as they are now."""
+        """Remembers the current tensors."""
         self._forms = list(map(_form, self.params))
 
     def refuse_converted(self) -> None:
-        """Raises if there are any, since the wrapper cannot follow."""
+        """Raises if there are such parameters, since the wrapper cannot follow."""
         for name, param in self.converted():
             raise RuntimeError(
                 f"{name}: converted to {param.dtype} on {param.device} after it was wrapped, and the hooks did not follow; "
@@ -72,7 +72,7 @@ class Wrapped:
             )
 
     def refuse_unfrozen(self, remedy: str) -> None:
-        """Raises if a parameter takes a gradient that took none."""
+        """Raises if a parameter that took no gradient takes one now."""
         for name, param in self.frozen:
             if param.requires_grad:
                 raise RuntimeError(
@@ -138,7 +138,7 @@ def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
 
 
 def before_forward(model: nn.Module, check: Callable[[], None]) -> None:
-    """Has a model checked before each forward pass that may be followed by a backward."""
+    """Adds a check of a model before each forward pass that a backward may follow."""
 
     def call(*_: Any) -> None:
         if torch.is_grad_enabled():

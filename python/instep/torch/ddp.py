@@ -1,8 +1,8 @@
 """DistributedDataParallel with the optimizer fused into its gradient buckets.
 
-DDP calls a hook for each bucket while backward goes on. The hook sums the bucket, and the future of that sum steps it, in
+DDP calls a hook for each bucket while backward goes on. The hook sums the bucket, and the sum's future steps the bucket, in
 the order in which sums end. A clip or a gradient scaler needs the norm of all gradients first, so buckets are then stepped
-together, after the last sum. Ideas: PyTorch's ``_hook_then_optimizer``, which steps one parameter at a time.
+together, after the last sum. The idea is PyTorch's ``_hook_then_optimizer``, which steps one parameter at a time.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def register_ddp(
 ) -> DDPOptimizer:
     """Steps a model's parameters inside its backward pass, each bucket as soon as its gradients are summed.
 
-    Call it once, after wrapping the model and before its first forward pass; ``backward()`` then leaves updated
-    parameters. The result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
+    Call it once, after wrapping the model and before its first forward pass. ``backward()`` then updates the parameters. The
+    result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
 
     Arguments:
         params: the parameters to step, or param groups of them; None for all, an empty list for none. The others keep
             averaged gradients.
         max_norm: clips by the exact global norm. Buckets are then stepped together, after the last sum.
-        gradients: what ``.grad`` holds after backward: ``"average"``, the mean over ranks that was stepped with,
-            ``"clear"``, zeros, or ``"sum"``, the sum as it was, which is fastest and for loops that clear gradients
-            without reading them.
-        grad_scaler: divides its scale out of the gradients, and skips the step of all buckets if one gradient is infinite
-            or NaN. Go on to call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        gradients: the content of ``.grad`` after backward: ``"average"`` is the mean over ranks that the step used,
+            ``"clear"`` is zeros, and ``"sum"`` is the unchanged sum, which is fastest and is meant for loops that clear
+            gradients without reading them.
+        grad_scaler: the scaler whose scale the step divides gradients by. The step of all buckets is skipped if one
+            gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
-        hook: sums a bucket in place of ``all_reduce``: in the bucket's own buffer, and without dividing.
+        hook: sums a bucket instead of ``all_reduce``. It writes into the bucket's own buffer, and does not divide.
         options: hyperparameters and options of `FusedOptimizer`.
 
     """
@@ -81,7 +81,7 @@ def register_ddp(
 
 @dataclass
 class Reduced:
-    """A bucket whose gradients are summed, while others are not."""
+    """A bucket whose sum is complete, and which waits for the sums of other buckets."""
 
     batches: list[Batch]
     prepared: list[Prepared]
@@ -123,7 +123,7 @@ class DDPOptimizer(BackwardOptimizer):
             )
         self._group = ddp.process_group
         self._world_size = dist.get_world_size(self._group)
-        # The sum of float16 gradients may overflow where their mean does not.
+        # The sum of float16 gradients may overflow although their mean does not.
         self._divides_first = any(param.dtype == torch.float16 for param in managed)
         self._divisor = 1 if self._divides_first else self._world_size
         self._failure: Optional[Exception] = None
@@ -154,7 +154,7 @@ class DDPOptimizer(BackwardOptimizer):
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
     def _refuse_cut(self, params: Iterable[Tensor]) -> None:
-        """Refuses norms over tensor parallelism: sums over its ranks cannot wait in a callback of DDP's."""
+        """Refuses norms with tensor parallelism: a callback of DDP's cannot wait for sums over those ranks."""
         if self._decides and any(self._holders_of(param) for param in params):
             raise NotImplementedError(
                 "max_norm, skip_nonfinite, grad_scaler: this rank holds a shard of a parameter, and DDP does not know "
@@ -162,7 +162,7 @@ class DDPOptimizer(BackwardOptimizer):
             )
 
     def _refuse_unhooked(self) -> None:
-        """Before a forward pass: DDP's own hooks must be where gradients come."""
+        """Before a forward pass: checks that DDP's hooks are on the tensors that will get gradients."""
         self._wrapped.refuse_changed()
         self._wrapped.refuse_unfrozen("unfreeze it before you wrap the model")
 
@@ -230,7 +230,7 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket: addresses where all are stepped as they lie, which spares the tensors, or tensors."""
+        """The gradients of a bucket: as addresses if all are stepped where they lie, which is faster, else as tensors."""
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))
         known = self._starts.get(key)
@@ -246,25 +246,25 @@ class DDPOptimizer(BackwardOptimizer):
         return [address + start for start in starts]
 
     def _note_at_the_end(self) -> None:
-        """Looks at the gradients after DDP has put them where they stay, which is what it does after its last hook."""
+        """Notes the gradients once DDP has put them in their final place, which it does after its last hook."""
         if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._stepped.note))
 
     def _begin(self) -> None:
-        """Before the first bucket of a backward pass: nothing of an earlier one is under way any more."""
+        """Prepares for the first bucket of a backward pass. No earlier pass is under way then."""
         with self._guard:
             self._reduced, self._expected = [], None
             self._agreement.read()
             self._stepped.read()
-            # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
+            # All at once, so that each rebuilt bucket is one launch. Sums wait for backward's stream, so it runs there.
             self._adopt(self._follow_states().params)
 
     @torch.no_grad()
     def _arrive(
         self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
     ) -> None:
-        """Steps a bucket whose sum is complete, or the last one of all if a norm decides."""
+        """Steps a bucket whose sum is complete. If a norm decides, only the last sum steps, and then all buckets."""
         self._opt_called = True  # What schedulers of torch look for.
         route = self._engine.route(params)
         others = [grads[place] for place in route.others]
@@ -314,12 +314,12 @@ class DDPOptimizer(BackwardOptimizer):
 
 
 def frozen_in(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters that take no gradient yet, with their names."""
+    """The parameters that do not take a gradient now, with their names."""
     return [(name, param) for name, param in model.named_parameters() if not param.requires_grad]
 
 
 class Failure(RuntimeError):
-    """Why a bucket was not stepped. DDP looks for a tensor in its place, and raises "Unable to cast ... to Tensor"."""
+    """The error of a bucket that was not stepped. DDP expects a tensor, and raises "Unable to cast ... to Tensor"."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"the bucket, whose step failed:\n{type(error).__name__}: {error}\n")

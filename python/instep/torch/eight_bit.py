@@ -1,6 +1,6 @@
-"""AdamW with states of 8 bits, by the name and the signature that bitsandbytes gives it: one import to change in a program.
+"""AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-What bitsandbytes does and a step here does not is refused by name.
+If bitsandbytes has an option that a step here lacks, the option is refused by name.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .named import Named, Number, Pair
 
 
 class AdamW8bit(Named, torch.optim.AdamW):
-    """AdamW with states of 8 bits and the signature of bitsandbytes' class of this name.
+    """AdamW with 8-bit states and the signature of bitsandbytes' class of this name.
 
-    Parameters of fewer than ``min_8bit_size`` elements have states of float32.
+    Parameters of fewer than ``min_8bit_size`` elements have float32 states.
     """
 
     key = "adamw"

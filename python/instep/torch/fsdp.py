@@ -1,9 +1,9 @@
 """FSDP with the optimizer fused into the reduction of its units.
 
-FSDP reduces the gradients of a unit while backward goes on, and gives each rank its shards. A unit whose shards have all
-arrived is one launch, on a stream of its own, so the next unit's reduction does not wait for it. A clip or a gradient
-scaler needs the norm of all shards first, so units are then stepped together. PyTorch answers `register_fsdp` with
-NotImplementedError; ideas: its hooks after a gradient's accumulation (FSDP2) and its optimizers in backward (FSDP1).
+FSDP reduces the gradients of a unit while backward goes on, and gives each rank its shards. Once all shards of a unit have
+arrived, one launch on a separate stream steps them, so the next unit's reduction does not wait for it. A clip or a gradient
+scaler needs the norm of all shards first, so units are then stepped together. PyTorch's `register_fsdp` raises
+NotImplementedError. The ideas are its hooks after a gradient's accumulation (FSDP2) and its optimizers in backward (FSDP1).
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ def register_fsdp(
 ) -> FSDPOptimizer:
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
-    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass; ``backward()`` then
-    leaves updated shards. With ``CPUOffloadPolicy``, steps go on beside the next forward pass, which waits for them unit by
+    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()`` then
+    updates the shards. With ``CPUOffloadPolicy``, steps go on beside the next forward pass, which waits for them unit by
     unit; call ``wait()`` before you read shards elsewhere. The result is an optimizer for schedulers, scalers and
     checkpoints, whose ``step`` does nothing.
 
     Arguments:
-        module: the root that `fully_shard` (FSDP2) was called on, or a ``FullyShardedDataParallel`` module (FSDP1) with
-            ``use_orig_params=True``.
+        module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
+            with ``use_orig_params=True``.
         params: the parameters to step, or param groups of them; None for all, an empty list for none.
         max_norm: clips by the exact global norm over all ranks' shards. Units are then stepped together, after the last.
-        gradients: what ``.grad`` holds after backward: ``"average"``, the shard that FSDP has reduced, or ``"clear"``,
-            None, which gives its memory back as soon as a unit is stepped.
-        grad_scaler: divides its scale out of the gradients, and skips the step of all shards on all ranks if one gradient
-            is infinite or NaN. Go on to call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        gradients: the content of ``.grad`` after backward: ``"average"`` is the shard that FSDP has reduced, and
+            ``"clear"`` is None, which frees the gradient's memory as soon as its unit is stepped.
+        grad_scaler: the scaler whose scale the step divides gradients by. The step of all shards on all ranks is skipped if
+            one gradient is infinite or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
         options: hyperparameters and options of `FusedOptimizer`.
 
@@ -88,7 +88,7 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no parameter is missing. FSDP1 hands over those alone of which this rank has a part."""
+        """Whether no parameter is missing. FSDP1 hands over only parameters of which this rank has a part."""
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
@@ -145,7 +145,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         claim(self)
 
     def _new_engine(self) -> Engine:
-        # Beside the trainer's work, threads of OpenMP would spin on autograd's cores after every step.
+        # If a step runs beside the trainer's work, OpenMP's threads would spin on autograd's cores after it.
         return Engine(self._key, self._formats, threads=self._threads, team=(lambda: 0) if self._is_beside else None)
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
@@ -161,7 +161,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
             raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
 
     def _follow_conversions(self) -> None:
-        """Before a forward pass: the hooks go along with parameters that torch has moved to other tensors."""
+        """Before a forward pass: moves the hooks if torch has moved parameters to other tensors."""
         self._backward.forget()
         converted = self._wrapped.converted()
         if any(not is_distributed(param) for _, param in converted):
@@ -173,7 +173,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._wrapped.refuse_unfrozen("unfreeze it before register_fsdp")
 
     def _refuse_whole(self, module: nn.Module, is_for_all: bool) -> None:
-        """A parameter that FSDP ignores would never be stepped, without a word."""
+        """Refuses parameters that FSDP ignores, because they would silently never be stepped."""
         if not is_for_all:
             return
         for name, param in module.named_parameters():
@@ -181,7 +181,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 raise ValueError(f"{name}: not sharded, so no unit steps it; give params= without it, and step it yourself")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: a unit's parameters are those of its module."""
+        """Raises: a unit's parameters are those of its module, so no group can be added."""
         if hasattr(self, "_backward"):
             raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
         super().add_param_group(param_group)
@@ -197,7 +197,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 self._has_begun = False
                 self._backward.open()
             if self._may_hold_nothing:
-                # A rank to which FSDP1 has given no part of any parameter that is used decides with the others.
+                # If FSDP1 gave this rank no part of any used parameter, the rank still takes part in the decision.
                 self._begin()
 
     @torch.no_grad()
@@ -219,7 +219,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 self._try(self._complete, unit)
 
     def _begin(self) -> None:
-        """Opens a pass with its first gradient. What an earlier one left when it failed is forgotten."""
+        """Opens a pass at its first gradient. If an earlier pass failed, its remains are dropped."""
         if self._has_begun and self._backward.is_open:
             return
         self._backward.open()
@@ -247,7 +247,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._follow_states()
 
     def _try(self, call: Callable[..., object], *given: Any) -> None:
-        """Calls it, unless the pass has failed. What it raises, backward raises after the sums that other ranks wait for."""
+        """Calls a task, unless the pass has failed. Backward raises its error, after the sums that other ranks wait for."""
         if self._failure is not None:
             return
         try:
@@ -284,7 +284,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 param.grad = None
 
     def _stream_on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """On a GPU, the optimizer's own stream, which goes on where the current one has come."""
+        """On a GPU, the optimizer's own stream, after it has been made to wait for the current stream."""
         if device.type != "cuda":
             return contextlib.nullcontext()
         if device not in self._streams:
@@ -294,7 +294,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     @torch.no_grad()
     def _end(self) -> None:
-        """After backward, and after what FSDP does then: steps what waits, and lets the caller's stream wait for it."""
+        """After backward and FSDP's own callback: steps the units that wait, and lets the caller's stream wait for them."""
         with self._guard:
             if not self._has_begun:
                 return
@@ -332,21 +332,21 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
 
 class Arrival:
-    """What FSDP1 takes for the optimizer of one parameter."""
+    """An object that FSDP1 takes for the optimizer of one parameter."""
 
     def __init__(self, param: Tensor, arrive: Callable[[Tensor], None]) -> None:
         self.param, self.arrive = param, arrive
 
     def step(self) -> None:
-        """The parameter's gradient is reduced."""
+        """Reports that the parameter's gradient is reduced."""
         self.arrive(self.param)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keeps the gradient until the unit is stepped."""
+        """Does nothing, so the gradient stays until the unit is stepped."""
 
 
 def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
-    """Has a function called for each reduced gradient of a parameter. Returns the hook, which can be removed."""
+    """Makes torch call a function for each reduced gradient of a parameter. Returns the hook, which can be removed."""
     if is_distributed(param):
         return param.register_post_accumulate_grad_hook(of_one_that_lives(arrive))
     arrival = Arrival(param, arrive)
@@ -355,7 +355,7 @@ def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
 
 
 def units_of(root: nn.Module) -> list[Unit]:
-    """The trainable parameters of each sharded module, without those of sharded modules inside it."""
+    """The trainable parameters of each sharded module, without the parameters of sharded modules inside it."""
     units: list[Unit] = []
     seen: set[Tensor] = set()
 
@@ -381,7 +381,7 @@ def units_of(root: nn.Module) -> list[Unit]:
 
 
 def holders_in(module: FullyShardedDataParallel) -> Holders:
-    """The ranks among which FSDP1 cuts a module's parameters."""
+    """The ranks over which FSDP1 shards a module's parameters."""
     from torch.distributed.fsdp import ShardingStrategy
 
     if not module._use_orig_params:
@@ -402,7 +402,7 @@ def holders_in(module: FullyShardedDataParallel) -> Holders:
 
 
 def members_in(module: FullyShardedDataParallel) -> list[Member]:
-    """The ranks that FSDP1 trains a module with: those that hold its shards, and those that have copies of them."""
+    """The ranks with which FSDP1 trains a module: those that have its shards, and those that have copies of these."""
     device = module.compute_device or torch.device("cpu")
     groups = [module.process_group, getattr(module, "_inter_node_pg", None)]
     return [(group, device) for group in groups if group is not None]

@@ -1,8 +1,8 @@
 """Optimizers that run inside backward, parameter by parameter, or bucket by bucket under DistributedDataParallel.
 
-Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so a changed import is all
-that code written for it needs. DDP looks for such optimizers at its first forward pass and asks PyTorch for a hook; this
-module answers in PyTorch's place where an optimizer is its own.
+Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so code that uses it only needs
+another import. At its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. For this module's own
+optimizers, this module gives the hook instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class InBackwardOptimizer(FusedOptimizer):
-    """The optimizer of one parameter. Those of one call share their states' memory, so that a bucket is one launch."""
+    """The optimizer of one parameter. The optimizers of one call share the memory of states, so a bucket is one launch."""
 
     _opt_called: bool
 
@@ -45,7 +45,7 @@ class InBackwardOptimizer(FusedOptimizer):
         super().__init__([param], shared.key, **kwargs)
 
     def _new_engine(self) -> Engine:
-        # A copy of an optimizer has nothing in common with the others.
+        # A copy of an optimizer shares nothing with the others.
         self._shared: Shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
         self._shared.members.append(self)
         return self._shared.engine
@@ -68,7 +68,7 @@ class InBackwardOptimizer(FusedOptimizer):
 
 
 class Shared:
-    """What the optimizers of one call have in common."""
+    """The state that the optimizers of one call share."""
 
     def __init__(self, key: str, formats: Formats, threads: Optional[int]) -> None:
         self.key = key
@@ -82,13 +82,13 @@ def apply_optimizer_in_backward(
     optimizer_kwargs: dict[str, Any],
     register_hook: bool = True,
 ) -> None:
-    """Steps each parameter as soon as its gradient is accumulated, and sets that to None.
+    """Steps each parameter as soon as its gradient is accumulated, and sets the gradient to None.
 
     Arguments:
         optimizer_class: a class of ``torch.optim``, or a key of ``instep.OPTIMIZERS``.
-        params: each gets an optimizer of its own. Several calls add further ones, which run in order.
+        params: the parameters; each gets its own optimizer. Further calls add further optimizers, which run in order.
         optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
-        register_hook: whether backward runs the optimizers. Without it they are attached alone.
+        register_hook: whether backward runs the optimizers. If not, they are only attached.
 
     """
     key = key_of(optimizer_class)
@@ -98,7 +98,7 @@ def apply_optimizer_in_backward(
     listed: dict[int, int] = {}
     made: list[tuple[Tensor, InBackwardOptimizer]] = []
     for param in params:
-        # A parameter that is listed twice has two optimizers, so their states lie apart.
+        # If a parameter is listed twice, it has two optimizers, so their states lie apart.
         time = listed[id(param)] = listed.get(id(param), 0) + 1
         if time > len(shared):
             shared.append(Shared(key, formats, optimizer_kwargs.get("threads")))
@@ -135,7 +135,7 @@ _theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
 
 
 def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
-    """DDP's question for a hook: ours, unless all optimizers are PyTorch's."""
+    """Returns the hook that DDP asks for: ours, unless all optimizers are PyTorch's."""
     hooks: list[Callable[..., Future[Tensor]]] = []
 
     def either(weak_ddp, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.
@@ -168,10 +168,10 @@ class BucketHook:
         if bucket.index() == 0:
             self._begin()
         if not self.is_queued and torch._C._current_graph_task_id() != -1:
-            # There is no backward pass where a rank has joined, and no gradient to take away.
+            # If a rank has joined, it has no backward pass, and no gradient to remove.
             Variable._execution_engine.queue_callback(self._after_backward)
             self.is_queued = True
-        # The sum of float16 gradients may overflow where their mean does not.
+        # The sum of float16 gradients may overflow although their mean does not.
         divisor = self.world_size
         if buffer.dtype == torch.float16:
             buffer.div_(divisor)
@@ -203,7 +203,7 @@ class BucketHook:
             self.failure = error  # After the sum, which other ranks wait for.
 
     def _in_common(self) -> object:
-        """What every rank must step with."""
+        """The settings with which every rank must step."""
         attached = [one for param in self.params for one in getattr(param, ATTACHED, [])]
         ours = [one for one in attached if isinstance(one, InBackwardOptimizer)]
         return [(one._key, one._formats, one._settings.of(one.param_groups[0])) for one in ours]
@@ -221,7 +221,7 @@ class BucketHook:
                 continue
             grad.div_(divisor)
             if not self.is_view and used:
-                # DDP leaves the bucket where it is once it knows of such optimizers.
+                # Once DDP knows of such optimizers, it does not copy the bucket back.
                 param.grad = grad if attached else grad.clone()
             for optimizer in attached if used else []:
                 optimizer.step()

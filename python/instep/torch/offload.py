@@ -1,7 +1,7 @@
 """Training with states and steps on the host, beside the device's forward and backward.
 
-`offload` finds out what a model is: FSDP's shards that lie on the host already, DDP's buckets after their sum, or the
-gradients of a plain module. All three have the engine of `_offload_engine.py`.
+`offload` chooses by the model: it steps FSDP's shards, which already lie on the host, DDP's buckets after their sum, or the
+gradients of a plain module. All three use the engine of `_offload_engine.py`.
 """
 
 from __future__ import annotations
@@ -59,24 +59,25 @@ def offload(
 
     Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` hands the
     gradients over, and ``.grad`` is None after it. The next forward pass waits, module by module, for the parameters that it
-    reads. Elsewhere, call ``wait()`` before you read parameters; saving and loading do so by themselves.
+    reads. Before other code reads parameters, call ``wait()``; saving and loading wait by themselves.
 
     Arguments:
-        module: a plain module, a ``DistributedDataParallel``, or one that `fully_shard` was called on with a
-            ``CPUOffloadPolicy``, for which this is `register_fsdp` with ``gradients="clear"``.
+        module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
+            ``CPUOffloadPolicy``. For the last, this is `register_fsdp` with ``gradients="clear"``.
         params: the parameters to step, or param groups of them; None for all that take a gradient.
         max_norm: clips by the exact global norm. Steps then run beside the next forward pass, in its order.
-        grad_scaler: divides its scale out, and skips the step if one gradient is infinite or NaN. Go on to call
-            ``scaler.step(optimizer)`` and ``scaler.update()``.
+        grad_scaler: the scaler whose scale the step divides gradients by. The step is skipped if one gradient is infinite
+            or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
         accumulate: where `no_sync` adds gradients: on the ``"device"``, or on the ``"host"`` in float32.
-        bucket_bytes: gradients of about so many bytes are copied and stepped together.
-        ring_bytes: page-locked memory for gradients on their way, of at least one bucket. With less than all gradients,
-            backward waits for steps where they are slower. Unset, and where something decides over all gradients: all.
+        bucket_bytes: the approximate bytes of gradients that are copied and stepped together.
+        ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If it holds less than all
+            gradients, backward waits for steps that are slower. By default, and with a clip, a scaler or
+            ``skip_nonfinite``, it holds all.
         numa: whether the steps' threads stay on the cores near the GPU.
-        device: in the place of the module's own; `Simulated` rehearses the flow between two memories of the host.
-        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the budget of a step; unset, it leaves two
-            of the process's cores.
+        device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.
+        options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step; if it is
+            not given, two of the process's cores are left free.
 
     """
     if accumulate not in ACCUMULATE:
@@ -106,7 +107,7 @@ def offload(
 
 
 class Memory:
-    """The sizes and the place of what lies on the host."""
+    """The sizes of the host's memory, and where the steps' threads run."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Memory:
         self.device = device
 
     def device_of(self, params: Sequence[Tensor]) -> Device:
-        """Where these parameters lie."""
+        """The device on which these parameters lie."""
         if self.device is not None:
             return self.device
         devices = {param.device for param in params}
@@ -134,7 +135,7 @@ class Memory:
         return Simulated() if one.type == "cpu" else Cuda(one, self.numa)
 
     def cut(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Parameters by bucket, in the order in which backward is likely to have their gradients."""
+        """Parameters by bucket, in the order in which backward is likely to finish their gradients."""
         cut: list[list[Tensor]] = []
         size = self.bucket_bytes
         for param in reversed(params):
@@ -158,7 +159,7 @@ class Mirrored(Waiting):
             mirror = mirrors.get(id(param))
             return shard_of(param) if mirror is None else mirror
 
-        # Threads of OpenMP would spin on the cores of autograd after every step.
+        # OpenMP's threads would spin on autograd's cores after every step.
         return Engine(self._key, self._formats, "keep", self._threads, held, lambda: 0)
 
     def _refuse_cut_ones(self, params: Iterable[Tensor]) -> None:
@@ -185,7 +186,7 @@ class Mirrored(Waiting):
         scale = None if self._scaler is None else place_of_scale(device)
         self._offload = Offload(lambda: self._engine, device, buckets, names, decider, ring, scale)
         self._gates = Gates(model, self._offload)
-        # All memory is there from now on.
+        # All memory is allocated from here on.
         self._offload.follow()
         self._follow_states()
         self._adopt(self._listed())
@@ -215,7 +216,7 @@ class Mirrored(Waiting):
         return scale + self._offload.ring.size + sum(aligned(one.numel() * one.element_size()) for one in mirrors)
 
     def close(self) -> None:
-        """Ends the threads, after all steps. Backward steps nothing any more."""
+        """Ends the threads, after all steps. After that, backward steps nothing."""
         if self._offload is not None:
             self._offload.wait()
             self._offload.close()
@@ -275,7 +276,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._wrapped.refuse_unfrozen("add it by add_param_group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters of the module from the next backward on, and allocates what they need."""
+        """Steps further parameters of the module from the next backward on, and allocates their memory."""
         self.wait()
         super().add_param_group(param_group)
         if self._offload is None:
@@ -300,7 +301,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside it add gradients up; the next one outside steps with the sum."""
+        """Backward passes inside this context add gradients up; the next backward outside steps with the sum."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -331,7 +332,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         if not self._offload.is_open:
             return
         if self._syncs and self._memory.accumulate == "device":
-            # What an earlier backward has used, and not this one.
+            # Parameters that an earlier backward has used, and this one has not.
             for param in self._own:
                 if param.grad is not None:
                     self._arrive(param)
@@ -369,7 +370,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         self._start(ddp.module, memory, own, self._decides)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: mirrors are made for the parameters that the model has when `offload` is called."""
+        """Raises: mirrors are made only for the parameters that the model has when `offload` is called."""
         if self._offload is not None:
             raise NotImplementedError("param group: offload makes its memory at once; name all groups in params=")
         DDPOptimizer.add_param_group(self, param_group)
@@ -410,7 +411,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         result.set_result(buffer)
 
     def _note_at_the_end(self) -> None:
-        """Drops the gradients after DDP has put them where they stay, which is what it does after its last hook."""
+        """Drops the gradients once DDP has put them in their final place, which it does after its last hook."""
         if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._let_go))
@@ -423,7 +424,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
 
 
 def refuse_sparse(module: nn.Module) -> None:
-    """Refuses modules whose gradients no kernel takes."""
+    """Refuses modules with gradients that no kernel takes."""
     for name, one in module.named_modules():
         if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse:
             raise NotImplementedError(f"{name or 'model'}: gives sparse gradients, which no kernel takes; use sparse=False")

@@ -1,8 +1,8 @@
 """An ordinary ``torch.optim.Optimizer`` whose step is one fused launch for all parameters of a type.
 
-States are tensors with their parameter's shape, as in ``torch.optim``, so its state dicts load here and ours load there.
-``state`` is the only place of states: its tensors lie over the memory that steps write. What a user puts there in their
-place is noticed by identity and address before the next step, and copied into that memory.
+States are tensors with their parameter's shape, as in ``torch.optim``, so either loads the state dicts of the other.
+``state`` is the only place of states: its tensors lie over the memory that steps write. If a user replaces one of them, the
+next step notices that by identity and address, and copies the new values into that memory.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Steps parameters with an optimizer of the library.
 
     Arguments:
-        params: parameters, named parameters or param groups, as any ``torch.optim`` optimizer takes them.
-        optimizer: a key of ``instep.OPTIMIZERS``, or a class of ``torch.optim`` of that name.
-        max_norm: clips the gradients of all parameters by their exact global norm before the step. A param group with a
-            ``max_norm`` of its own is clipped alone, by the norm of its own gradients; with None there, not at all.
-        states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``; unset, the parameter's own.
+        params: parameters, named parameters or param groups, as for any ``torch.optim`` optimizer.
+        optimizer: a key of ``instep.OPTIMIZERS``, or the class of ``torch.optim`` with the same name.
+        max_norm: clips the gradients of all parameters by their exact global norm before the step. If a param group has its
+            own ``max_norm``, it is clipped alone, by the norm of its gradients; if that is None, it is not clipped.
+        states: element type of the states: ``"float32"``, ``"bfloat16"`` or ``"8bit"``; by default the parameter's type.
         master: masters of 16-bit parameters: ``"float32"``, ``"remainder16"`` or ``"remainder8"``.
-        seed: rounds stochastically, with this seed, what is kept in fewer bits than float32.
-        threads: threads of a step on the CPU; unset, ``torch.get_num_threads()``.
-        min_8bit_size: with states of 8 bits, parameters of fewer elements have states of float32.
-        hyperparameters: as ``torch.optim`` names them; those of param groups come first.
+        seed: turns on stochastic rounding, with this seed, for values that are stored in fewer bits than float32.
+        threads: number of threads of a step on the CPU; by default ``torch.get_num_threads()``.
+        min_8bit_size: with 8-bit states, parameters of fewer elements have float32 states.
+        hyperparameters: under their names in ``torch.optim``; those of a param group take precedence.
 
-    Gradients may be of any strides and may move between steps. A parameter without a gradient is passed over.
+    Gradients may have any strides and may move between steps. A parameter without a gradient is not stepped.
 
     """
 
     key: ClassVar[str] = ""
-    """Of a named class, its key in ``instep.OPTIMIZERS``."""
+    """The key of a named class in ``instep.OPTIMIZERS``."""
     _runs_in_backward = False
 
     def __init__(
@@ -80,11 +80,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._formats = formats(states, master, seed, size)
         self._threads = _number("threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, THREADS)
         self._reset()
-        # A named class also has a class of torch.optim as its base, whose own constructor takes other arguments.
+        # A named class also has a base class of torch.optim, whose constructor takes other arguments.
         torch.optim.Optimizer.__init__(self, params, {**known, **torchs_keys(self._key), **hyperparameters})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters, with hyperparameters of their own, from the next step on."""
+        """Steps further parameters, with their own hyperparameters, from the next step on."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -94,26 +94,26 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         for param in group["params"] if self._key == "adagrad" else ():
-            # torch makes these states with the optimizer, not with the first step.
+            # torch makes these states when the optimizer is made, not at the first step.
             first = first_state(self._key, self._formats, param, self._settings.of(group))
             if first:
                 self.state[param] = first
 
     def _refuse_params(self, params: list[Tensor]) -> None:
-        """Refuses those of a group that no step can take."""
+        """Refuses parameters of a group that no step can take."""
         refuse_repeated(params)
         for param in params:
             refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward has stepped."""
+        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward steps."""
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last step, if a clip or a scaler asked for it. On a GPU it waits.
+        """The norm of the mean gradients of the last step, if a clip or a scaler needed it. On a GPU this waits.
 
-        Gradients of groups that have a ``max_norm`` of their own are not in it.
+        It leaves out the gradients of groups that have their own ``max_norm``.
         """
         return next((norm.last() for norm in self._norms.values()), None)
 
@@ -128,13 +128,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         return Engine(self._key, self._formats, self._after(), self._threads)
 
     def _after(self) -> str:
-        """What becomes of gradients in a step."""
+        """What a step does to gradients."""
         return "keep"
 
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Steps every parameter that has a gradient. Returns what ``closure`` returns, which it calls first."""
+        """Calls ``closure``, steps every parameter that has a gradient, and returns the closure's result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -152,7 +152,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._adopt(given)
         batches = self._engine.route(params).batches(grads)
         scale = getattr(self, "grad_scale", None)
-        # As torch's fused step, it leaves the gradients that it has stepped with, without the scale.
+        # Like torch's fused step, it leaves the unscaled gradients in `.grad`.
         self._engine.leave_gradients(self._after() if scale is None else "average")
         factors = (1, 1.0, address(scale), address(getattr(self, "found_inf", None)))
         if self._max_norm is None and all(limit is None for limit in groups.limits.values()):
@@ -183,18 +183,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._norms[device]
 
     def _limits(self) -> Mapping[int, Optional[float]]:
-        """What clips the groups that are not clipped together, as when groups were last followed."""
+        """The limits of groups that are clipped alone, as of the last look at the groups."""
         return {} if self._grouped is None else self._grouped.limits
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
         return GlobalNorm(device)
 
     def _holders_of(self, param: Tensor) -> Holders:
-        """The ranks that hold the rest of a parameter."""
+        """The ranks that have the rest of a parameter."""
         return holders_of(param)
 
     def _family(self) -> Sequence[FusedOptimizer]:
-        """The optimizers whose parameters share this one's engine."""
+        """The optimizers that share this optimizer's engine."""
         return (self,)
 
     def _adopt(self, params: Iterable[Tensor]) -> None:
@@ -206,7 +206,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @torch.inference_mode(False)  # States of a step under it go on outside of it.
     @torch.no_grad()
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
-        """Lays out parameters, with what ``state`` holds for them. Those that are gone lose their place."""
+        """Lays out parameters with the states in ``state``. Parameters that were removed lose their place."""
         engine, reader, params = self._engine, Reader(self._engine), list(params)
         refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         owners = {
@@ -218,7 +218,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         firsts = dict(zip(owners, accumulate(map(elements_of, owners), initial=0)))
         members, entries = [], []
         for param in params:
-            # One that has left its group goes on as it was.
+            # A parameter that has left its group keeps its hyperparameters.
             owner, group, clip = owners.get(param) or (self, engine.group_of(param), TOGETHER)
             hyper = owner._settings.of(group)
             kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper, clip)
@@ -237,7 +237,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
-        """This optimizer's parameters that have a place: those in groups, and those that ``state`` alone has."""
+        """This optimizer's parameters that have a place: those in groups, and those that are only in ``state``."""
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
@@ -247,7 +247,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return [] if len(own) == len(places) else [param for param in places if param not in own]
 
     def _follow_states(self) -> GroupSnapshot:
-        """Takes over what the user has changed in param groups and in ``state``. No step may be under way."""
+        """Takes over the user's changes to param groups and ``state``. No step may be under way."""
         self._engine.follow_threads()
         groups, known = GroupSnapshot(self.param_groups, self._settings), self._grouped
         is_held = self._followed is not None and self._followed.holds(self.state)
@@ -272,7 +272,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return groups
 
     def _take_hypers(self, changed: list[tuple[dict[str, Any], Hyper]]) -> bool:
-        """Takes over other hyperparameters, unless an arena would have other states with them."""
+        """Takes over changed hyperparameters, unless an arena would need other states for them."""
         arenas = self._engine.arenas
         if not all(arena.keeps(hyper) for group, hyper in changed for arena in arenas if id(group) in arena.hypers):
             return False
@@ -282,7 +282,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return True
 
     def _take_groups(self, groups: GroupSnapshot) -> bool:
-        """Takes over other groups. Returns whether the arena of a parameter would have other states with its group now."""
+        """Takes over changed groups. Returns whether a parameter's arena would now need other states."""
         places = self._engine.places
         changed: dict[int, tuple[Arena, dict[int, tuple[dict[str, Any], Hyper]]]] = {}
         is_clipped_otherwise = False
@@ -305,16 +305,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         return False
 
     def _refuse_other_clip(self) -> None:
-        """Refuses that a group is clipped with others than before, where that cannot change."""
+        """Refuses a change between a group's own clip and the common one, if that may not change."""
 
     def _take_replaced(self, places: dict[Tensor, Place]) -> None:
-        """Copies what the user has put in the place of states into the memory that steps write."""
+        """Copies states that the user has replaced into the memory that steps write."""
         reader = Reader(self._engine)
         entries = []
         for param in replaced(self.state, places):
             arena, index = places[param]
             entry = reader.entry(self.state, param, arena.kind.names, arena.hyper_of(index))
-            # It may be the memory of another parameter's states, so all of it is copied before any state changes.
+            # The user's tensor may be another parameter's state, so all are copied before any state changes.
             values = {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.values.items()}
             entries.append((arena, index, values, entry.progress))
         for arena, index, values, progress in entries:
@@ -323,19 +323,19 @@ class FusedOptimizer(torch.optim.Optimizer):
             arena.show(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in ``torch.optim``'s format, which its optimizer of this name loads. Its tensors are live."""
+        """The state in ``torch.optim``'s format, which torch's optimizer of this name loads. The tensors are live."""
         self._count_on_gpu()
         return super().state_dict()
 
     def _count_on_gpu(self) -> None:
-        """Lets ``state`` show what a GPU has counted."""
+        """Writes the GPU's step counts into ``state``."""
         if any(arena.device.type == "cuda" for arena in self._engine.arenas):
             self._follow_states()
             for arena in self._engine.arenas:
                 arena.write_numbers()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state dict of this class, or of ``torch.optim``'s optimizer of this name, in any device and type."""
+        """Loads a state dict of this class, or of torch's optimizer of this name, on any device and in any type."""
 
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             saved_groups = [
@@ -346,7 +346,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {key: Kept(values) if isinstance(values, dict) else values for key, values in given["state"].items()}
             return {**given, "param_groups": saved_groups, "state": state}
 
-        # The last hook sees what all others have made.
+        # The last hook sees the results of all others.
         handle = self.register_load_state_dict_pre_hook(take)
         try:
             super().load_state_dict(state_dict)
@@ -374,7 +374,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         torch.optim.Optimizer.__setstate__(self, state)
         for group in self.param_groups:
             group.update(with_defaults(self._key, group))
-        # A dict of its own for every parameter: what is loaded stays its giver's.
+        # Every parameter gets a new dict, so the loaded one stays the caller's.
         for param, held in self.state.items():
             if isinstance(held, (Kept, dict)):
                 self.state[param] = dict(held.values if isinstance(held, Kept) else held)
@@ -383,20 +383,20 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved group, clipped as the optimizer's own one: as ``max_norm`` of the whole optimizer, that is not loaded."""
+    """A saved group with the clip of the optimizer's own group: like ``max_norm=``, a group's clip is not loaded."""
     clip = {name: own[name] for name in ("max_norm",) if name in own}
     return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The states of a parameter on their way through the base class, which would round them to the parameter's type."""
+    """A parameter's states, wrapped so that the base class does not round them to the parameter's type."""
 
     values: dict[str, Any]
 
 
 def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
-    """An option that is None or a number. Without this check, the first step would be the one to raise."""
+    """Checks an option that is None or a number. Without this check, only the first step would raise."""
     if value is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """The registry of overlapped optimizers, with the names and meaning of PyTorch's ``_optimizer_overlap``.
 
-A second entry for a class is refused. PyTorch looks for it among the values, so there it replaces the first silently.
+A second entry for a class is refused. PyTorch searches the values instead of the keys, so it silently replaces the first one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _registered: dict[type, type] = {}
 
 
 def register_overlapped(optim_cls: type) -> Callable[[Registered], Registered]:
-    """Says, as a decorator, which class overlaps an optimizer's class and its subclasses."""
+    """A decorator that registers a class as the overlapped form of an optimizer's class and its subclasses."""
 
     def decorator(overlapped: Registered) -> Registered:
         if optim_cls in _registered:
@@ -50,7 +50,7 @@ class OverlappedOptimizer(ABC):
 
 @register_overlapped(torch.optim.Optimizer)
 class OverlappedStandardOptimizer(OverlappedOptimizer):
-    """Overlaps an optimizer of ``torch.optim`` that the library has."""
+    """The overlapped form of an optimizer of ``torch.optim`` that the library has."""
 
     def __init__(self, optim_cls: type, params: Optional[Iterable[Any]], *args: Any, **kwargs: Any) -> None:
         super().__init__(optim_cls)
@@ -69,7 +69,7 @@ class OverlappedStandardOptimizer(OverlappedOptimizer):
 
 
 def as_overlapped_optim(optim_cls: type, params: Optional[Iterable[Any]], *args: Any, **kwargs: Any) -> OverlappedOptimizer:
-    """Makes the overlapped form of an optimizer's class: that of the nearest of its bases that has one."""
+    """Makes the overlapped form of an optimizer's class, or of its nearest base class that has one."""
     for base in inspect.getmro(optim_cls):
         if base in _registered:
             return _registered[base](optim_cls, params, *args, **kwargs)

@@ -1,7 +1,7 @@
-//! A suite that any [`Collective`] on the host can be run against, by all ranks together.
+//! A test suite for any [`Collective`] on the host, which all ranks run together.
 //!
-//! It knows only the trait, so it fits threads and processes alike. Each property takes a fresh group, because some end
-//! theirs, and runs on a thread of its own, so that a call that never returns is a failure and not a hang.
+//! It uses only the trait, so it works with threads and with processes. Each property gets a new group, because some
+//! properties end their group. Each runs on a separate thread, so that a call that never returns is a failure, not a hang.
 
 mod parts;
 mod rank;
@@ -17,10 +17,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use rank::{Buffer, IN_PLACE, Rank};
 
-/// A property: its name, the ranks that it takes, and its check.
+/// A property: its name, the number of ranks that it needs, and its check.
 type Property = (&'static str, u32, fn(&Rank) -> Result<(), String>);
 
-/// In this order, the same on every rank.
+/// All properties, in the order in which every rank checks them.
 const PROPERTIES: &[Property] = &[
     ("ranks have numbers from 0 on, and all of them are summed", 1, sums::count_ranks),
     ("equal numbers agree", 1, sums::agree),
@@ -45,7 +45,7 @@ const PROPERTIES: &[Property] = &[
     ("a call of another agreement is a mismatch", 2, other_agreement),
     ("the deadline ends a call that a rank never makes", 2, absent_rank),
     ("an abort ends the other ranks with its cause", 2, abort),
-    // All ranks meet once more, so that none drops its ends while another is inside an earlier property.
+    // All ranks meet once more, so that no rank drops its ends while another is inside an earlier property.
     ("a new group works after others have failed", 1, meet_again),
 ];
 
@@ -56,11 +56,11 @@ pub struct Report {
     pub rank: u32,
     /// Properties that hold.
     pub passed: Vec<&'static str>,
-    /// Properties that take more ranks than there are.
+    /// Properties that need more ranks than there are.
     pub skipped: Vec<&'static str>,
 }
 
-/// Properties that do not hold on one rank.
+/// The properties that do not hold, on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failures {
     /// The rank.
@@ -81,12 +81,12 @@ impl std::error::Error for Failures {}
 /// Runs every property of the suite on this rank; every rank of the group calls it at about the same time.
 ///
 /// `make` makes this rank's end of a new group of the same ranks. The suite calls it once for each property, on every
-/// rank in the same order, and drops all groups at its end. Calls have `patience` as their longest deadline, and a
-/// property has failed if it takes twice as long: 20 seconds are enough on a busy machine.
+/// rank in the same order, and drops all groups at its end. `patience` is the longest deadline of a call. A property has
+/// failed if it takes longer than twice that; 20 seconds are enough on a busy machine.
 ///
-/// The suite takes sums of f32, and of every other type that [`Collective::sums`] claims, up to 256 ranks. Of the kinds of
-/// calls it takes all-reduce, broadcast, and those that the collective [knows](Collective::knows). It is for collectives
-/// that reach the host's memory.
+/// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It tests
+/// all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The collective must
+/// reach the host's memory.
 ///
 /// # Errors
 /// The properties that fail on this rank. Some failures show on one rank only, so look at every rank's result.
@@ -106,7 +106,7 @@ pub fn check<C: Collective + 'static>(
 ) -> Result<Report, Failures> {
     let mut report = Report { rank: 0, passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
-    // A rank that drops its end early would end calls of others that a property wants to see ended otherwise.
+    // If a rank dropped its end early, that would end calls of other ranks, which the property wants to end otherwise.
     let mut groups: Vec<Arc<dyn Collective>> = Vec::new();
     for (name, ranks, property) in PROPERTIES {
         let comm: Arc<dyn Collective> = match make() {
@@ -179,7 +179,7 @@ fn other_bucket(rank: &Rank) -> Result<(), String> {
     differ(rank, |key| CallKey { bucket: Some(0), ..key })
 }
 
-/// Broadcasts, which know every type.
+/// Checks broadcasts, which take every type.
 fn other_type(rank: &Rank) -> Result<(), String> {
     let (kind, len) = (CollectiveKind::Broadcast, 4 * ELEMENTS);
     let dtype = if rank.is_last() { DType::F16 } else { DType::F32 };
@@ -194,7 +194,7 @@ fn other_agreement(rank: &Rank) -> Result<(), String> {
     differ(rank, |key| CallKey { agreement: !key.agreement, ..key })
 }
 
-/// One all-reduce, which the last rank calls otherwise.
+/// Makes one all-reduce, which the last rank calls with another key.
 fn differ(rank: &Rank, otherwise: fn(CallKey) -> CallKey) -> Result<(), String> {
     let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
     expect_mismatch(rank, if rank.is_last() { otherwise(key) } else { key })
@@ -211,7 +211,7 @@ fn expect_mismatch(rank: &Rank, key: CallKey) -> Result<(), String> {
     }
 }
 
-/// A call on which all ranks agree, after one that failed.
+/// Makes a call on which all ranks agree, after a call that failed.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
     let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
     let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);

@@ -1,6 +1,6 @@
-//! Calls that ranks with shards make: parts of a sum, all parts together, whole numbers, a second communicator and groups.
+//! Tests the calls of ranks with shards: reduce-scatter, all-gather, whole numbers, a second communicator and groups.
 //!
-//! A collective that does not know a kind passes the first three by refusing it.
+//! If a collective does not know one of the first three kinds, it passes by refusing the call.
 
 use std::sync::Arc;
 use std::thread;

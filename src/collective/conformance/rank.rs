@@ -1,6 +1,6 @@
-//! One rank of the suite: it makes calls and looks at all memory that a call could have touched.
+//! One rank of the suite: it makes calls, and checks all memory that a call could have touched.
 //!
-//! Values are small whole numbers where a sum must be exact: a communicator may send 16 bits of an f32.
+//! If a sum must be exact, the values are small whole numbers, because a communicator may send 16 bits of an f32.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// Returns whether this is the rank that behaves differently, in checks where one does.
+    /// Returns whether this is the rank that behaves differently, in checks in which one rank does.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }
@@ -121,7 +121,7 @@ impl Rank {
     }
 }
 
-/// A number that looks random and depends on both: the finalizer of SplitMix64.
+/// Returns a pseudo-random number that depends on both: the finalizer of SplitMix64.
 pub(super) fn hash(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Sums, broadcasts and comparisons: exact where they can be, the same bits on every rank always.
+//! Tests sums, broadcasts and comparisons: they are exact if they can be, and have the same bits on every rank.
 //!
 //! Every rank can compute every other rank's values, so expected results need no communication. A broadcast is a copy for
 //! every element type: it rounds nothing and changes no NaN.

@@ -1,7 +1,7 @@
-//! One rank's end of a group of GPUs: NCCL for the sums, a host collective beside it for failures, if there is one.
+//! One rank's end of a group of GPUs. NCCL makes the sums, and a host collective may report failures.
 //!
-//! The first failure of any communicator is kept, told to the other ranks, and returned by every later call of all. Work
-//! goes only onto the caller's stream, and one thread at a time enqueues per device.
+//! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator returns
+//! it. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
 use std::fmt;
@@ -20,35 +20,35 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
-/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: keep
-/// one to [`close`](Self::close) the group after the stepper that has the other.
+/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: give
+/// one to the stepper, and keep one to [`close`](Self::close) the group after it.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
-/// sizes, machines and versions. Sums of 16 bits may be rounded after each rank; the host rounds them once.
+/// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank; the host rounds it once.
 ///
-/// Building a stepper compares layout and options with the other ranks, and a pass after a parameter was
-/// [written](crate::Stepper::write) compares which ones were: an all-gather of 144 bytes, for which the thread waits.
-/// Learning rates, frozen parameters and abandoned passes are compared only [beside](Self::beside) a host with
-/// [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that differ drift apart or hang until
-/// the stepper's deadline. Replays of captured passes are never compared.
+/// When a stepper is built, ranks compare layout and options. In a pass after a parameter was
+/// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of 144
+/// bytes, for which the thread waits. Learning rates, frozen parameters and abandoned passes are compared only
+/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger there is no `Mismatch` for them:
+/// ranks that differ drift apart, or hang until the stepper's deadline. Replays of captured passes are never compared.
 ///
-/// A rank that fails or dies is named to the others beside a host alone. Without one, they wait for the stepper's
-/// deadline, unless NCCL itself reports an error.
+/// Only with a host collective do the other ranks learn which rank has failed or died. Without one, they wait for the
+/// stepper's deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator;
-/// their first passes, in which NCCL connects, begin in the same order on every rank. If the program has a communicator
-/// of its own on the same device, it must issue that one's collectives in the same order relative to the stepper's on
-/// every rank, and from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
+/// their first passes, in which NCCL connects, begin in the same order on every rank. If the program has its own
+/// communicator on the same device, every rank must issue the collectives of that communicator and of the stepper in the
+/// same order, and from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
 /// communicator.
 ///
-/// A stepper that shares tensors out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers, and
-/// with [groups](crate::StepperBuilder::shard_size) one for each of its two. They fail, are aborted and are closed with this one.
-/// All ranks of the first communicator make a further one at the same point, also one of a group's members: its id travels
-/// over the first one.
+/// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers, and with
+/// [groups](crate::StepperBuilder::shard_size) one for its group and one for its replicas. They fail, are aborted and are
+/// closed together with the first communicator. All ranks make a further communicator at the same point, even if it is only
+/// for a group, because its id is sent over the first communicator.
 ///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends
-/// before that thread does, or if a panic drops the handle, it counts as a failure of this rank.
+/// before that thread does, or if a panic drops the handle, the group takes it as a failure of this rank.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
@@ -56,10 +56,10 @@ pub struct Nccl {
     further: Option<Arc<Further>>,
 }
 
-/// What no library makes.
+/// A communicator id that no library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// How often a close looks at communicators that end already.
+/// How often a close checks communicators that are already ending.
 const POLL: Duration = Duration::from_millis(1);
 
 impl Nccl {
@@ -108,8 +108,8 @@ impl Nccl {
         Nccl { shared: Arc::new(shared), further: None }
     }
 
-    /// Makes another communicator of these of its ranks, by an id that travels over the group's first one: the oldest NCCL
-    /// that serves cannot split one.
+    /// Makes another communicator of these ranks. Its id is sent over the group's first communicator, because the oldest
+    /// supported NCCL cannot split a communicator.
     fn another(&self, ranks: &[u32]) -> Result<Nccl> {
         let rank = place_in(ranks, self.rank(), self.world_size())?;
         let own = self.further.as_ref();
@@ -118,7 +118,7 @@ impl Nccl {
         let shared = &self.shared;
         shared.refuse()?;
         let members = Members { first: ranks[0], count: ranks.len() as u32 };
-        // Zeros if it cannot be made, so that no rank waits for this one's part of the exchange.
+        // If the id cannot be made, zeros are sent, so that no rank waits for this rank's part of the exchange.
         let made = if rank == 0 { unique_id() } else { Ok(NO_ID) };
         let id = *made.as_ref().unwrap_or(&NO_ID);
         let records =
@@ -137,13 +137,13 @@ impl Nccl {
         Ok(Nccl { shared: Arc::clone(shared), further })
     }
 
-    /// The communicator of this handle.
+    /// Returns the communicator of this handle.
     fn slot(&self) -> &Slot {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns settings that are likely to make it slow, or to hang beside a framework's communicator, one per line. The
-    /// library prints nothing itself.
+    /// Returns warnings, one per line, about settings that are likely to make it slow, or to make it hang beside a
+    /// framework's communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
@@ -152,11 +152,11 @@ impl Nccl {
     /// within the deadline; afterwards every handle returns an error.
     ///
     /// # Ordering
-    /// Captured passes of its steppers are dropped first, because NCCL does not end while a graph has its collectives.
+    /// Drop captured passes of its steppers first, because NCCL does not end while a graph has its collectives.
     ///
     /// # Errors
-    /// `Order` while such a captured pass is alive, and nothing has changed; the error that ended the group before, if
-    /// any; `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
+    /// `Order` while such a captured pass is alive; nothing has changed then. If an error has ended the group before, that
+    /// error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
         let captured = Arc::strong_count(&self.shared.captured) - 1;
@@ -250,7 +250,7 @@ impl Collective for Nccl {
             let raw = match slot.try_lock() {
                 Ok(raw) => raw,
                 Err(TryLockError::Poisoned(raw)) => raw.into_inner(),
-                // Another thread is inside NCCL and sees its errors there.
+                // Another thread is inside NCCL, and sees the communicator's errors there.
                 Err(TryLockError::WouldBlock) => continue,
             };
             let outcome = raw.as_ref().map_or(Ok(()), Raw::check);
@@ -265,13 +265,13 @@ impl Collective for Nccl {
     }
 
     fn abort(&self, cause: &Error) {
-        // An earlier failure has been told already.
+        // The other ranks already know of an earlier failure.
         if self.shared.refuse().is_ok() {
             let cause = self.shared.remember(cause.clone());
             self.shared.tell(cause.cause());
         }
-        // A thread inside NCCL returns when it next looks at the failure, and holds the lock until then. An abort may wait
-        // for work that waits for another communicator's, so none waits for another abort.
+        // A thread inside NCCL holds the lock until it next checks for a failure. An abort may wait for work that depends on
+        // another communicator, so no abort waits for another abort.
         for slot in self.shared.slots() {
             detached(move || {
                 let raw = lock(&slot).take();
@@ -300,7 +300,7 @@ fn prepare(options: &Options) -> Result<(&'static Library, Seat)> {
     Ok((library, Seat { rank, ranks: world_size, device, ctas }))
 }
 
-/// The first version whose configuration orders several communicators, and the first with a variable that does.
+/// The first version whose configuration orders several communicators, and the first with a variable that orders them.
 const ORDERS: u32 = 23100;
 const ORDERS_BY_VARIABLE: u32 = 22600;
 

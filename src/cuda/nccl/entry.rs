@@ -1,6 +1,6 @@
-//! What ranks are about to make together, as a record that each of them brings to all.
+//! Records of the stepper or communicator that ranks are about to make together. Each rank sends its record to all.
 //!
-//! Every rank judges the same records in the same order, so all come to the same error. Nothing here communicates.
+//! Every rank judges the same records in the same order, so all return the same error. Nothing here communicates.
 
 use std::fmt;
 
@@ -8,19 +8,20 @@ use crate::cuda::nccl::UniqueId;
 use crate::error::{Error, Result};
 use crate::op::difference;
 
-/// What a rank is about to make.
+/// The thing that a rank is about to make.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Entry {
-    /// A stepper, of this agreement.
+    /// A stepper with this agreement.
     Stepper(u64),
-    /// Another communicator, of these ranks for the sender.
+    /// Another communicator; the sender is one of these ranks.
     Communicator(Members),
 }
 
-/// The ranks of a further communicator, as one of them sees it. No rank is in two that are made at the same point.
+/// The ranks of a further communicator, as one of them sees it. Communicators that are made at the same point have no rank
+/// in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Members {
-    /// The rank that is number 0 there, and makes its id.
+    /// The rank that is number 0 in it, and makes its id.
     pub(super) first: u32,
     pub(super) count: u32,
 }
@@ -62,8 +63,8 @@ impl Record {
     /// Reads and judges the records of all ranks, in their order.
     ///
     /// # Errors
-    /// `Mismatch` if two ranks are about to make something else, or if a communicator would lack a rank: NCCL would wait for
-    /// it up to the deadline. `PeerLost` if a rank has sent no record.
+    /// `Mismatch` if two ranks are about to make different things, or if a communicator would lack a rank, for which NCCL
+    /// would wait until the deadline. `PeerLost` if a rank has sent no record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
         let why = || "it sent a record that no rank sends; run the same version on all ranks".to_owned();
@@ -82,7 +83,7 @@ impl Record {
     }
 }
 
-/// Refuses communicators of which a member asks for another one, or of which members differ in how many they are.
+/// Refuses a communicator if one of its members asks for another one, or if its members differ in the number of members.
 fn refuse_partial(entries: &[Entry]) -> Result<()> {
     let seats = (0..).zip(entries).filter_map(|(rank, entry)| match entry {
         Entry::Communicator(members) => Some((rank, *members)),

@@ -1,7 +1,7 @@
-//! The id of a group in a file: rank 0 writes it, and the others read it in a folder that all see.
+//! The id of a group in a file. Rank 0 writes the file, and the others read it in a folder that all ranks see.
 //!
-//! A reader sees the whole file or none. Rank 0 removes it once all ranks have joined. A rank that has read an id which a
-//! run of the same name has left notices that rank 0 replaces it, and joins again.
+//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. If a rank has read the id of an
+//! earlier run of the same name, it notices that rank 0 replaces the file, and joins again.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 
-/// How often a rank looks at the file.
+/// How often a rank reads the file.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Ids by which ranks of this process have joined. A later group of theirs has another one.
+/// Ids by which ranks of this process have joined. A later group of this process has another id.
 static JOINED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
 /// The first id that this process has written. It is in every file of this process, and in no other's.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
     /// The first id that its writer has written.
@@ -33,7 +33,7 @@ struct Found {
     id: UniqueId,
 }
 
-/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and what ends its wait.
+/// Joins the ranks that read the file. `connect` takes the id, the time that is left, and a check that ends its wait.
 pub(super) fn meet<T>(
     options: &Options,
     path: &Path,
@@ -45,7 +45,7 @@ pub(super) fn meet<T>(
         let run = *FIRST.get_or_init(|| id);
         write(path, &text(options, &Found { run, id })).map_err(Error::file(path.display()))?;
         let outcome = connect(&id, options.deadline, &|| Ok(()));
-        // It has served, or nobody is to read it any more. A later run's file stays.
+        // All ranks have read it, or no rank should read it any more. A later run's file stays.
         if read(options, path).is_ok_and(|now| now.id == id) {
             let _ = fs::remove_file(path);
         }
@@ -116,7 +116,7 @@ fn read_until(
     }
 }
 
-/// The first line of the file, by which ranks know theirs.
+/// Returns the first line of the file, by which ranks recognise the file of their job.
 fn title(options: &Options) -> String {
     format!("instep's NCCL id, version 1, job {:?}, {} ranks\n", options.job, options.world_size)
 }
@@ -142,12 +142,12 @@ fn read(options: &Options, path: &Path) -> Result<Found, String> {
     }
 }
 
-/// Writes the file whole or not at all, for this user alone.
+/// Writes the complete file or nothing, readable for this user alone.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = OsString::from(path);
     beside.push(format!(".{}", std::process::id()));
     let beside = Path::new(&beside);
-    // One of a process that had this number and was killed.
+    // A process with the same number, which was killed, may have left one.
     let _ = fs::remove_file(beside);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());

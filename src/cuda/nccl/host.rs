@@ -1,7 +1,7 @@
-//! The host-side collective beside a communicator: it carries the id, the news of a failure, and the ledger.
+//! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the ledger.
 //!
-//! NCCL does neither of the last two: there, a rank that disagrees or dies is a hang. How soon a rank learns of a failure
-//! is what the collective's `check` gives.
+//! NCCL does not do the last two: with NCCL alone, other ranks hang if a rank disagrees or dies. The collective's `check`
+//! determines how soon a rank learns of a failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const KEY: usize = CallKey::BYTES;
 pub(super) struct Host(pub(super) Arc<dyn Collective>);
 
 impl Host {
-    /// Brings rank 0's id to all ranks.
+    /// Sends rank 0's id to all ranks.
     pub(super) fn share_id(&self, id: UniqueId, deadline: Duration) -> Result<UniqueId> {
         let mut words = [0f32; 32];
         bytemuck::cast_slice_mut::<f32, u8>(&mut words).copy_from_slice(&id);

@@ -48,9 +48,9 @@ use crate::error::{Error, Result};
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
-    /// Joins the group that the environment describes, as torchrun sets it ([`Options::from_environment`]), on this
-    /// rank's GPU. Every process of the group calls it. `INSTEP_ID_FILE` names the file of
-    /// [`from_file`](Self::from_file), which one process alone does not need.
+    /// Joins the group that torchrun's environment variables describe ([`Options::from_environment`]), on this rank's GPU.
+    /// Every process of the group calls it. `INSTEP_ID_FILE` names the file of [`from_file`](Self::from_file). A group of
+    /// one process needs no file.
     ///
     /// ```no_run
     /// use instep::Collective;
@@ -80,14 +80,15 @@ impl Nccl {
         Nccl::from_file(&options, path)
     }
 
-    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes the
-    /// file, with the [job](Options::job) in it, whole or not at all; once all ranks have joined it removes it.
+    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes it to the
+    /// file with the [job](Options::job); other ranks see the complete file or none. Rank 0 removes the file once all ranks
+    /// have joined.
     ///
-    /// Whoever can write in the folder can take a rank's place. The file is readable for its owner alone. NCCL's own
-    /// connections are not authenticated.
+    /// A user who can write in the folder can take a rank's place. Only the owner can read the file. NCCL's own connections
+    /// are not authenticated.
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. A process that makes several groups by one file makes them in the same order
+    /// Returns once all ranks have joined. If processes make several groups by one file, they make them in the same order
     /// on every rank.
     ///
     /// # Errors
@@ -99,8 +100,8 @@ impl Nccl {
         Nccl::open(options, &Source::File(path.as_ref()))
     }
 
-    /// Joins the ranks that hold the same id, which [`unique_id`] has made on one of them and the caller has carried to
-    /// all. The job is not used.
+    /// Joins the ranks that have the same id. One of them makes it by [`unique_id`], and the caller sends it to all. The job
+    /// in the options is not used.
     ///
     /// # Errors
     /// As for [`from_file`](Self::from_file), without files.
@@ -108,15 +109,15 @@ impl Nccl {
         Nccl::open(options, &Source::Id(id))
     }
 
-    /// Joins the ranks of `host`, which are numbered as there: MPI, a collective of your own such as
-    /// `examples/tcp_ranks`, or a framework's store. It carries NCCL's id, and the news of a failure: if a rank fails or
-    /// is lost, the others learn the cause as soon as the host's [`check`](Collective::check) gives it, and no rank
-    /// waits for its deadline. With [`Options::ledger`], ranks also compare every call over it.
+    /// Joins the ranks of `host`, under the same numbers. `host` is MPI, your own collective such as `examples/tcp_ranks`, or
+    /// a framework's store. It sends NCCL's id, and reports failures: if a rank fails or is lost, the others learn the cause
+    /// as soon as the host's [`check`](Collective::check) returns it, and no rank waits for its deadline. With
+    /// [`Options::ledger`], ranks also compare every call over `host`.
     ///
-    /// The options' device, deadline and ledger are used.
+    /// Of the options, only device, deadline and ledger are used.
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. The host is this group's alone from then on.
+    /// Returns once all ranks have joined. After that, only this group may use `host`.
     ///
     /// # Errors
     /// As for [`with_id`](Self::with_id) and the host's [`enqueue`](Collective::enqueue). A rank that fails here ends the
@@ -126,20 +127,20 @@ impl Nccl {
         Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
     }
 
-    /// Uses a communicator of a framework's, an `ncclComm_t`. Rank, number of ranks and GPU are the communicator's.
+    /// Uses a framework's communicator, an `ncclComm_t`. Rank, number of ranks and GPU are those of the communicator.
     ///
-    /// It stays the framework's: [`close`](Self::close) and [`abort`](Collective::abort) end what this crate has made
-    /// beside it, and leave it alone. So calls of a lost rank's group end on the stream only once the framework aborts
-    /// it. Memory of gradients is not registered with it.
+    /// The framework still owns it: [`close`](Self::close) and [`abort`](Collective::abort) end only the communicators that
+    /// this crate has made beside it. So if a rank is lost, its group's calls on the stream end only once the framework
+    /// aborts the communicator. The memory of gradients is not registered with it.
     ///
     /// # Errors
     /// `NcclUnavailable`; `Config` for a null communicator or a deadline of zero; `Collective` if NCCL does not know it.
     ///
     /// # Safety
-    /// The communicator was made by the library that [`version`] tells of (a library that the process has loaded comes
-    /// first), on this process's GPU. It lives until every handle of this group, and every stepper that has one, has
-    /// been closed or dropped. Nothing else calls NCCL with it at the same time, and every rank adopts its own and makes
-    /// the same calls in the same order, those of the framework included.
+    /// The communicator was made on this process's GPU, by the same library whose version [`version`] returns; a library
+    /// that the process has already loaded takes precedence. It lives until every handle of this group, and every stepper
+    /// that has one, has been closed or dropped. Nothing else calls NCCL with it at the same time. Every rank adopts its
+    /// own communicator, and all ranks make the same calls in the same order, those of the framework included.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         #[cfg(feature = "cuda")]
         {

@@ -1,4 +1,4 @@
-//! Who this rank is: set by the caller, or read from torchrun's environment.
+//! The rank and its options, set by the caller or read from torchrun's environment.
 //!
 //! Nothing here opens a file or loads a library, so wrong options are refused before any rank waits.
 
@@ -15,30 +15,31 @@ pub struct Options {
     pub world_size: u32,
     /// Ordinal of this rank's GPU, among those that the process sees.
     pub device: u32,
-    /// Name of this run, which [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes beside the id. A file that an
-    /// earlier run has left has another one.
+    /// Name of this run, which [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes beside the id. It must differ from
+    /// the name of an earlier run that may have left its file.
     pub job: String,
     /// Longest wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
     /// Compares every collective with the other ranks before it is enqueued, so that a difference is a `Mismatch` and
-    /// not a hang. It costs an all-reduce of the host per collective, so use it to find faults. Only
-    /// [`Nccl::beside`](crate::cuda::Nccl::beside) has a host to compare over.
+    /// not a hang. It costs an all-reduce of the host collective per call, so use it to find faults. It works only with
+    /// [`Nccl::beside`](crate::cuda::Nccl::beside), which has a host collective.
     pub ledger: bool,
-    /// What NCCL's kernels may take of the GPU, in the communicators that it makes for this group.
+    /// Limits how much of the GPU NCCL's kernels use, in the communicators of this group.
     pub ctas: Ctas,
 }
 
-/// Thread blocks of NCCL's kernels, which take multiprocessors from backward and from steps; the default lets NCCL choose.
+/// Limits the thread blocks of NCCL's kernels, which take multiprocessors from backward and from steps. By default NCCL
+/// chooses.
 ///
 /// # Source
-/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL passes over what it does not know.
+/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL ignores fields that it lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ctas {
-    /// Most blocks of one collective: `maxCTAs`.
+    /// Largest number of blocks of one collective: `maxCTAs`.
     pub most: Option<u32>,
-    /// Few blocks rather than all of the bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
+    /// Prefers few blocks to the highest bandwidth: `NCCL_CTA_POLICY_EFFICIENCY`.
     pub efficient: bool,
-    /// Blocks of collectives that the NVLink switch sums: `nvlsCTAs`.
+    /// Number of blocks of collectives that the NVLink switch sums: `nvlsCTAs`.
     pub nvls: Option<u32>,
 }
 
@@ -133,7 +134,7 @@ impl Options {
         }
     }
 
-    /// Refuses options by which no rank knows its file.
+    /// Refuses options with which a rank could not recognise its file.
     pub(super) fn refuse_job(&self) -> Result<()> {
         let wrong = "a file of another run would be taken for this one's";
         match self.job.is_empty() {

@@ -1,7 +1,7 @@
-//! A wait for a call that NCCL makes on a thread of its own: it looks without sleeping at first, then between sleeps.
+//! Waits for a call that NCCL makes on its own thread: polls without sleeping at first, then between sleeps.
 //!
 //! NCCL starts a thread for each collective, which ends within microseconds unless it has to connect. A sleep takes
-//! longer than that, and the trainer's thread would spend it in every bucket. Peers are asked about only between sleeps.
+//! longer than that, and the trainer's thread would sleep for every bucket. Peers are checked only between sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ const AWAKE: Duration = Duration::from_micros(50);
 /// Length of a sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-/// The time that a wait sees, and how it lets time pass.
+/// The clock of a wait, and its ways to let time pass.
 pub(super) trait Clock {
     /// Returns the time since the wait began.
     fn waited(&self) -> Duration;
-    /// Lets another thread run, if one of this core is ready.
+    /// Lets another thread of this core run, if one is ready.
     fn give_way(&mut self);
     fn sleep(&mut self, time: Duration);
 }
@@ -45,7 +45,7 @@ impl Clock for Wall {
     }
 }
 
-/// Looks until there is an answer, and returns it; `None` once the deadline has passed.
+/// Polls until there is an answer, and returns it; `None` once the deadline has passed.
 ///
 /// # Errors
 /// An error of `wanted` ends the wait.

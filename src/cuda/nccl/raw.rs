@@ -1,8 +1,8 @@
-//! An NCCL communicator as a value: its owner may call NCCL with it, and ending it takes it by value.
+//! An NCCL communicator as a value: its owner may call NCCL with it, and ending the communicator consumes the value.
 //!
-//! It never blocks inside NCCL (`blocking = 0`): a call in progress is polled until it is done, late or no longer
-//! wanted, and nothing else touches its stream before. An abort may wait for NCCL's threads, so it runs on a thread of
-//! its own. Two threads never use a communicator at once.
+//! It never blocks inside NCCL (`blocking = 0`). A call in progress is polled until it is done, late or no longer
+//! wanted, and nothing else touches its stream before that. An abort may wait for NCCL's threads, so it runs on a separate
+//! thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -52,11 +52,11 @@ pub(super) struct Raw {
     library: &'static Library,
     comm: ncclComm_t,
     seat: Seat,
-    /// A framework ends it.
+    /// Whether a framework made the communicator, and will end it.
     is_borrowed: bool,
 }
 
-/// Who this rank is in a communicator.
+/// This rank's place in a communicator.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seat {
     pub(super) rank: u32,
@@ -97,7 +97,7 @@ impl Raw {
         }
     }
 
-    /// Takes a communicator that a framework has made and ends.
+    /// Wraps a communicator that a framework has made, and that the framework will end.
     ///
     /// # Safety
     /// It is null, or a communicator of this library, and lives until this value has been dropped.
@@ -133,7 +133,8 @@ impl Raw {
         self.seat
     }
 
-    /// Brings as many bytes of every rank to all, in the order of the ranks, and waits for them; `None` after the deadline.
+    /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them; `None`
+    /// after the deadline.
     pub(super) fn gather(
         &self,
         own: &[u8],
@@ -142,7 +143,7 @@ impl Raw {
     ) -> Result<Option<Vec<u8>>> {
         let driver = Cuda::open(self.seat.device)?.driver;
         let _entered = Entered::new(&*driver)?;
-        // Dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
+        // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
         let (stream, event) = (OwnedStream::new(&driver, 0)?, Event::new(&driver, false)?);
         let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
         let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
@@ -183,7 +184,7 @@ impl Raw {
             DType::BF16 => ncclDataType_t::ncclBfloat16,
             DType::F16 => ncclDataType_t::ncclFloat16,
         };
-        // Whole numbers are combined as what they are.
+        // Whole numbers are combined in their own type.
         let (dtype, unit, operation) = match call.kind {
             CollectiveKind::Sum64 => (ncclDataType_t::ncclUint64, 8, ncclRedOp_t::ncclSum),
             CollectiveKind::Max32 => (ncclDataType_t::ncclUint32, 4, ncclRedOp_t::ncclMax),
@@ -272,7 +273,7 @@ impl Raw {
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
         let is_known = functions.ncclCommRegister.is_ok() && functions.ncclCommDeregister.is_ok();
-        // The registration could not be removed once a framework has ended the communicator.
+        // A framework may end the communicator first, and then the registration could not be removed.
         if self.is_borrowed || !is_known {
             return None;
         }
@@ -336,7 +337,7 @@ unsafe impl Send for Registration {}
 // SAFETY: no method changes it.
 unsafe impl Sync for Registration {}
 
-/// Runs a call that may block on a thread of its own. If no thread can be started, the communicator is leaked.
+/// Runs a call that may block, on a new thread. If no thread can be started, the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
 }

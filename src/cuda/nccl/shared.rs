@@ -1,7 +1,7 @@
 //! The state that one rank's handles, allocations and ending threads share: communicators, host, first failure.
 //!
 //! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once and
-//! never during a call. The first failure is that of all communicators. A drop does not block.
+//! never during a call. If one communicator fails, all return that first failure. A drop does not block.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -20,10 +20,10 @@ pub(super) struct Shared {
     pub(super) deadline: Duration,
     pub(super) ledger: bool,
     pub(super) warnings: Vec<String>,
-    /// Without one, ranks learn of each other's failures only from NCCL and from their deadlines.
+    /// The host collective. Without one, ranks learn of each other's failures only from NCCL and from their deadlines.
     pub(super) host: Option<Host>,
     pub(super) first: Arc<Slot>,
-    /// Those of steppers that share tensors out, in the order in which all ranks have made them.
+    /// The further communicators, of steppers with shards, in the order in which all ranks have made them.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
     /// Every thread that ends one of these has a clone.
     pub(super) ending: Arc<()>,
@@ -48,7 +48,7 @@ impl Shared {
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Brings what every rank is about to make to all, over the first communicator, in the order of the ranks.
+    /// Sends every rank's record to all ranks over the first communicator; returns the records in the order of the ranks.
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`; the group has ended then.
@@ -74,7 +74,7 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Returns an error if a rank has failed or gone.
+    /// Returns an error if a rank has failed or left.
     pub(super) fn look(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), |host| host.0.check())
     }
@@ -84,8 +84,8 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw. Ranks
-    /// that differ all know it, and one may have gone for that reason.
+    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that is recorded instead,
+    /// because it explains NCCL's error. A `Mismatch` is kept: all ranks know it, and a rank may have left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };
@@ -119,7 +119,7 @@ impl Drop for Shared {
         detached(move || {
             let look = || host.as_ref().map_or(Ok(()), |host| host.0.check());
             if let (Ok(()), Some(host)) = (raw.finish(deadline, look), &host) {
-                // A rank that has not come has told why.
+                // A rank that has not joined has reported the reason.
                 let _ = host.part(deadline);
             }
         });
@@ -130,7 +130,7 @@ impl Drop for Shared {
 pub(super) struct Further {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: Arc<Slot>,
-    /// The numbers that its ranks have among all.
+    /// The numbers of its ranks in the whole group.
     pub(super) ranks: Vec<u32>,
     /// This rank's number in it.
     pub(super) rank: u32,
