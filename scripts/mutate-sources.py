@@ -81,7 +81,7 @@ FAULTS = [
      "float_of(bits_of(sum.x[i] + added.x[i]) & ~1u)", DIFFERS),
     ("a GPU's window too small for the roots", "host-run, precisions", "gpu/codes.cuh", "if (closest < FIRST_CLOSE)",
      "if (closest < FIRST_CLOSE + 4)", DIFFERS),
-    ("a GPU's threshold a quarter of a code off", "host-run, precisions", "gpu/codes.cuh", "+ 0.5f, power)", "+ 0.75f, power)", DIFFERS),
+    ("a GPU's threshold a quarter of a code off", "host-run, precisions", "gpu/codes.cuh", "+ 0.5f), power)", "+ 0.75f), power)", DIFFERS),
     ("a cast of more than there is", "host-run", "gpu/cast.cu", "left < 4 ? left : 4", "4", DIFFERS),
     ("a tail one element short", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",
      "if (at + i + 1 < extent.count) put_bits(", DIFFERS),

@@ -242,6 +242,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Storage;
 
     #[test]
     fn gradients_lie_where_the_caller_says_and_states_where_the_plan_does() {
