@@ -144,7 +144,10 @@ fn steady_state_allocates_nothing_in_any_mode() {
                     builder = builder.lr_schedule(DEFAULT_GROUP, LrSchedule::cosine(1e-3, 50, 0.0));
                     builder = match mode {
                         Mode::Eager => builder.clip(Clip::Previous(1.0)),
-                        _ => builder.clip(Clip::Global(1.0)).loss_scale(LossScaler::default()),
+                        _ => builder
+                            .clip(Clip::Global(1.0))
+                            .group_clip("own", 2.0)
+                            .loss_scale(LossScaler::default()),
                     };
                     builder.bucket_cap_bytes(1 << 18)
                 };

@@ -92,14 +92,12 @@ impl Schedule {
 
     /// Adds up the ranks' sums of squares, of the pass's clip sets or of one bucket, and finds the largest magnitudes.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
-        let sets = (0..self.plan.max_norms().len() as u32).map(Some);
-        let blocks =
-            if bucket.is_some() { vec![bucket] } else { std::iter::once(None).chain(sets).collect() };
+        let sets = if bucket.is_some() { 0 } else { self.plan.max_norms().len() as u32 };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
         let of_block = |block: Option<u32>| {
             parts.map(|(kind, span)| (kind, block.map_or(span, |block| span.of_control_block(block))))
         };
-        self.share(stream, bucket, &blocks.into_iter().flat_map(of_block).collect::<Vec<_>>());
+        self.share(stream, bucket, std::iter::once(bucket).chain((0..sets).map(Some)).flat_map(of_block));
     }
 
     /// The stream on which ranks combine numbers in the middle of a bucket's step, where it holds up no next sum if it can.
@@ -113,24 +111,29 @@ impl Schedule {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
             self.emitter.emit(Stream::Optim, Action::Measure { bucket, stage: stage as u32 });
-            self.share(self.stream_beside_steps(), Some(bucket), &[(CollectiveKind::Sum64, span)]);
+            self.share(self.stream_beside_steps(), Some(bucket), [(CollectiveKind::Sum64, span)]);
         }
     }
 
     /// Finds the first bucket that was not finite on any rank, after all steps.
     pub(super) fn share_nonfinite(&mut self) {
-        self.share(Stream::Gather, None, &[(CollectiveKind::Min32, Span::NONFINITE)]);
+        self.share(Stream::Gather, None, [(CollectiveKind::Min32, Span::NONFINITE)]);
     }
 
     /// Combines numbers of the control block over ranks, between two ops of the optim stream.
-    fn share(&mut self, stream: Stream, bucket: Option<u32>, parts: &[(CollectiveKind, Span)]) {
+    fn share(
+        &mut self,
+        stream: Stream,
+        bucket: Option<u32>,
+        parts: impl IntoIterator<Item = (CollectiveKind, Span)>,
+    ) {
         if !self.plan.is_sharded() {
             return;
         }
         let ready = self.emitter.end(Stream::Optim);
         self.emitter.after(stream, &[Some(ready)]);
-        let shared =
-            parts.iter().map(|(kind, span)| self.collective(stream, *kind, bucket, [*span; 2])).last();
+        let calls = parts.into_iter().map(|(kind, span)| self.collective(stream, kind, bucket, [span; 2]));
+        let shared = calls.last();
         self.emitter.after(Stream::Optim, &[shared]);
     }
 }
