@@ -112,7 +112,7 @@
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
 //! | `INSTEP_THREADS` | a stepper's kernel threads, and those of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
-//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, each launch of a step beyond 32 MiB of tensors compares both |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
 //! | `INSTEP_ID_FILE` | the file by which [`cuda::Nccl::from_environment`] joins several ranks |
 //!

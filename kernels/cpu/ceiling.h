@@ -1,5 +1,4 @@
-/* The memory traffic of a step with almost no arithmetic: the bandwidth limit that the benches compare a step with, and
- * the loop by which a process finds out whether prefetches help on its machine.
+/* The memory traffic of a step with almost no arithmetic: the bandwidth limit that the benches compare a step with.
  *
  * arrays[0] is read, as a gradient is. Every other array is read and written in place, as parameters and states are.
  * It uses the same build, the same widths, the same order of loads and stores and the same memory as a step, so that the

@@ -14,8 +14,7 @@ use super::tensors::{Lent, StepTensors};
 use crate::abi::InstepControl;
 use crate::error::Result;
 use crate::host::Isa;
-use crate::host::bucket_job::ahead_bytes;
-use crate::host::bucket_job::{BucketJob, Execution, SegmentBases};
+use crate::host::bucket_job::{BucketJob, Execution, Prefetches, SegmentBases};
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::launch::{Kind, Launch, Progress, Settings, begin_args, first_control, first_records};
@@ -64,8 +63,8 @@ impl OnHost {
         }
         let tensors = Memory::of_tensors(plan, assignment.state_count());
         let bytes = tensors.map(|memory| Span::whole(memory, plan).bytes()).sum();
-        let execution =
-            Execution { kernels, ahead_bytes: ahead_bytes(kernels, bytes)?, threads: pool.threads() };
+        let prefetches = Prefetches::of(bytes)?;
+        let execution = Execution { kernels, prefetches, threads: pool.threads() };
         let bases = Arc::<SegmentBases>::default();
         let launched = |kind| {
             let launches = Launch::unbound(kind, 0, plan, memories.regions(), (constants, assignment));

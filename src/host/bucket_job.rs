@@ -6,14 +6,14 @@
 
 use std::cell::UnsafeCell;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::abi::{InstepControl, InstepStepArgs, InstepTile};
 use crate::error::{Error, Result};
-use crate::host::kernels::{Isa, Kernels};
-use crate::host::memories::{Arena, Memories};
-use crate::host::stagger::{PAGE, Stagger};
+use crate::host::kernels::Kernels;
+use crate::host::memories::Memories;
 use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
@@ -28,7 +28,7 @@ const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 #[derive(Clone, Copy)]
 pub(crate) struct Execution {
     pub(crate) kernels: Kernels,
-    pub(crate) ahead_bytes: u64,
+    pub(crate) prefetches: Prefetches,
     pub(crate) threads: usize,
 }
 
@@ -43,7 +43,8 @@ pub(crate) struct BucketJob {
     tile_count: usize,
     tiles_per_chunk: usize,
     moved_bytes: u64,
-    execution: Execution,
+    kernels: Kernels,
+    trial: Trial,
     /// Keeps what the arguments point to alive.
     _memories: Arc<Memories>,
 }
@@ -100,6 +101,7 @@ impl BucketJob {
         args.tiles = tiles.as_ptr();
         let wanted = tiles.len() / (CHUNKS_PER_THREAD * execution.threads);
         let tiles_per_chunk = wanted.clamp(*TILES_PER_CHUNK.start(), *TILES_PER_CHUNK.end());
+        let trial = Trial::new(execution.prefetches, tiles.len().div_ceil(tiles_per_chunk));
         BucketJob {
             kind,
             args: UnsafeCell::new(args),
@@ -108,7 +110,8 @@ impl BucketJob {
             tiles: UnsafeCell::new(tiles),
             tiles_per_chunk,
             moved_bytes,
-            execution,
+            kernels: execution.kernels,
+            trial,
             _memories: Arc::clone(memories),
         }
     }
@@ -137,14 +140,38 @@ impl BucketJob {
     ///
     /// # Safety
     /// The arguments' pointers are valid for those tiles, and nothing else touches what the tiles cover.
-    unsafe fn run_tiles(&self, args: &InstepStepArgs, first: usize, last: usize) {
-        let (first, last, Execution { kernels, ahead_bytes, .. }) =
-            (first as u64, last as u64, self.execution);
+    unsafe fn run_tiles(&self, args: &InstepStepArgs, (first, last): (usize, usize), ahead_bytes: u64) {
+        let (kernels, first, last) = (&self.kernels, first as u64, last as u64);
         // SAFETY: the caller's promise.
         unsafe {
             match self.kind {
                 Kind::Norm => kernels.norm(args, first, last),
                 Kind::Step => kernels.step(args, first, last, ahead_bytes),
+            }
+        }
+    }
+
+    /// Runs a chunk of tiles with this job's arguments.
+    fn run_between(&self, first: usize, last: usize, ahead_bytes: u64) {
+        // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses.
+        // `_memories` keeps that memory alive, or the launch's caller lends it. Chunks are disjoint runs of this job's
+        // own tiles, and by the schedule no other op touches the bucket now.
+        unsafe {
+            let mut args = *self.args.get();
+            match (*self.bases.0.get()).as_slice() {
+                [] => self.run_tiles(&args, (first, last), ahead_bytes),
+                [of_all] => {
+                    of_all.put(&mut args);
+                    self.run_tiles(&args, (first, last), ahead_bytes);
+                }
+                of_segments => {
+                    let mut at = first;
+                    for tiles in (&(*self.tiles.get()))[first..last].chunk_by(|a, b| a.record == b.record) {
+                        of_segments[tiles[0].record as usize].put(&mut args);
+                        self.run_tiles(&args, (at, at + tiles.len()), ahead_bytes);
+                        at += tiles.len();
+                    }
+                }
             }
         }
     }
@@ -162,27 +189,7 @@ impl Chunks for BucketJob {
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
         let last = (first + self.tiles_per_chunk).min(self.tile_count);
-        // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses.
-        // `_memories` keeps that memory alive, or the launch's caller lends it. Chunks are disjoint runs of this job's
-        // own tiles, and by the schedule no other op touches the bucket now.
-        unsafe {
-            let mut args = *self.args.get();
-            match (*self.bases.0.get()).as_slice() {
-                [] => self.run_tiles(&args, first, last),
-                [of_all] => {
-                    of_all.put(&mut args);
-                    self.run_tiles(&args, first, last);
-                }
-                of_segments => {
-                    let mut at = first;
-                    for tiles in (&(*self.tiles.get()))[first..last].chunk_by(|a, b| a.record == b.record) {
-                        of_segments[tiles[0].record as usize].put(&mut args);
-                        self.run_tiles(&args, at, at + tiles.len());
-                        at += tiles.len();
-                    }
-                }
-            }
-        }
+        self.trial.run(chunk, last - first, |ahead_bytes| self.run_between(first, last, ahead_bytes));
     }
 }
 
@@ -192,53 +199,118 @@ pub(crate) const AHEAD_BYTES: u64 = 2048;
 /// Memories that take fewer bytes than this together are assumed to lie in a cache, where prefetches do not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// Size of each of the four arrays of the measurement. If the last-level cache holds all four, the measurement is of
-/// that cache.
-const BYTES: u64 = 16 << 20;
+/// Pairs of chunks that a launch compares before it chooses, and how many of them prefetches must win.
+const PAIRS: u32 = 32;
+const WINS: u32 = 20;
 
-/// Rounds of the measurement. The fastest counts, because disturbances only make a round slower.
-const ROUNDS: usize = 3;
+/// Whether steps of some memory prefetch.
+#[derive(Clone, Copy)]
+pub(crate) enum Prefetches {
+    Never,
+    Always,
+    /// Each launch finds out for its own loop: some machines and formats are faster with prefetches, others without.
+    WhereFaster,
+}
 
-/// Returns how many bytes ahead a step of `memory_bytes` prefetches; 0 means no prefetches. `INSTEP_PREFETCH` overrides
-/// the measurement.
-///
-/// # Errors
-/// `Config` if the variable is neither `on` nor `off`.
-pub(crate) fn ahead_bytes(kernels: Kernels, memory_bytes: u64) -> Result<u64> {
-    static MEASURED: [OnceLock<u64>; Isa::ALL.len()] = [const { OnceLock::new() }; Isa::ALL.len()];
-    let Some(text) = std::env::var_os("INSTEP_PREFETCH") else {
-        let is_beyond = memory_bytes >= BEYOND_CACHE;
-        let measured = || *MEASURED[kernels.isa() as usize].get_or_init(|| measure(kernels).unwrap_or(0));
-        return Ok(if is_beyond { measured() } else { 0 });
-    };
-    match &*text.to_string_lossy() {
-        "on" => Ok(AHEAD_BYTES),
-        "off" => Ok(0),
-        other => {
-            Err(Error::config("INSTEP_PREFETCH", other, "is no choice", "use on or off, or leave it unset"))
+impl Prefetches {
+    /// Returns the choice for a step of `memory_bytes`: what `INSTEP_PREFETCH` says, or by size.
+    ///
+    /// # Errors
+    /// `Config` if the variable is neither `on` nor `off`.
+    pub(crate) fn of(memory_bytes: u64) -> Result<Prefetches> {
+        let Some(text) = std::env::var_os("INSTEP_PREFETCH") else {
+            let is_beyond = memory_bytes >= BEYOND_CACHE;
+            return Ok(if is_beyond { Prefetches::WhereFaster } else { Prefetches::Never });
+        };
+        match &*text.to_string_lossy() {
+            "on" => Ok(Prefetches::Always),
+            "off" => Ok(Prefetches::Never),
+            other => Err(Error::config(
+                "INSTEP_PREFETCH",
+                other,
+                "is no choice",
+                "use on or off, or leave it unset",
+            )),
         }
     }
 }
 
-/// Runs the memory traffic of a step with and without prefetches, and returns the faster distance. Prefetches must be
-/// more than 3 % faster, so that noise does not choose them.
-fn measure(kernels: Kernels) -> Result<u64> {
-    let mut stagger = Stagger::default();
-    // One allocation, because some allocators keep memory for reuse after several smaller ones were freed.
-    let starts = [0, 1, 2, 3].map(|k| (k * (BYTES + PAGE) + stagger.next(BYTES)) as usize / size_of::<f32>());
-    let mut arena = Arena::zeroed(4 * (BYTES + PAGE), 0)?;
-    let length = BYTES as usize / size_of::<f32>();
-    let mut arrays =
-        arena.f32s().get_disjoint_mut(starts.map(|start| start..start + length)).unwrap_or_default();
-    // Pages are written first, because unwritten pages all map to one page of zeros.
-    arrays.iter_mut().for_each(|array| array.fill(1.0));
-    let mut fastest = [u128::MAX; 2];
-    for _ in 0..ROUNDS {
-        for (fastest, ahead_bytes) in fastest.iter_mut().zip([0, AHEAD_BYTES]) {
-            let start = Instant::now();
-            kernels.stream(&mut arrays, ahead_bytes);
-            *fastest = start.elapsed().as_nanos().min(*fastest);
+/// A comparison of neighbouring chunks, one with prefetches and one without, until one of both is chosen. Each pair has one
+/// vote, so a chunk that was interrupted counts no more than another.
+struct Trial {
+    pairs_left: AtomicU32,
+    wins: AtomicU32,
+    /// Picoseconds per tile of the latest chunk, without prefetches and with them.
+    latest: [AtomicU64; 2],
+}
+
+impl Trial {
+    /// The trial of a launch of so many chunks. The first launch also maps pages, so it does not count.
+    fn new(prefetches: Prefetches, chunks: usize) -> Trial {
+        let (pairs_left, wins) = match prefetches {
+            Prefetches::Never => (0, 0),
+            Prefetches::Always => (0, WINS),
+            Prefetches::WhereFaster => (PAIRS + chunks as u32 / 2, 0),
+        };
+        Trial { pairs_left: pairs_left.into(), wins: wins.into(), latest: Default::default() }
+    }
+
+    /// Runs a chunk, and tells `work` how far ahead to prefetch.
+    fn run(&self, chunk: usize, tiles: usize, work: impl FnOnce(u64)) {
+        if self.pairs_left.load(Ordering::Relaxed) == 0 {
+            return work(if self.wins.load(Ordering::Relaxed) >= WINS { AHEAD_BYTES } else { 0 });
+        }
+        let is_ahead = chunk % 2 == 1;
+        let start = Instant::now();
+        work(if is_ahead { AHEAD_BYTES } else { 0 });
+        self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
+    }
+
+    /// Counts a chunk's time. Threads may count at once: the choice then rests on a few pairs more or less.
+    fn count(&self, is_ahead: bool, picoseconds: u64) {
+        self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
+        if is_ahead {
+            let relaxed = Ordering::Relaxed;
+            let left = self.pairs_left.fetch_update(relaxed, relaxed, |left| left.checked_sub(1));
+            let is_counted = left.is_ok_and(|left| left <= PAIRS);
+            if is_counted && picoseconds < self.latest[0].load(relaxed) {
+                self.wins.fetch_add(1, relaxed);
+            }
         }
     }
-    Ok(if fastest[1] * 100 < fastest[0] * 97 { AHEAD_BYTES } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a launch of 64 chunks does after a first launch, in which prefetches are faster, and a second one.
+    fn chosen(picoseconds: [u64; 2]) -> u64 {
+        let trial = Trial::new(Prefetches::WhereFaster, 64);
+        for chunk in 0..128 {
+            let is_ahead = chunk % 2 == 1;
+            let time = if chunk < 64 { [2, 1] } else { picoseconds }[usize::from(is_ahead)];
+            assert_ne!(trial.pairs_left.load(Ordering::Relaxed), 0);
+            trial.count(is_ahead, time);
+        }
+        let mut chosen = u64::MAX;
+        trial.run(0, 1, |ahead_bytes| chosen = ahead_bytes);
+        chosen
+    }
+
+    #[test]
+    fn prefetches_stay_where_the_second_launch_was_faster_with_them() {
+        assert_eq!(chosen([500, 400]), AHEAD_BYTES);
+        assert_eq!(chosen([400, 400]), 0);
+        assert_eq!(chosen([400, 500]), 0);
+    }
+
+    #[test]
+    fn what_is_asked_for_or_lies_in_a_cache_needs_no_trial() {
+        for (prefetches, expected) in [(Prefetches::Always, AHEAD_BYTES), (Prefetches::Never, 0)] {
+            let mut chosen = u64::MAX;
+            Trial::new(prefetches, 64).run(1, 1, |ahead_bytes| chosen = ahead_bytes);
+            assert_eq!(chosen, expected);
+        }
+    }
 }

@@ -287,7 +287,11 @@ impl Kernels {
         let signed_states = &table(Isa::Baseline).signed_states;
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
     }
+}
 
+/// The memory's ceiling, with which the benches compare a step.
+#[cfg(feature = "bench")]
+impl Kernels {
     /// Moves the bytes of a step almost without computation: reads `arrays[0]` and updates the others in place.
     ///
     /// # Safety
@@ -304,9 +308,7 @@ impl Kernels {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.ceiling.unwrap_unchecked()(pointers, count, factor, first, last, ahead_bytes) }
     }
-}
 
-impl Kernels {
     /// Moves the bytes of a step with two states over these arrays. It only reads the first, and changes no value.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;

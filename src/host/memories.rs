@@ -91,6 +91,7 @@ impl Arena {
     }
 
     /// Returns the bytes as f32. Offsets from a page boundary are multiples of a vector's alignment.
+    #[cfg(feature = "bench")]
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
         // SAFETY: allocated, initialised to zeros or written since as f32, aligned, and this borrow's alone.

@@ -8,6 +8,7 @@ pub(crate) mod bucket_job;
 mod cast;
 mod custom;
 #[cfg(all(test, shuttle))]
+#[path = "../../tests/interleavings/mod.rs"]
 mod interleavings;
 pub(crate) mod kernels;
 pub(crate) mod memories;

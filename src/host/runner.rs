@@ -12,8 +12,7 @@ use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, Comms};
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
-use crate::host::bucket_job::ahead_bytes;
-use crate::host::bucket_job::{BucketJob, Execution};
+use crate::host::bucket_job::{BucketJob, Execution, Prefetches};
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
@@ -68,8 +67,8 @@ impl Runner {
     /// `Config` if `INSTEP_PREFETCH` is neither `on` nor `off`.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
         let Parts { plan, memories, constants, assignment, kernels, pool, comms } = parts;
-        let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
-        let execution = Execution { kernels, ahead_bytes, threads: pool.threads() };
+        let prefetches = Prefetches::of(memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
+        let execution = Execution { kernels, prefetches, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
         let work = |kind: Kind| {
             let of_constants = (&constants, &*assignment);

@@ -97,6 +97,15 @@ fn one(
         next = first + sample;
         first..next
     };
+    // The first touch maps pages, which takes longer than a step, and the next steps choose whether to prefetch.
+    for _ in 0..3 {
+        for bucket in 0..launcher.plan().buckets().len() as u32 {
+            launcher.step(bucket)?;
+        }
+    }
+    if let Some(f32s) = &mut f32s {
+        f32s.ceiling(0..f32s.plan().buckets().len(), 1, false)?;
+    }
     let (mut steps, mut ceilings) = (Vec::new(), Vec::new());
     for round in 0..=options.rounds(15) {
         let mut ceiling = f64::MAX;
@@ -114,7 +123,7 @@ fn one(
             }
         }
         let step = start.elapsed().as_nanos() as f64 * of_sample;
-        // The first round warms up caches, threads and clocks.
+        // The first round warms up threads and clocks.
         if round > 0 {
             steps.push(step);
             ceilings.push(ceiling);
