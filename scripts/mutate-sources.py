@@ -406,6 +406,8 @@ FAULTS = [
            "    refuse_unsteppable(key, formats, param, holders)\n", "", "test_what_a_shard_cannot_step"),
           ("a trust ratio of a shard", "_sharded", "if OPTIMIZERS[key].scales_by_norms:", "if False:", "test_what_a_shard_cannot_step"),
           ("ranks that always agree", "_later", "most != -least", "False", "test_a_rank_with_another_rate"),
+          ("a conversion before registration that is not seen", "_wrapped", "if _metadata_of(param).pop(_SEEN, None) is None:", "if False:",
+           "test_a_model_that_was_converted_between"),
           ("a conversion and back that is not seen", "_wrapped", "_node_of(param) is not node:", "False:",
            "test_a_model_that_is_converted_and_back"),
           ("parameters in the order of units", "fsdp", "[p for p in module.parameters() if p in self._unit_of]",

@@ -288,6 +288,36 @@ def there_and_back(rank: int, world: int, wrapper: str) -> None:
     assert "0.weight: converted and back" in raised(lambda: model(torch.ones(2, 4)))
 
 
+def converted_before(rank: int, world: int, entry: str, back: bool) -> None:
+    """A model that was converted between its wrapping and its registration is refused: DDP's hooks would not run."""
+    model = DistributedDataParallel(net())
+    model.to(torch.bfloat16)
+    if back:
+        model.to(torch.float32)
+    register = offload if entry == "offload" else register_ddp
+    assert "0.weight: converted after it was wrapped" in raised(lambda: register(model, "sgd", lr=0.1))
+    model = DistributedDataParallel(net())
+    model(torch.ones(2, 4)).sum().backward()  # Its gradients have a graph no longer.
+    register(model, "sgd", lr=0.1)
+    before = values(model)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not torch.equal(before[0], values(model)[0]) or entry == "offload"
+
+
+def delayed(rank: int, world: int) -> None:
+    """DDP may sum parameters itself at the end of backward. They are refused, and the others can be stepped."""
+    model = net()
+    delayed_ones = [("0.weight", model[0].weight)]
+    given = {"delay_all_reduce_named_params": delayed_ones, "param_to_hook_all_reduce": model[0].bias}
+    ddp = DistributedDataParallel(model, **given)
+    assert "delay_all_reduce_named_params" in raised(lambda: register_ddp(ddp, "sgd", lr=0.1))
+    others = [param for param in model.parameters() if param is not model[0].weight]
+    register_ddp(ddp, "sgd", lr=0.1, params=others)
+    before = values(model)
+    ddp(torch.ones(2, 4)).sum().backward()
+    assert [torch.equal(one, two) for one, two in zip(before, values(model))] == [True, False, False, False]
+
+
 ENTRIES = [*WRAPPERS, "in-backward", "in-backward-ddp", "offload", "offload-ddp", "offload-fsdp"]
 
 

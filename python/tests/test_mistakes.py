@@ -69,6 +69,16 @@ def test_a_model_that_is_converted_and_back_after_it_was_wrapped_is_refused(two,
     two.run("mistakes_cases", "there_and_back", wrapper=wrapper)
 
 
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("entry", ["ddp", "offload"])
+def test_a_model_that_was_converted_between_wrapping_and_registration_is_refused(two, entry, back):
+    two.run("mistakes_cases", "converted_before", entry=entry, back=back)
+
+
+def test_parameters_whose_sum_ddp_delays_are_refused(two):
+    two.run("mistakes_cases", "delayed")
+
+
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_model_keeps_its_optimizer_and_takes_it_along_when_it_goes(two, entry):
     two.run("mistakes_cases", "freed", entry=entry)

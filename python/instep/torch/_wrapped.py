@@ -9,16 +9,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 _form = attrgetter("_cdata", "dtype", "device")
 """A parameter's tensor, with its type and device, on which torch's hooks depend."""
+
+_SEEN = "instep: seen"
 
 
 class OfOneModel:
@@ -83,11 +86,22 @@ class Wrapped:
 class WrappedByDDP(Wrapped):
     """The parameters that DDP reduces. Its hooks are on the nodes that accumulated their gradients when they were wrapped."""
 
-    def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
-        super().__init__(model, stepped, frozen)
+    def __init__(self, ddp: DistributedDataParallel, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(ddp, stepped, frozen)
+        if not ddp._use_python_reducer:  # It hooks the parameters, which a conversion does not change.
+            self._refuse_unhooked()
         self._strides = list(map(Tensor.stride, self.params))
         self._nodes = list(map(_node_of, self.params))
         self._note_storages()
+
+    def _refuse_unhooked(self) -> None:
+        """Raises if a parameter was converted after it was wrapped: only nodes with DDP's hooks outlive this line."""
+        for name, param in zip(self.names, self.params):
+            _metadata_of(param)[_SEEN] = True
+            if _metadata_of(param).pop(_SEEN, None) is None:
+                raise RuntimeError(
+                    f"{name}: converted after it was wrapped, and the hooks did not follow; convert first, then wrap"
+                )
 
     def refuse_changed(self) -> None:
         """Raises if DDP would not find a gradient, or would lay it out otherwise than its parameter."""
@@ -118,6 +132,11 @@ class WrappedByDDP(Wrapped):
 def _storage_of(param: Tensor) -> int:
     address: int = param.untyped_storage()._cdata
     return address
+
+
+def _metadata_of(param: Tensor) -> dict[str, Any]:
+    """What was noted on the node that accumulates a parameter's gradients."""
+    return cast(dict[str, Any], get_gradient_edge(param).node.metadata)
 
 
 def _node_of(param: Tensor) -> Optional[Node]:
