@@ -264,7 +264,7 @@ INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uin
 }
 
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                         uint64_t ahead_bytes, uint32_t count, float* p, const float* g, uint16_t* const* states) {
     constexpr bool ROUNDS = HasRounds<Rule>::value;
     uint16_t* to[INSTEP_MAX_STATES] = {states[0], states[1], states[2]};
@@ -307,28 +307,13 @@ INSTEP_INLINE bool step_bfloat16_states(const typename Rule::Scalars& s, uint32_
     return any_sign(special(alarm));
 }
 
-/* One run of one segment, as step_run. */
-template <class Rule, bool STOCHASTIC>
-__attribute__((noinline)) uint32_t step_bfloat16_states_run(const typename Rule::Scalars& scalars, float multiplier,
-                                                            const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
-                                                            float* p, const float* g, uint16_t* const* states) {
-    const typename Rule::Scalars s = scalars;
-    const RandomPosition at = position;
-    const float factor = Rule::factor(s, multiplier);
-    const bool alarmed =
-        Rule::flags(s) == Rule::COMMON[0]
-            ? step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
-            : step_bfloat16_states<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
-    return alarmed ? settled<Rule>(count, p, g, states) : 0;
-}
-
 #endif
 
-/* One run of one segment, as step_run. */
-template <class Rule, bool STOCHASTIC>
+/* One run of one segment, as step_run. Parameters and gradients are bf16, or f32 beside bf16 states. */
+template <class Rule, bool STOCHASTIC, class T>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
-                                                     uint16_t* p, const uint16_t* g, uint16_t* const* states) {
+                                                     T* p, const T* g, uint16_t* const* states) {
     const typename Rule::Scalars s = scalars;
     const RandomPosition at = position;
     const float factor = Rule::factor(s, multiplier);

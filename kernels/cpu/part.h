@@ -138,7 +138,7 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
     if (args.moments == INSTEP_MOMENTS_BF16 && has_bfloat16_states_loop<Rule>(scalars, part.count)) {
         uint16_t* narrow[INSTEP_MAX_STATES] = {};
         for (uint32_t k = 0; k < Rule::STATES; ++k) narrow[k] = part.placed<uint16_t>(args.states[k]);
-        const auto run = args.stochastic ? step_bfloat16_states_run<Rule, true> : step_bfloat16_states_run<Rule, false>;
+        const auto run = args.stochastic ? step_bfloat16_run<Rule, true, float> : step_bfloat16_run<Rule, false, float>;
         const uint32_t nonfinite =
             run(scalars, multiplier, part.rounding.position, part.ahead_bytes, part.count, params, grads, narrow);
         part.finish(params, is_first);

@@ -45,7 +45,7 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
     uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
     const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
     const RandomPosition position = {key, tile.element};
-    const auto run = args.stochastic ? step_bfloat16_run<Rule, true> : step_bfloat16_run<Rule, false>;
+    const auto run = args.stochastic ? step_bfloat16_run<Rule, true, uint16_t> : step_bfloat16_run<Rule, false, uint16_t>;
     return run(scalars, multiplier, position, ahead_bytes, tile.count, params, grads, states);
 }
 
