@@ -18,6 +18,34 @@ fn run(words: &[&str]) -> (Value, String, String) {
 }
 
 #[test]
+fn the_picture_of_a_sweep_has_a_line_for_every_case_and_a_mark_for_every_size() {
+    let folder = Folder::new();
+    let sweep = ["--only", "step", "--precision", "f32,bf16", "-b", "8K", "-e", "512K", "-f", "8"];
+    let quick = ["bench", "--quick", "--rounds", "1", "--threads", "1", "--optimizer", "sgd", "--svg", "P"];
+    let output = folder.run(&[&quick[..], &sweep].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let picture = String::from_utf8(folder.read("P")).unwrap();
+    // Each size lies beyond the cache, and in it.
+    for line in ["sgd bf16 beyond", "sgd bf16 resident", "sgd f32 beyond", "sgd f32 resident"] {
+        assert!(picture.contains(&format!(">{line}</text>")), "{line} in {picture}");
+    }
+    assert_eq!(picture.matches("<polyline").count(), 4);
+    assert!(picture.contains(">2Ki<") && picture.contains(">16Ki<") && picture.ends_with("</svg>\n"));
+    let marks = picture.matches("<title>").count();
+    let rows = stdout(&output).lines().filter(|line| line.starts_with("sgd ")).count();
+    assert_eq!(marks, rows);
+    for command in
+        ["bench --only step --shape l2,bucket --optimizer sgd --svg P", "bench --only handover --svg P"]
+    {
+        let words: Vec<&str> =
+            command.split(' ').chain(["--quick", "--rounds", "1", "--threads", "1"]).collect();
+        assert_eq!(folder.run(&words).status.code(), Some(0), "{command}");
+        let picture = String::from_utf8(folder.read("P")).unwrap();
+        assert!(picture.matches("<title>").count() <= 1 && picture.ends_with("</svg>\n"), "{picture}");
+    }
+}
+
+#[test]
 fn a_sweep_on_the_host_has_a_row_for_every_size_in_bytes_of_gradients() {
     let sizes = [
         "--only",

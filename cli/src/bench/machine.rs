@@ -14,7 +14,7 @@ use super::system;
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Machine {
     /// Name, family and model of the processor.
-    cpu: String,
+    pub(super) cpu: String,
     /// Cores that this process may use.
     cores: usize,
     /// Threads of a stepper that sets none.

@@ -14,6 +14,7 @@ mod load;
 mod machine;
 mod overlap;
 mod plain_bits;
+mod plot;
 mod precisions;
 mod record;
 #[path = "../../../reference/optimizers.rs"]
@@ -126,6 +127,9 @@ pub struct Arguments {
     /// Also write every figure to this file as one JSON object, after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also draw the step bench's share of the ceiling by size, as an SVG file, after each row.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Also write every figure under benches/record/ of the source tree of this build.
     #[arg(long)]
     record: bool,
@@ -200,9 +204,7 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     options.sizes.refuse_empty(HOST_BYTES)?;
     let (machine, watch) = (Machine::this()?, Watch::start());
     print_line(&machine.to_string())?;
-    let json = options.json.as_ref();
-    let mut record =
-        json.map_or_else(Record::default, |path| Record::with_json(path, &machine, options.quick));
+    let mut record = Record::new(options, &machine);
     if options.wants(Bench::Step) {
         step::run(options, &mut record)?;
     }
@@ -225,7 +227,7 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
         growth::run(options, &mut record)?;
     }
     let load = watch.load();
-    record.save_json(load)?;
+    record.save(load)?;
     if let Some(warning) = load.and_then(|load| load.warning()) {
         print_line(&format!("\n{warning}"))?;
     }

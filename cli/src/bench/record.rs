@@ -6,34 +6,31 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::Arguments;
 use super::load::Load;
 use super::machine::Machine;
+use super::plot::{self, Point};
 use super::report::{Figure, Report, StepRow};
 use super::statistics::Spread;
 use super::system::{commit, cpu_model, first_line, last_level_cache_bytes, read, write};
 use crate::Failure;
 
-/// Collects figures.
-#[derive(Default)]
+/// Collects figures, and writes those so far into files after each row.
 pub(super) struct Record {
-    figures: Vec<Figure>,
-    rows: Vec<StepRow>,
-    /// Where the figures so far are written after each row.
-    json: Option<Json>,
-}
-
-/// A file of figures, and what it says of the run.
-struct Json {
-    path: PathBuf,
     machine: Machine,
     quick: bool,
+    figures: Vec<Figure>,
+    rows: Vec<StepRow>,
+    json: Option<PathBuf>,
+    svg: Option<PathBuf>,
 }
 
 impl Record {
-    /// Also writes every figure to this file, after each row.
-    pub(super) fn with_json(path: &Path, machine: &Machine, quick: bool) -> Record {
-        let json = Json { path: path.to_owned(), machine: machine.clone(), quick };
-        Record { json: Some(json), ..Record::default() }
+    /// The record of a run with these options, without a figure.
+    pub(super) fn new(options: &Arguments, machine: &Machine) -> Record {
+        let Arguments { quick, json, svg, .. } = options;
+        let (json, svg) = (json.clone(), svg.clone());
+        Record { machine: machine.clone(), quick: *quick, figures: Vec::new(), rows: Vec::new(), json, svg }
     }
 
     /// Adds one figure; `quantity` ends in its unit.
@@ -53,14 +50,18 @@ impl Record {
     /// Adds a row of the step bench.
     pub(super) fn add_row(&mut self, row: StepRow) -> Result<(), Failure> {
         self.rows.push(row);
-        self.save_json(None)
+        self.save(None)
     }
 
     /// Writes what there is so far, with the load if the run is over.
-    pub(super) fn save_json(&self, load: Option<Load>) -> Result<(), Failure> {
-        let Some(Json { path, machine, quick }) = &self.json else { return Ok(()) };
-        let Record { figures, rows: step, .. } = self;
-        Report { machine, load, quick: *quick, step, figures }.save(path)
+    pub(super) fn save(&self, load: Option<Load>) -> Result<(), Failure> {
+        let Record { machine, quick, figures, rows: step, .. } = self;
+        if let Some(path) = &self.json {
+            Report { machine, load, quick: *quick, step, figures }.save(path)?;
+        }
+        let Some(path) = &self.svg else { return Ok(()) };
+        let title = format!("{}: step of a bucket, % of the in-place ceiling", machine.cpu);
+        write(path, &plot::draw(&title, &points(step))).map_err(Failure::file(path))
     }
 
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
@@ -73,6 +74,32 @@ impl Record {
         }
         write(path, &format!("{}{lines}", head()))
     }
+}
+
+/// The buckets of one segment, line by line. A line's name has what is not the same in all rows.
+fn points(rows: &[StepRow]) -> Vec<Point> {
+    let parts = |row: &StepRow| {
+        let threads = format!("{} thread{}", row.threads, if row.threads == 1 { "" } else { "s" });
+        [
+            row.optimizer.clone(),
+            row.precision.clone(),
+            row.isa.to_owned(),
+            threads,
+            row.cache.name().to_owned(),
+        ]
+    };
+    let differs = |k: &usize| rows.iter().any(|row| parts(row)[*k] != parts(&rows[0])[*k]);
+    let shown: Vec<usize> = (0..5).filter(|k| *k == 0 || differs(k)).collect();
+    let line = |row: &StepRow| shown.iter().map(|k| parts(row)[*k].clone()).collect::<Vec<_>>().join(" ");
+    let of_one_segment = rows.iter().filter(|row| row.segments == 1);
+    let point = |row: &StepRow| Point {
+        line: line(row),
+        elements: row.elements,
+        percent_of_ceiling: row.percent_of_ceiling,
+    };
+    let mut points: Vec<Point> = of_one_segment.map(point).collect();
+    points.sort_by(|one, other| (&one.line, one.elements).cmp(&(&other.line, other.elements)));
+    points
 }
 
 fn head() -> String {

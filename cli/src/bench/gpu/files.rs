@@ -2,9 +2,10 @@
 //!
 //! Every bench calls this after each row, so a run that is cut off leaves what it has measured.
 
-use super::plot;
-use super::report::Report;
+use super::report::{Report, StepRow};
 use crate::Failure;
+use crate::bench::cases::Cache;
+use crate::bench::plot::{self, Point};
 use crate::bench::{Arguments, system};
 
 pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> {
@@ -12,8 +13,28 @@ pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> 
     for path in options.json.iter().chain(&recorded) {
         system::write(path, &report.to_json()).map_err(Failure::file(path))?;
     }
-    match &options.gpu.svg {
-        Some(path) => system::write(path, &plot::draw(report)).map_err(Failure::file(path)),
-        None => Ok(()),
-    }
+    let Some(path) = &options.svg else { return Ok(()) };
+    let title = format!("{}: step of a bucket, % of the faster copy of as many bytes", report.device.name);
+    system::write(path, &plot::draw(&title, &points(report))).map_err(Failure::file(path))
+}
+
+/// The buckets of one segment beyond cache under the first limit on blocks, without those whose bits are wrong.
+fn points(report: &Report) -> Vec<Point> {
+    let blocks = report.step.first().and_then(|row| row.case.max_blocks);
+    let is_shown = |row: &&StepRow| {
+        let case = &row.case;
+        case.cache == Cache::Beyond
+            && case.segments == 1
+            && case.max_blocks == blocks
+            && row.mismatch().is_none()
+    };
+    let point = |row: &StepRow| Point {
+        line: match row.case.precision.as_str() {
+            "f32" => row.case.name().to_owned(),
+            precision => format!("{} {precision}", row.case.name()),
+        },
+        elements: row.case.elements,
+        percent_of_ceiling: row.percent_of_ceiling,
+    };
+    report.step.iter().filter(is_shown).map(point).collect()
 }

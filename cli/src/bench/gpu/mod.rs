@@ -9,7 +9,6 @@ mod files;
 mod graph;
 mod handover;
 mod overlap;
-mod plot;
 mod report;
 mod step;
 mod sweep;
@@ -40,9 +39,6 @@ pub(super) struct Options {
     /// by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
-    /// Also draw the share of the ceiling by size, as an SVG file, after each row.
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -53,12 +49,11 @@ pub(super) struct Options {
 
 impl Options {
     /// Lists these options, and whether each was given on the command line.
-    pub(super) fn given(&self) -> [(&'static str, bool); 6] {
+    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
         [
             ("--max-blocks", !self.max_blocks.is_empty()),
             ("--zeros", self.zeros),
             ("--kernels", self.kernels.is_some()),
-            ("--svg", self.svg.is_some()),
             ("--trace", self.trace.is_some()),
             ("--picture", self.picture.is_some()),
         ]
