@@ -1044,8 +1044,9 @@ instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, ins
 // GPU, except with NCCL, all ranks create their steppers at the same point.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
-// Waits for all steps, frees the stepper, and reports failures. It is not freed only if this returns INSTEP_BUSY, INSTEP_HANDLE
-// or INSTEP_FORKED. INSTEP_ORDER means that a pass was open; this ends the other ranks too. Null is allowed and does nothing.
+// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED, nothing
+// is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks end too. Null is allowed and does
+// nothing.
 //
 // Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 instep_status instep_stepper_free(instep_stepper *stepper);

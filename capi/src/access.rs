@@ -162,7 +162,7 @@ fn host_address<T: Element>(
 
 impl Training {
     /// # Safety
-    /// The name is as the header says, for `'a`.
+    /// The name meets instep.h's contract during `'a`.
     unsafe fn tensor<'a>(&self, given: &instep_tensor_id) -> Result<TensorId<'a>> {
         let id = self.ids.get(given.param)?;
         let kinds = [INSTEP_PARAM, INSTEP_GRAD, INSTEP_STATE, INSTEP_COPY, INSTEP_EMA];

@@ -45,7 +45,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
         return Err(Fault::argument(T::NAME, wrong, "leave them zero, or use a newer library"));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: both sides have so many bytes, and zeros with the caller's fields are a value, by the trait's contract.
+    // SAFETY: both sides have `size.min(known)` bytes, and zeros with the caller's fields are a value, by the trait's contract.
     Ok(unsafe {
         value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), size.min(known));
         value.assume_init()

@@ -154,7 +154,7 @@ fn in_rows<'a>(
     )
 }
 
-/// The threads of all steps that asked for so many.
+/// Returns the pool that all steps with this number of threads share.
 fn shared_pool(threads: u32) -> Result<Pool> {
     static POOLS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);

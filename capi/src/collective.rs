@@ -96,7 +96,7 @@ unsafe impl Sync for Foreign {}
 
 impl Foreign {
     /// # Safety
-    /// The table is as the header says, until it is released.
+    /// The table meets instep.h's contract, until it is released.
     pub(crate) unsafe fn read(from: *const instep_collective, rank: u32, world_size: u32) -> Result<Foreign> {
         // SAFETY: the caller's promise.
         let table = unsafe { read(from)? };
@@ -120,7 +120,7 @@ impl Foreign {
     /// Says that nothing will be called any more.
     pub(crate) fn release(&self) {
         if let Some(release) = self.table.release {
-            // SAFETY: the function and its data are as the header says.
+            // SAFETY: the function and its data meet instep.h's contract.
             in_callback(|| unsafe { release(self.table.data) });
         }
     }
@@ -174,7 +174,7 @@ impl Collective for Foreign {
             key: call.key().to_bytes(),
         };
         let Some(enqueue) = self.table.enqueue else { return failed(-1, "it is null".into()) };
-        // SAFETY: the function and its data are as the header says, and the buffers are the call's.
+        // SAFETY: the function and its data meet instep.h's contract, and the buffers are the call's.
         match in_callback(|| unsafe { enqueue(self.table.data, &given) }) {
             INSTEP_OK => Ok(()),
             INSTEP_THREW => failed(INSTEP_THREW, "the callback threw an exception".into()),
@@ -185,7 +185,7 @@ impl Collective for Foreign {
     fn abort(&self, cause: &Error) {
         if let Some(abort) = self.table.abort {
             let cause = CString::new(cause.to_string().replace('\0', "\\0")).unwrap_or_default();
-            // SAFETY: the function and its data are as the header says.
+            // SAFETY: the function and its data meet instep.h's contract.
             in_callback(|| unsafe { abort(self.table.data, cause.as_ptr()) });
         }
     }

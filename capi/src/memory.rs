@@ -56,7 +56,7 @@ unsafe impl Growing for instep_memory {
 }
 
 /// # Safety
-/// The struct and its lists are as the header says.
+/// The struct and its lists meet instep.h's contract.
 pub(crate) unsafe fn memory(from: *const instep_memory, ids: &Ids, types: &[Types]) -> Result<Borrowed> {
     // SAFETY: the caller's promise, here and below.
     let (params, buckets) = unsafe {

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn instep_optimizer_state_name(
 /// Builds an optimizer.
 ///
 /// # Safety
-/// The struct, its list and its texts are as the header says.
+/// The struct, its list and its texts meet instep.h's contract.
 pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn Optimizer>> {
     // SAFETY: the caller's promise.
     let (name, keywords) = unsafe {
@@ -81,7 +81,7 @@ pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn
 /// Reads a list of hyperparameters.
 ///
 /// # Safety
-/// The list and its texts are as the header says, for `'a`.
+/// The list and its texts meet instep.h's contract during `'a`.
 pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> Result<Vec<(&'a str, f64)>> {
     // SAFETY: the caller's promise, here and below.
     let hypers = unsafe { list(hypers, count, "hypers")? };
@@ -92,7 +92,7 @@ pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> 
     hypers.iter().map(named).collect()
 }
 
-/// Makes changes by field of changes by keyword: of a pair, what is not named stays as the optimizer has it.
+/// Turns changes by keyword (`beta1`) into changes by field (`betas`). A part of a pair that is not named keeps its value.
 pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Vec<(&'static str, Value)>> {
     let fields = of.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
     let known = || fields.iter().flat_map(|field| field.parts).map(|part| part.keyword);

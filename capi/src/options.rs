@@ -97,7 +97,7 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// # Safety
-    /// Structs, lists and texts are as the header says.
+    /// Structs, lists and texts meet instep.h's contract.
     pub(crate) unsafe fn read(
         optimizer: *const instep_optimizer,
         precision: *const instep_precision,
@@ -165,7 +165,7 @@ pub(crate) struct Types {
 }
 
 /// # Safety
-/// The struct is as the header says, or the pointer is null.
+/// The struct meets instep.h's contract, or the pointer is null.
 unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Precision::F32) };
@@ -187,7 +187,7 @@ unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
 /// Opens the GPU, if there is to be one.
 ///
 /// # Safety
-/// The struct is as the header says, or the pointer is null.
+/// The struct meets instep.h's contract, or the pointer is null.
 pub(crate) unsafe fn cuda(from: *const instep_cuda) -> Result<Option<Cuda>> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(None) };

@@ -74,8 +74,9 @@ pub unsafe extern "C" fn instep_stepper_create(
     })
 }
 
-/// Waits for all steps, frees the stepper, and reports failures. It is not freed only if this returns INSTEP_BUSY, INSTEP_HANDLE
-/// or INSTEP_FORKED. INSTEP_ORDER means that a pass was open; this ends the other ranks too. Null is allowed and does nothing.
+/// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED, nothing
+/// is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks end too. Null is allowed and does
+/// nothing.
 ///
 /// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 #[unsafe(no_mangle)]
@@ -152,7 +153,7 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
 }
 
 /// # Safety
-/// The memory, the stream and the collective are as the header says.
+/// The memory, the stream and the collective meet instep.h's contract.
 unsafe fn engine(
     builder: StepperBuilder<'_>,
     sums: Sums,

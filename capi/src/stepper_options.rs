@@ -117,7 +117,7 @@ unsafe impl Growing for instep_stepper_options {
 }
 
 /// # Safety
-/// The structs that the options point to are as the header says.
+/// The structs that the options point to meet instep.h's contract.
 pub(crate) unsafe fn configured<'a>(
     builder: StepperBuilder<'a>,
     options: &instep_stepper_options,

@@ -89,7 +89,7 @@ unsafe impl Growing for instep_scaling {
 /// One kind of tensor, if it is there.
 ///
 /// # Safety
-/// The addresses are as the header says, for `'a`.
+/// The addresses meet instep.h's contract during `'a`.
 unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>> {
     let instep_tensor { address, addresses, count } = *given;
     match (address.is_null(), addresses.is_null()) {
@@ -128,7 +128,7 @@ pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Res
 /// All tensors of a step, of a bucket that may have no elements.
 ///
 /// # Safety
-/// The struct, its lists and their addresses are as the header says, for `'a`.
+/// The struct, its lists and their addresses meet instep.h's contract during `'a`.
 pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) -> Result<StepTensors<'a>> {
     // SAFETY: the caller's promise, here and below.
     let given = unsafe { read(from)? };
@@ -157,7 +157,7 @@ pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) ->
 }
 
 /// # Safety
-/// The struct and its addresses are as the header says, or the pointer is null.
+/// The struct and its addresses meet instep.h's contract, or the pointer is null.
 pub(crate) unsafe fn scaling(from: *const instep_scaling) -> Result<Scaling> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Scaling::NONE) };

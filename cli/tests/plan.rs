@@ -81,7 +81,7 @@ fn shared_parameters_are_a_share_and_two_whole_buckets() {
     let (whole, peak) = (held(&zero, "parameters"), held(&fsdp, "parameters"));
     let buckets = fsdp["buckets"].as_u64().unwrap();
     assert_eq!(buckets, 8);
-    // Of each whole bucket a quarter is this rank's anyway.
+    // A quarter of each bucket is this rank's anyway.
     assert_eq!(peak, 6 * (whole / 8) / 4 + 2 * (whole / 8));
     let gathers = |report: &serde_json::Value| {
         let work = report["work"].as_array().unwrap();

@@ -1,6 +1,6 @@
-/* Values into 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h says what these are.
+/* Encodes values as 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h defines the codes.
  *
- * Every code has the bits of codes.h. The self-test compares all thresholds with those of the roots. */
+ * The codes are bit for bit those of codes.h. The self-test compares all thresholds with those of the roots. */
 #ifndef INSTEP_CPU_CODING_H
 #define INSTEP_CPU_CODING_H
 

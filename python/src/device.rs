@@ -21,7 +21,7 @@ static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
 /// By process and ordinal.
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
-/// Returns the pool of so many threads: those of the OpenMP runtime, if there is one. Others start with the first step that
+/// Returns the pool of this number of threads: those of the OpenMP runtime, if there is one. Others start with the first step that
 /// needs them.
 pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,8 +9,8 @@ use pyo3::types::PyDict;
 
 use crate::errors::raised;
 
-/// A descriptor as Python sees it: name, key, hyperparameters with their defaults, name of the carried number,
-/// hyperparameter that needs states of f32, whether norms of the whole parameter scale its change, source.
+/// An optimizer's descriptor as a Python tuple: name, key, hyperparameters with defaults, name of the carried number, the
+/// hyperparameter that requires f32 states, whether norms of whole parameters scale the change, source.
 type Described = (
     &'static str,
     String,

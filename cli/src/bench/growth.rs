@@ -139,7 +139,7 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
     stepper.status()?;
     lap(&mut clock);
 
-    // Of all parameters and buckets, the list of their addresses included.
+    // Memory of all parameters and buckets, including the list of their addresses.
     let mut moving = Moving::new(&layout, IN_BUCKET)?;
     clock = Instant::now();
     moving.move_all()?;

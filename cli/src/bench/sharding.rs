@@ -20,7 +20,7 @@ const BUCKETS: usize = 4;
 const STRATEGIES: [(&str, Strategy); 3] =
     [("replicated", Strategy::Replicated), ("zero", Strategy::Zero), ("fsdp", Strategy::Fsdp)];
 
-/// Of one strategy: the times of its passes, and what a rank holds between them.
+/// The times of one strategy's passes, and the bytes that a rank holds between them.
 #[derive(Default)]
 struct Outcome {
     ms: Vec<f64>,

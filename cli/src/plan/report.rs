@@ -30,7 +30,7 @@ pub(super) struct Report {
     memory_bytes: u64,
     /// The part of it that lies in the host's memory, with offload.
     host_bytes: u64,
-    /// Of one pass, by kind, in order of their streams.
+    /// The ops of one pass by kind, in order of their streams.
     work: Vec<Work>,
     /// Sent over each link of a ring in one pass.
     bus_bytes: u64,

@@ -22,7 +22,7 @@ pub(super) struct Summary {
     passes: u64,
     /// How many of the passes a NaN or infinite gradient skipped.
     skipped: u64,
-    /// Of the averaged gradients of the last pass; null if neither the mode nor the configuration asks for it.
+    /// The norm of the averaged gradients of the last pass; null if neither the mode nor the configuration asks for it.
     norm: Option<f64>,
     /// What clipping multiplied the gradients of the last pass by; 1 without clipping.
     clip_factor: f64,

@@ -95,7 +95,7 @@ def _values(count: int) -> tuple[Tensor, Tensor]:
     """Gradients and first values of parameters, which bf16 holds exactly. A tensor takes the values from its number on.
 
     No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of 8-bit states.
-    Parameters are below 2^-6, so that bf16 shows a step of 1e-3.
+    Parameters are below 2^-6, so a step of 1e-3 survives rounding to bf16.
     """
     k = torch.arange(count)
     grads = (128 + k % 113).float() * 2**-14 * (1 - 2 * (k % 3 == 0).float())

@@ -83,7 +83,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
-    """The names of the states that an optimizer keeps with these hyperparameters. All their ranges but lr's are checked."""
+    """The names of the states that an optimizer keeps with these hyperparameters. It checks the range of each but lr."""
     return _kept_states(key, tuple(hyper.values())[1:])
 
 

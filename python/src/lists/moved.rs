@@ -15,7 +15,7 @@ use crate::tensors::Word;
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
-/// From so many elements on, more than one thread is worth its start.
+/// The number of elements from which a second thread is worth its start.
 const LEAST_SHARED: usize = 1 << 17;
 
 /// One tensor, and where its values come from.
@@ -35,7 +35,7 @@ struct Run<'a> {
 /// Copies every tensor, or adds it.
 ///
 /// # Safety
-/// The addresses are those of that many initialised elements of float32 or bfloat16, aligned to them, and no other memory that
+/// The addresses are those of `len` initialised elements of float32 or bfloat16, aligned to them, and no other memory that
 /// is read or written here overlaps what is written.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
     let starts: Vec<usize> = moves

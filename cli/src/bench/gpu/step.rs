@@ -24,7 +24,7 @@ use crate::console::print_line;
 /// A sample moves about as many bytes, unless that takes more launches than are queued at a time.
 const SAMPLE_BYTES: u64 = 2 << 30;
 const MOST_LAUNCHES: u64 = 64;
-/// The GPU is busy with a case for so long before its first round: clocks drop while the CPU compares.
+/// How long the GPU runs a case before its first round, because clocks drop while the CPU compares.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;

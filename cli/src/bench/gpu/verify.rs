@@ -17,9 +17,9 @@ use crate::bench::precisions::{Kind, storage};
 use crate::bench::sizes::GRAIN;
 
 const STEPS: usize = 2;
-/// Gradients and parameters repeat after so many elements: whole tiles of a launch and whole blocks of 8-bit states.
+/// The number of elements after which gradients and parameters repeat: whole tiles and whole blocks of 8-bit states.
 const PERIOD: usize = 1 << 20;
-/// Up to so many elements, all are compared.
+/// Up to this number of elements, all are compared.
 const WHOLE: u64 = 16 << 20;
 /// Tiles that are compared of more elements, each one period long.
 const TILES: u64 = 16;
