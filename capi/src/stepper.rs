@@ -129,23 +129,22 @@ unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     };
     let world_size = options.world_size.max(1);
     let mut collective = None;
-    let sums = match flag("sums_by_caller", options.sums_by_caller)? {
-        true if !options.collective.is_null() => {
+    let sums = if flag("sums_by_caller", options.sums_by_caller)? {
+        if !options.collective.is_null() {
             return Err(Fault::argument("sums_by_caller", "1 beside a collective", "leave one of them out"));
         }
-        true => Sums::by_caller(options.rank, world_size),
-        false if !options.collective.is_null() => {
-            // SAFETY: the caller's promise.
-            let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
-            collective = Some(foreign.clone());
-            foreign.into()
-        }
-        false if options.rank != 0 || world_size != 1 => {
-            let field = if world_size != 1 { "world_size" } else { "rank" };
-            let remedy = "name a collective, or set sums_by_caller";
-            return Err(Fault::argument(field, "of several ranks, which nobody sums over", remedy));
-        }
-        false => Solo::default().into(),
+        Sums::by_caller(options.rank, world_size)
+    } else if !options.collective.is_null() {
+        // SAFETY: the caller's promise.
+        let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
+        collective = Some(foreign.clone());
+        foreign.into()
+    } else if options.rank != 0 || world_size != 1 {
+        let field = if world_size != 1 { "world_size" } else { "rank" };
+        let remedy = "name a collective, or set sums_by_caller";
+        return Err(Fault::argument(field, "of several ranks, which nobody sums over", remedy));
+    } else {
+        Solo::default().into()
     };
     // SAFETY: the caller's promise.
     let engine = unsafe { engine(builder, sums, borrowed, gpu.as_ref())? };

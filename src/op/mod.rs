@@ -19,9 +19,10 @@ pub(crate) use span::{FURTHER_CONTROLS_AT, bytes_of};
 pub use span::{Memory, Span};
 
 /// A queue of operations that run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Forward and backward: the trainer's stream, or on the host device the caller's thread.
+    #[default]
     Compute,
     /// Collectives over gradients.
     Reduce,
@@ -79,7 +80,7 @@ impl Stream {
 }
 
 /// A position on a stream, counted in Records. It plays the role of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ticket {
     /// The stream of the position.
     pub stream: Stream,

@@ -21,8 +21,8 @@ impl Schedule {
                 // Nothing steps it, but the trainer and a later sum come after this one.
                 let stream = self.await_sum(bucket);
                 let summed = Some(self.emitter.record(stream));
-                self.summed[bucket as usize] = summed;
-                self.consumed[bucket as usize] = summed;
+                self.accesses[bucket as usize].summed = summed;
+                self.accesses[bucket as usize].consumed = summed;
             }
             return;
         }
@@ -52,8 +52,8 @@ impl Schedule {
             if described.len > 0 {
                 // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
                 // for. Its parameters are those of its last step, which may still be on their way to the trainer.
-                self.summed[bucket as usize] = self.reduced;
-                self.consumed[bucket as usize] = self.reduced;
+                self.accesses[bucket as usize].summed = self.reduced;
+                self.accesses[bucket as usize].consumed = self.reduced;
             }
             return;
         }
@@ -122,15 +122,14 @@ impl Schedule {
         if described.len > 0 {
             // Work given to a stream since it announced a touch may be the touch itself.
             let touched = self.policy.trainer_is_a_stream
-                || !self.emitter.is_after(stream, self.touched[bucket as usize]);
+                || !self.emitter.is_after(stream, self.accesses[bucket as usize].touched);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
-            let (begun, last) = match plan.is_offloaded() {
+            let access = &self.accesses[bucket as usize];
+            let (begun, last) = if plan.is_offloaded() {
                 // Begin and steps read and write the host's memory.
-                true => (None, self.downloaded[bucket as usize]),
-                false => (
-                    self.begun.filter(|_| self.tails && self.is_last_micro_batch()),
-                    self.consumed[bucket as usize],
-                ),
+                (None, access.downloaded)
+            } else {
+                (self.begun.filter(|_| self.tails && self.is_last_micro_batch()), access.consumed)
             };
             self.emitter.after(stream, &[written, begun, last]);
         }
@@ -175,8 +174,8 @@ impl Schedule {
         for bucket in buckets.rev() {
             let uploaded = self.upload(bucket, stepped);
             let gathered = self.gather(bucket, uploaded);
-            self.consumed[bucket as usize] = Some(stepped);
-            self.stepped[bucket as usize] = Some(gathered);
+            self.accesses[bucket as usize].consumed = Some(stepped);
+            self.accesses[bucket as usize].stepped = Some(gathered);
             self.last = Some(gathered);
         }
     }
@@ -316,13 +315,11 @@ impl Schedule {
                 received = Some(self.broadcast_span(Some(bucket), span));
             }
         };
-        match plan.is_foreign() {
-            true => plan.segments_of(described).iter().for_each(|segment| {
-                send(Span::segment(Memory::Params, &plan, segment));
-            }),
-            false => {
-                send(Span::within(Memory::Params, described, described.params.start, described.params.end))
-            }
+        if plan.is_foreign() {
+            let segments = plan.segments_of(described).iter();
+            segments.for_each(|segment| send(Span::segment(Memory::Params, &plan, segment)));
+        } else {
+            send(Span::within(Memory::Params, described, described.params.start, described.params.end));
         }
         received
     }

@@ -9,7 +9,7 @@ use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 /// A recorded position, with everything known to precede it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     clock: [u64; STREAMS],
 }
 
@@ -93,11 +93,6 @@ impl Emitter {
     /// Returns whether the next op of `stream` comes after this position anyway.
     pub(super) fn is_after(&self, stream: Stream, position: Ticket) -> bool {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
-    }
-
-    /// Returns whether the next op of `stream` comes after a mark anyway.
-    pub(super) fn is_past(&self, stream: Stream, mark: &Mark) -> bool {
-        self.is_after(stream, mark.ticket)
     }
 
     /// The ops written since the last call. Their buffer is kept, so a steady state allocates nothing.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::layout::Gradients;
 use crate::op::{Action, CollectiveKind, Group, Memory, Span, Stream};
 use crate::schedule::emitter::Mark;
-use crate::schedule::{Schedule, unused};
+use crate::schedule::{LastAccess, Schedule, unused};
 
 impl Schedule {
     /// Sums a bucket over ranks: by an all-reduce, or for a sharded plan by a reduce-scatter, and an all-reduce of the
@@ -39,10 +39,8 @@ impl Schedule {
         }
         if tail.bytes() > 0 {
             // Counts alone go the way of the sums that other ranks make, if those have not frozen the bucket: they meet.
-            let groups: &[Group] = match steps || plan.replicas() == 1 {
-                true => &[Group::World],
-                false => &[Group::Shards, Group::Replicas],
-            };
+            let is_world = steps || plan.replicas() == 1;
+            let groups: &[Group] = if is_world { &[Group::World] } else { &[Group::Shards, Group::Replicas] };
             for group in groups {
                 let kind = CollectiveKind::AllReduce;
                 self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]);
@@ -141,18 +139,18 @@ impl Schedule {
 impl Schedule {
     /// Returns whether this rank has all parameters of the bucket, and not only its shard of them.
     pub fn is_full(&self, bucket: u32) -> bool {
-        !self.can_reshard(bucket) || self.unsharded[bucket as usize]
+        !self.can_reshard(bucket) || self.accesses[bucket as usize].is_unsharded
     }
 
     /// Returns the buckets that are unsharded.
     pub fn unsharded(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(&self.unsharded).filter_map(|(bucket, is_unsharded)| is_unsharded.then_some(bucket))
+        (0..).zip(&self.accesses).filter_map(|(bucket, access)| access.is_unsharded.then_some(bucket))
     }
 
     /// Returns whether the trainer may be reading a bucket that is unsharded: it has come after the all-gather.
     pub(crate) fn may_be_read(&self, bucket: u32) -> bool {
-        let gathered = self.gathered[bucket as usize].filter(|_| self.unsharded[bucket as usize]);
-        gathered.is_some_and(|gathered| self.emitter.is_past(Stream::Compute, &gathered))
+        let gathered = self.gathered[bucket as usize].filter(|_| self.accesses[bucket as usize].is_unsharded);
+        gathered.is_some_and(|gathered| self.emitter.is_after(Stream::Compute, gathered.ticket))
     }
 
     /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
@@ -175,20 +173,20 @@ impl Schedule {
             self.emitter.after(Stream::Gather, &[Some(uploaded)]);
         } else {
             let written = self.trainer_on(Stream::Gather, bucket, &[]);
-            self.emitter.after(Stream::Gather, &[written, self.consumed[bucket as usize]]);
+            self.emitter.after(Stream::Gather, &[written, self.accesses[bucket as usize].consumed]);
         }
         let gathered = self.all_gather(bucket);
         if !self.plan.is_offloaded() {
             // A step does not write what an all-gather reads.
             self.gathered[bucket as usize] = Some(gathered);
         }
-        self.stepped[bucket as usize] = Some(gathered);
-        self.unsharded[bucket as usize] = true;
+        self.accesses[bucket as usize].stepped = Some(gathered);
+        self.accesses[bucket as usize].is_unsharded = true;
     }
 
     /// Gives the other ranks' shards of a bucket up, after the trainer's last touch. Does nothing if the rank has only its own.
     pub fn reshard(&mut self, bucket: u32) {
-        if !std::mem::take(&mut self.unsharded[bucket as usize]) {
+        if !std::mem::take(&mut self.accesses[bucket as usize].is_unsharded) {
             return;
         }
         let plan = Arc::clone(&self.plan);
@@ -202,20 +200,20 @@ impl Schedule {
             }
         }
         if plan.is_offloaded() {
-            self.released[bucket as usize] = Some(self.emitter.record(Stream::Gather));
+            self.accesses[bucket as usize].released = Some(self.emitter.record(Stream::Gather));
         }
     }
 
     /// Gives all buckets up.
     pub(super) fn reshard_all(&mut self) {
-        for bucket in 0..self.unsharded.len() as u32 {
+        for bucket in 0..self.accesses.len() as u32 {
             self.reshard(bucket);
         }
     }
 
     /// Marks every bucket as resharded: gathers have failed, and nothing runs.
     pub(crate) fn forget_unsharded(&mut self) {
-        self.unsharded.fill(false);
+        self.accesses.iter_mut().for_each(|access| access.is_unsharded = false);
     }
 
     /// Sends the shards of a bucket's parameters, and of their copies, to all ranks.
@@ -232,12 +230,12 @@ impl Schedule {
 
     /// The trainer's position, if it has touched the bucket's parameters since the stream last came after it, by these marks too.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
-        let touches = [self.touched[bucket as usize], self.frozen_touched[bucket as usize]];
+        let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {
             let by_marks = marks.iter().flatten().any(|mark| mark.is_after(*touch));
             by_marks || self.emitter.is_after(stream, *touch)
         };
-        let is_known = !self.policy.trainer_is_a_stream && touches.iter().all(is_after);
+        let is_known = !self.policy.trainer_is_a_stream && [touched, frozen_touched].iter().all(is_after);
         (!is_known).then(|| self.emitter.record(Stream::Compute))
     }
 

@@ -88,7 +88,7 @@ impl Schedule {
             Gradients::Zero => self.emitter.emit(Stream::Reduce, Action::Zero(whole)),
             Gradients::Keep | Gradients::Average => {}
         }
-        self.summed[bucket as usize] = Some(self.emitter.record(Stream::Reduce));
+        self.accesses[bucket as usize].summed = Some(self.emitter.record(Stream::Reduce));
         self.reshard(bucket);
     }
 

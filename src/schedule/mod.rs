@@ -123,6 +123,26 @@ impl Default for Opening<'_> {
 /// A position that precedes everything.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
+/// The last accesses to one bucket. A touch is the first Record of the compute stream after the trainer's.
+#[derive(Clone, Debug, Default)]
+struct LastAccess {
+    touched: Ticket,
+    /// Of frozen parameters, which no op but an all-gather has to come after.
+    frozen_touched: Ticket,
+    /// The last step, and the all-gather after it: what the trainer must come after.
+    stepped: Option<Mark>,
+    /// The sum of the last micro-batch that was not a pass's last one: what the trainer's next gradient must come after.
+    summed: Option<Mark>,
+    /// The last step alone: what the next reduce must come after.
+    consumed: Option<Mark>,
+    /// With offload, the last download: what the next reduce must come after.
+    downloaded: Option<Mark>,
+    /// With offload, the last release of parameters on the device: what the next upload must come after.
+    released: Option<Mark>,
+    /// Whether sharded parameters are unsharded.
+    is_unsharded: bool,
+}
+
 /// The scheduler of one rank. Its methods append ops; [`drain`](Schedule::drain) takes them.
 #[derive(Debug)]
 pub struct Schedule {
@@ -144,30 +164,14 @@ pub struct Schedule {
     /// The last reduce. With tails, the next Begin comes after it.
     reduced: Option<Mark>,
     tails: bool,
-    /// Per bucket, the first Record of the compute stream after the trainer's last touch.
-    touched: Vec<Ticket>,
-    /// The same for touches of frozen parameters, which no op but an all-gather has to come after.
-    frozen_touched: Vec<Ticket>,
-    /// The same for the last touch of all buckets at once.
+    accesses: Vec<LastAccess>,
+    /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after. A launch of several
+    /// buckets waits for a slice of it.
+    gathered: Vec<Option<Mark>>,
+    /// The last touch of all buckets at once.
     all_touched: Ticket,
     /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
-    /// Per bucket, its last step, and the all-gather after it: what the trainer must come after.
-    stepped: Vec<Option<Mark>>,
-    /// Per bucket, its sum of the last micro-batch that was not a pass's last one: what the trainer's next gradient must
-    /// come after.
-    summed: Vec<Option<Mark>>,
-    /// Per bucket, its last step alone: what the next reduce must come after.
-    consumed: Vec<Option<Mark>>,
-    /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after.
-    gathered: Vec<Option<Mark>>,
-    /// Per bucket, with offload, its last download: what the next reduce must come after.
-    downloaded: Vec<Option<Mark>>,
-    /// Per bucket, with offload, the last release of its parameters on the device: what the next upload must come
-    /// after.
-    released: Vec<Option<Mark>>,
-    /// Per bucket of sharded parameters, whether it is unsharded.
-    unsharded: Vec<bool>,
     /// The last step of all.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: its Publish, or the last op of an abandoned pass.
@@ -187,17 +191,11 @@ pub struct Schedule {
 impl Schedule {
     /// Builds a schedule that has not begun.
     pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
+        let count = plan.buckets().len();
         Schedule {
             readiness: Readiness::new(layout, &plan, policy.keeps_order),
-            stepped: vec![None; plan.buckets().len()],
-            summed: vec![None; plan.buckets().len()],
-            consumed: vec![None; plan.buckets().len()],
-            gathered: vec![None; plan.buckets().len()],
-            downloaded: vec![None; plan.buckets().len()],
-            released: vec![None; plan.buckets().len()],
-            unsharded: vec![false; plan.buckets().len()],
-            touched: vec![NEVER; plan.buckets().len()],
-            frozen_touched: vec![NEVER; plan.buckets().len()],
+            accesses: vec![LastAccess::default(); count],
+            gathered: vec![None; count],
             all_touched: NEVER,
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
@@ -213,8 +211,8 @@ impl Schedule {
             settled: None,
             decided: None,
             loss_scale_touched: NEVER,
-            shared_norms: vec![Vec::new(); plan.buckets().len()],
-            shares_with_next: vec![false; plan.buckets().len()],
+            shared_norms: vec![Vec::new(); count],
+            shares_with_next: vec![false; count],
             late_unused: 0,
             plan,
             policy,

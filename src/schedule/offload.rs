@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::emitter::Mark;
-use super::{Broadcast, Schedule};
+use super::{Broadcast, LastAccess, Schedule};
 use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
@@ -25,7 +25,7 @@ impl Schedule {
         }
         // Begin resets the counts that steps read.
         let begun = self.begun.filter(|_| !described.tail.is_empty());
-        self.emitter.after(Stream::Download, &[reduced, begun, self.consumed[bucket as usize]]);
+        self.emitter.after(Stream::Download, &[reduced, begun, self.accesses[bucket as usize].consumed]);
         let steps = self.is_stepped(bucket);
         let spans = |of: fn(Memory, &crate::layout::Bucket) -> Span| {
             [Memory::Grads, Memory::HostGrads].map(|memory| of(memory, described))
@@ -39,8 +39,9 @@ impl Schedule {
             Gradients::Zero if steps => self.end_gradients(bucket, Stream::Download, Action::Zero),
             _ => {}
         }
-        self.downloaded[bucket as usize] = Some(self.emitter.record(Stream::Download));
-        self.downloaded[bucket as usize]
+        let downloaded = Some(self.emitter.record(Stream::Download));
+        self.accesses[bucket as usize].downloaded = downloaded;
+        downloaded
     }
 
     /// Copies the stepped parameters to the device, unless they wait there for [`unshard`](Self::unshard). Returns what an
@@ -57,9 +58,9 @@ impl Schedule {
 
     /// The same for a bucket that is to be unsharded, after its last step and after its pages were freed.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
-        let marks = [self.released[bucket as usize], self.consumed[bucket as usize]];
-        let written = self.trainer_on(Stream::Upload, bucket, &marks);
-        self.emitter.after(Stream::Upload, &[written, marks[0], marks[1]]);
+        let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
+        let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);
+        self.emitter.after(Stream::Upload, &[written, released, consumed]);
         self.copy_up(bucket)
     }
 

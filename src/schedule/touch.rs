@@ -15,7 +15,7 @@ impl Schedule {
             // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for
             // nothing.
             let bucket = self.plan.segment_of(param).bucket;
-            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+            self.emitter.after(Stream::Compute, &[self.accesses[bucket as usize].stepped]);
         }
         self.touch_settings();
     }
@@ -30,17 +30,18 @@ impl Schedule {
         if !is_empty && !self.is_frozen(param) {
             self.touch_after(bucket, None);
         } else if !is_empty && self.plan.rewrites_params() {
-            self.frozen_touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
-            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+            self.accesses[bucket as usize].frozen_touched = self.emitter.next_ticket(Stream::Compute);
+            self.emitter.after(Stream::Compute, &[self.accesses[bucket as usize].stepped]);
         }
     }
 
     /// The same for a parameter's gradient.
     pub fn touch_gradient(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
-        match segment.len > 0 && !self.is_frozen(param) {
-            true => self.touch_bucket(segment.bucket),
-            false => self.touch(param),
+        if segment.len > 0 && !self.is_frozen(param) {
+            self.touch_bucket(segment.bucket);
+        } else {
+            self.touch(param);
         }
     }
 
@@ -94,19 +95,19 @@ impl Schedule {
         }
         // First, since it implies the others: one wait instead of many.
         self.emitter.after(Stream::Compute, &[self.last]);
-        for bucket in 0..self.stepped.len() as u32 {
+        for bucket in 0..self.accesses.len() as u32 {
             self.touch_bucket(bucket);
         }
     }
 
     /// Announces that the trainer is about to touch any byte of a bucket's gradients, padding included.
     pub fn touch_bucket(&mut self, bucket: u32) {
-        self.touch_after(bucket, self.summed[bucket as usize]);
+        self.touch_after(bucket, self.accesses[bucket as usize].summed);
     }
 
     fn touch_after(&mut self, bucket: u32, summed: Option<Mark>) {
-        self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
-        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize], summed]);
+        self.accesses[bucket as usize].touched = self.emitter.next_ticket(Stream::Compute);
+        self.emitter.after(Stream::Compute, &[self.accesses[bucket as usize].stepped, summed]);
     }
 
     /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.
@@ -136,12 +137,12 @@ impl Schedule {
             let downloaded = Some(self.emitter.record(Stream::Download));
             self.emitter.after(Stream::Upload, &[marks[0], marks[1], ended, downloaded]);
             ended = Some(self.emitter.record(Stream::Upload));
-            self.downloaded.fill(ended);
         }
         self.emitter.after(Stream::Compute, &[marks[0], ended]);
         // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
-        self.stepped.fill(ended);
-        self.consumed.fill(ended);
+        for access in &mut self.accesses {
+            (access.stepped, access.consumed, access.downloaded) = (ended, ended, ended);
+        }
         (self.last, self.settled) = (ended, ended);
     }
 }
