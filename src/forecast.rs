@@ -43,17 +43,11 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    pub(crate) fn new(
-        plan: Arc<Plan>,
-        constants: StepConstants,
-        assignment: Arc<Assignment>,
-        cost: Cost,
-    ) -> Result<Forecast> {
+    pub(crate) fn new(plan: Arc<Plan>, assignment: &Assignment, cost: Cost) -> Result<Forecast> {
         let nowhere = |bytes: u64| Region::whole(NonNull::dangling(), bytes);
         let given = [Memory::Params, Memory::Grads].map(|memory| nowhere(Span::whole(memory, &plan).bytes()));
-        let counts = constants.counts(&plan, &assignment);
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
-        let regions = Regions::new(&plan, counts, given, |_, bytes| Ok(nowhere(bytes)))?;
+        let regions = Regions::new(&plan, assignment.counts(&plan), given, |_, bytes| Ok(nowhere(bytes)))?;
         Ok(Forecast {
             step_bytes: (0..)
                 .zip(plan.buckets())
@@ -66,7 +60,7 @@ impl Forecast {
                 })
                 .collect(),
             plan,
-            constants,
+            constants: assignment.constants,
             regions,
             cost: Some(cost),
             clocks: [0; STREAMS],
@@ -194,7 +188,7 @@ impl Executor for Forecast {
         // This device now counts every op as 0 ns, which does no harm: the stepper drops it.
         let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
         let now_ns = self.clocks.iter().copied().max().unwrap_or_default();
-        let mut device = Forecast::new(Arc::clone(plan), self.constants, Arc::clone(assignment), cost)?;
+        let mut device = Forecast::new(Arc::clone(plan), assignment, cost)?;
         device.clocks = [now_ns; STREAMS];
         Ok(device)
     }

@@ -79,6 +79,7 @@ impl GpuLauncher {
     ) -> Result<GpuLauncher> {
         let GpuCase { cap_bytes, world_size, storage, clips } = case;
         let plan = plan(layout, cap_bytes, world_size, storage)?;
+        let constants = StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) };
         let driver = Arc::clone(cuda.driver());
         let device = CudaDevice::new(Parts {
             driver: Arc::clone(&driver),
@@ -86,8 +87,8 @@ impl GpuLauncher {
             optim_priority: cuda.optim_priority,
             max_blocks: cuda.max_blocks,
             plan: Arc::clone(&plan),
-            constants: StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) },
-            assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
+            constants,
+            assignment: Arc::new(Assignment::uniform(layout, &plan, constants, optimizer)?),
             comms: Comms::new(
                 Arc::new(NoCalls { rank: 0, world_size }),
                 Duration::from_secs(60),

@@ -52,8 +52,8 @@ impl Launcher {
     ) -> Result<Launcher> {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(world_size));
-        let assignment = Assignment::uniform(layout, &plan, optimizer)?;
-        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None, None)?);
+        let assignment = Assignment::uniform(layout, &plan, constants, optimizer)?;
+        let memories = Arc::new(Memories::new(&plan, &assignment, None, None)?);
         let (ids, pool) = (layout.ids().collect::<Vec<_>>(), Pool::with_threads(threads)?);
         let step = |bucket: &Bucket| {
             let described = ForeignBucket::new((bucket.params.end - bucket.params.start) as usize);
@@ -229,7 +229,7 @@ impl Launcher {
                     |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
                 // SAFETY: f32 inside the bucket, by `ceiling` and by `resolve` of the whole; parts are disjoint, and
                 // `ceiling` holds the launcher mutably, so no step runs.
-                unsafe { self.kernels.ceiling(&arrays, 0.0, (cut(part), cut(part + 1)), ahead_bytes) }
+                unsafe { self.kernels.ceiling(&arrays, 0.0, cut(part)..cut(part + 1), ahead_bytes) }
             }
         }
     }

@@ -248,7 +248,15 @@ impl Load {
                     MatmulArgs { a, b, out: gradient.0, rows: side, columns: side, depth, reserved: 0 };
                 let blocks = (side / MATMUL_SIDE).pow(2);
                 // SAFETY: the kernel's struct; what it names is as long as the size says.
-                unsafe { launch(&*self.driver, self.matmul, (blocks, THREADS), self.compute, &args) }
+                unsafe {
+                    launch(
+                        &*self.driver,
+                        self.matmul,
+                        Shape { blocks, threads: THREADS },
+                        self.compute,
+                        &args,
+                    )
+                }
             }
             LoadKind::Elementwise => {
                 let [from, to] = self.activations.map(|activation| activation.0);
@@ -256,7 +264,15 @@ impl Load {
                 let args = ElementwiseArgs { from, to, gradient: gradient.0, count, gradient_count };
                 let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
                 // SAFETY: the kernel's struct; what it names is as long as the size says.
-                unsafe { launch(&*self.driver, self.elementwise, (blocks, THREADS), self.compute, &args) }
+                unsafe {
+                    launch(
+                        &*self.driver,
+                        self.elementwise,
+                        Shape { blocks, threads: THREADS },
+                        self.compute,
+                        &args,
+                    )
+                }
             }
         }
     }
@@ -268,8 +284,9 @@ impl PacedReduce {
     unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
         let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };
+        let shape = Shape { blocks: REDUCE_BLOCKS, threads: REDUCE_THREADS };
         // SAFETY: the kernel's struct; the rest is the caller's promise.
-        unsafe { launch(&*self.driver, self.kernel, (REDUCE_BLOCKS, REDUCE_THREADS), stream, &args) }
+        unsafe { launch(&*self.driver, self.kernel, shape, stream, &args) }
     }
 }
 
@@ -305,13 +322,13 @@ impl Collective for PacedReduce {
 unsafe fn launch<Args>(
     driver: &dyn Driver,
     kernel: Kernel,
-    (blocks, threads): (u32, u32),
+    shape: Shape,
     stream: StreamHandle,
     args: &Args,
 ) -> Result<()> {
     let args: *const c_void = ptr::from_ref(args).cast();
     // SAFETY: the caller's promise.
-    unsafe { driver.launch(kernel, Shape { blocks, threads }, stream, args) }
+    unsafe { driver.launch(kernel, shape, stream, args) }
 }
 
 /// Allocates memory and fills it with a word, part by part.

@@ -47,8 +47,8 @@ impl Alone {
         let layout = names.fold(Layout::builder(), |layout, name| layout.param(name, elements)).build()?;
         let plan = plan(&layout, u64::MAX, WORLD_SIZE, Storage::default())?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(WORLD_SIZE));
-        let assignment = Assignment::uniform(&layout, &plan, &optimizer)?;
-        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None, None)?);
+        let assignment = Assignment::uniform(&layout, &plan, constants, &optimizer)?;
+        let memories = Arc::new(Memories::new(&plan, &assignment, None, None)?);
         let regions = memories.regions();
         // SAFETY: nothing runs on this memory yet, and control memory holds these records.
         unsafe {
@@ -56,7 +56,7 @@ impl Alone {
             memories.write_settings(&Settings::new(&plan, &assignment));
             kernels.begin(&begin_args(regions, &constants));
         }
-        let launches = Launch::all(Kind::Step, 0, &plan, regions, (&constants, &assignment));
+        let launches = Launch::all(Kind::Step, 0, &plan, regions, &assignment);
         let launches = launches.into_iter().map(|Launch { mut args, tiles, .. }| {
             args.tiles = tiles.as_ptr();
             (args, tiles)

@@ -41,7 +41,6 @@ pub(super) struct Parts {
     pub(super) places: Vec<usize>,
     pub(super) optimizers: Vec<Box<dyn Optimizer>>,
     pub(super) assignment: Assignment,
-    pub(super) constants: StepConstants,
     pub(super) settings: Settings,
 }
 
@@ -178,12 +177,12 @@ impl BucketStepBuilder {
             optimizers.push((&**optimizer, optimizer.as_rule().hyper()?));
         }
         let group = |param: usize| vec![self.layout.parameters()[param].group];
-        let assignment = Assignment::new(&self.layout, &plan, optimizers, group);
         let ema_decay = self.ema_decay.unwrap_or_default();
         let constants = StepConstants { ema_decay, ..StepConstants::PLAIN };
+        let assignment = Assignment::new(&self.layout, &plan, constants, optimizers, group);
         let settings = Settings::new(&plan, &assignment);
         let (layout, optimizers) = (self.layout, self.optimizers);
-        Ok(Parts { layout, plan, places, optimizers, assignment, constants, settings })
+        Ok(Parts { layout, plan, places, optimizers, assignment, settings })
     }
 }
 

@@ -53,12 +53,12 @@ impl BucketStepBuilder {
 
 impl OnHost {
     fn new(parts: &Parts, kernels: Kernels, pool: Pool) -> Result<OnHost> {
-        let Parts { plan, assignment, constants, settings, .. } = parts;
-        let memories = Arc::new(Memories::without_tensors(constants.counts(plan, assignment))?);
+        let Parts { plan, assignment, settings, .. } = parts;
+        let memories = Arc::new(Memories::without_tensors(assignment.counts(plan))?);
         // SAFETY: nothing runs on this memory yet.
         unsafe {
             let records = first_records(plan, memories.regions(), assignment);
-            memories.write_control(first_control(constants), records);
+            memories.write_control(first_control(&assignment.constants), records);
             memories.write_settings(settings);
         }
         let tensors = Memory::of_tensors(plan, assignment.state_count());
@@ -67,7 +67,7 @@ impl OnHost {
         let execution = Execution { kernels, prefetches, threads: pool.threads() };
         let bases = Arc::<SegmentBases>::default();
         let launched = |kind| {
-            let launches = Launch::unbound(kind, 0, plan, memories.regions(), (constants, assignment));
+            let launches = Launch::unbound(kind, 0, plan, memories.regions(), assignment);
             let launched = |launch| {
                 let work = BucketJob::unbound(kind, launch, &memories, execution, Arc::clone(&bases));
                 let work = Arc::new(work);
@@ -185,7 +185,7 @@ impl BucketStep {
     fn begin(&mut self, scaling: Scaling) {
         self.is_stale = false;
         let engine = &self.engine;
-        let mut args = begin_args(engine.memories.regions(), &self.constants);
+        let mut args = begin_args(engine.memories.regions(), &self.assignment.constants);
         scaling.put(&mut args);
         // SAFETY: control memory holds that many records of optimizers that the builder has checked, and nothing runs on
         // it; `Scaling`'s addresses are valid by its own contract.

@@ -24,7 +24,7 @@ pub use scaling::Scaling;
 pub use tensors::{Lent, StepTensors};
 
 use crate::error::{Error, Result};
-use crate::launch::{Assignment, Settings, StepConstants};
+use crate::launch::{Assignment, Settings};
 use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::Optimizer;
 use builder::{Parts, group_of};
@@ -72,7 +72,6 @@ pub struct BucketStep<E = OnHost> {
     assignment: Assignment,
     /// The optimizer of each group.
     optimizers: Vec<GroupOptimizer>,
-    constants: StepConstants,
     /// The settings that the next step must read.
     settings: Settings,
     /// Per parameter of the layout, its first segment if it is in the bucket.
@@ -120,7 +119,7 @@ impl<E> BucketStep<E> {
     fn new(parts: Parts, is_on_gpu: bool, engine: impl FnOnce(&Parts) -> Result<E>) -> Result<BucketStep<E>> {
         let shape = Shape::new(&parts.plan, &parts.places, &parts.state_labels(), is_on_gpu);
         let engine = engine(&parts)?;
-        let Parts { layout, plan, optimizers, assignment, constants, settings, .. } = parts;
+        let Parts { layout, plan, optimizers, assignment, settings, .. } = parts;
         let with_states = |optimizer: Box<dyn Optimizer>| GroupOptimizer {
             state_names: optimizer.state_names(),
             optimizer,
@@ -136,7 +135,6 @@ impl<E> BucketStep<E> {
             layout,
             plan,
             assignment,
-            constants,
             settings,
             lacks_some: false,
             is_stale: false,

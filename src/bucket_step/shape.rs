@@ -167,7 +167,7 @@ impl Shape {
             return refuse(&wrong, "use the precision's type");
         }
         match &tensor.location {
-            Location::Whole(run) => self.check_run(kind, (run, None), self.len).map(|()| false),
+            Location::Whole(run) => self.check_run(kind, run, None, self.len).map(|()| false),
             Location::Each(runs) => {
                 if runs.count != self.extents.len() {
                     let wrong = format!("{} runs for {} parameters", runs.count, self.extents.len());
@@ -181,7 +181,7 @@ impl Shape {
                     } else {
                         let is_dense = matches!(kind.memory, Memory::Params | Memory::Grads);
                         let len = if is_dense { at.len } else { at.state_len };
-                        self.check_run(kind, (&run, Some(at.place)), len)?;
+                        self.check_run(kind, &run, Some(at.place), len)?;
                     }
                 }
                 Ok(lacks_some)
@@ -190,7 +190,7 @@ impl Shape {
     }
 
     /// Checks the run of the whole bucket, or that of the parameter at `place` of the bucket's list.
-    fn check_run(&self, kind: &Kind, (run, place): (&Run, Option<usize>), len: u64) -> Result<()> {
+    fn check_run(&self, kind: &Kind, run: &Run, place: Option<usize>, len: u64) -> Result<()> {
         let refuse = |wrong: &dyn std::fmt::Display, remedy| {
             let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
             Err(Error::layout(format_args!("{}{place}", kind.name), wrong, remedy))

@@ -72,8 +72,7 @@ impl BucketEngine {
             let mut memory = DeviceMemory::without_tensors(driver, stream, plan, (constants, assignment))?;
             let ring = SettingsRing::new(driver, settings)?;
             let max_blocks = cuda.max_blocks;
-            let preparation =
-                Preparation { driver, kernels: &kernels, plan, constants, assignment, stream, max_blocks };
+            let preparation = Preparation { driver, kernels: &kernels, plan, assignment, stream, max_blocks };
             let steps = preparation.unbound(Kind::Step, &mut memory)?;
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));

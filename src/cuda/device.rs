@@ -109,14 +109,13 @@ impl CudaDevice {
             driver: &driver,
             kernels: &kernels,
             plan: &plan,
-            constants: &constants,
             assignment: &assignment,
             stream: optim,
             max_blocks: parts.max_blocks,
         };
         let (mut norms, mut steps, mut host) = (Vec::new(), Vec::new(), None);
         if let Some(side) = parts.host {
-            let inputs = (&plan, constants, &assignment);
+            let inputs = (&plan, &assignment);
             host = Some(HostSteps::new(side, &memory.regions, inputs, &comms, &settings)?);
         } else {
             norms = preparation.launches(Kind::Norm, &mut memory)?;

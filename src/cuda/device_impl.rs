@@ -301,9 +301,9 @@ impl CudaDevice {
     /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
     fn all_tiles(&self) -> Vec<Vec<InstepTile>> {
         let (plan, regions) = (&self.plan, &self.engine.memory.regions);
-        let inputs = (&self.constants, &*self.assignment);
         let buckets = 0..plan.buckets().len() as u32;
-        let launches = buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, inputs));
+        let launches =
+            buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, &self.assignment));
         launches.map(|launch| launch.tiles).collect()
     }
 }

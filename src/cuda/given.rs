@@ -44,7 +44,7 @@ impl HostRecords {
         settings: &Settings,
         launches: impl Iterator<Item = (InstepStepArgs, &'a [InstepTile])>,
     ) -> Result<Option<HostRecords>> {
-        let counts = constants.counts(plan, assignment);
+        let counts = assignment.counts(plan);
         let mut is_stepped = vec![false; counts.records];
         let mut fits = assignment.rounds() == 1 && counts.records <= INSTEP_GIVEN_INDICES as usize;
         for (args, tiles) in launches {

@@ -89,8 +89,7 @@ impl DeviceMemory {
             }
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(sharded);
-        let counts = constants.counts(plan, assignment);
-        let regions = Regions::new(plan, counts, given, |memory, bytes| match &mut host {
+        let regions = Regions::new(plan, assignment.counts(plan), given, |memory, bytes| match &mut host {
             Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),
             _ => owned(bytes),
         })?;
@@ -114,7 +113,7 @@ impl DeviceMemory {
         (constants, assignment): (&StepConstants, &Assignment),
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
-        let regions = Regions::without_tensors(constants.counts(plan, assignment), |_, bytes| {
+        let regions = Regions::without_tensors(assignment.counts(plan), |_, bytes| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
             let region = Region::whole(pointer(arena.address)?, bytes);
             arenas.push(arena);

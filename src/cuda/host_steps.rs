@@ -23,7 +23,7 @@ use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::host::runner::{Parts, Runner};
 use crate::host::streams::message_of;
-use crate::launch::{Assignment, Progress, Regions, StepConstants};
+use crate::launch::{Assignment, Progress, Regions};
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase, Span};
 use crate::pool::Pool;
@@ -72,7 +72,7 @@ impl HostSteps {
     pub(super) fn new(
         side: HostSide,
         regions: &Regions,
-        (plan, constants, assignment): (&Arc<Plan>, StepConstants, &Arc<Assignment>),
+        (plan, assignment): (&Arc<Plan>, &Arc<Assignment>),
         comms: &Comms,
         settings: &SettingsRing,
     ) -> Result<HostSteps> {
@@ -82,7 +82,6 @@ impl HostSteps {
         let parts = Parts {
             plan: Arc::clone(plan),
             memories: Arc::clone(&memories),
-            constants,
             assignment: Arc::clone(assignment),
             kernels: side.kernels,
             pool: side.pool,

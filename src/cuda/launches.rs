@@ -17,7 +17,7 @@ use crate::cuda::gpu_memory::{DeviceMemory, address};
 use crate::cuda::kernels::Kernels;
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{Assignment, Kind, Launch, Regions, StepConstants, rebind};
+use crate::launch::{Assignment, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 use crate::optim::{EnqueuedStep, StepParam};
@@ -42,7 +42,6 @@ pub(super) struct Preparation<'a> {
     pub(super) driver: &'a Arc<dyn Driver>,
     pub(super) kernels: &'a Kernels,
     pub(super) plan: &'a Plan,
-    pub(super) constants: &'a StepConstants,
     pub(super) assignment: &'a Assignment,
     /// The stream on which tiles are uploaded.
     pub(super) stream: StreamHandle,
@@ -53,10 +52,10 @@ pub(super) struct Preparation<'a> {
 impl Preparation<'_> {
     /// Prepares the launches of every bucket and uploads their tiles.
     pub(super) fn launches(&self, kind: Kind, memory: &mut DeviceMemory) -> Result<Vec<Vec<BucketLaunch>>> {
-        let (inputs, mut prepared) = ((self.constants, self.assignment), Vec::new());
+        let mut prepared = Vec::new();
         let mut neighbours: Vec<Vec<Launch>> = Vec::new();
         for (bucket, shares) in (0..).zip(self.assignment.shares_with_next(self.plan)) {
-            let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, inputs);
+            let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, self.assignment);
             if let Some(first) = neighbours.first() {
                 launches
                     .iter_mut()
@@ -98,8 +97,7 @@ impl Preparation<'_> {
         kind: Kind,
         memory: &mut DeviceMemory,
     ) -> Result<Vec<(BucketLaunch, Vec<InstepTile>)>> {
-        let inputs = (self.constants, self.assignment);
-        let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, inputs);
+        let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, self.assignment);
         let prepare = |launch: Launch| {
             let table = memory.keep(self.driver, self.stream, &launch.tiles)?;
             Ok((self.prepare(kind, &launch, table)?, launch.tiles))
@@ -198,7 +196,7 @@ fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
 impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, but for its table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
-        rebind(kind, (&mut self.args.args, &mut []), plan, regions);
+        rebind(kind, &mut self.args.args, &mut [], plan, regions);
         if let Some(custom) = &mut self.custom {
             custom.rebind(plan, regions);
         }

@@ -158,7 +158,7 @@ impl MovingTiles {
         for (launch, tiles) in steps.iter().flatten().zip(&mut self.lists) {
             let mut args = launch.args();
             // Lists that were made just now have the new addresses already.
-            if rebind(Kind::Step, (&mut args, tiles), plan, regions) || is_first && !tiles.is_empty() {
+            if rebind(Kind::Step, &mut args, tiles, plan, regions) || is_first && !tiles.is_empty() {
                 changed.push((args.tiles, &**tiles));
             }
         }

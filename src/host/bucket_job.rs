@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -132,7 +132,7 @@ impl BucketJob {
     pub(crate) unsafe fn rebind(&self, plan: &Plan, regions: &Regions) {
         // SAFETY: nothing else refers to either now, by the contract.
         let (args, tiles) = unsafe { (&mut *self.args.get(), &mut *self.tiles.get()) };
-        rebind(self.kind, (args, tiles), plan, regions);
+        rebind(self.kind, args, tiles, plan, regions);
         args.tiles = tiles.as_ptr();
     }
 
@@ -140,8 +140,8 @@ impl BucketJob {
     ///
     /// # Safety
     /// The arguments' pointers are valid for those tiles, and nothing else touches what the tiles cover.
-    unsafe fn run_tiles(&self, args: &InstepStepArgs, (first, last): (usize, usize), ahead_bytes: u64) {
-        let (kernels, first, last) = (&self.kernels, first as u64, last as u64);
+    unsafe fn run_tiles(&self, args: &InstepStepArgs, tiles: Range<usize>, ahead_bytes: u64) {
+        let (kernels, first, last) = (&self.kernels, tiles.start as u64, tiles.end as u64);
         // SAFETY: the caller's promise.
         unsafe {
             match self.kind {
@@ -159,16 +159,16 @@ impl BucketJob {
         unsafe {
             let mut args = *self.args.get();
             match (*self.bases.0.get()).as_slice() {
-                [] => self.run_tiles(&args, (first, last), ahead_bytes),
+                [] => self.run_tiles(&args, first..last, ahead_bytes),
                 [of_all] => {
                     of_all.put(&mut args);
-                    self.run_tiles(&args, (first, last), ahead_bytes);
+                    self.run_tiles(&args, first..last, ahead_bytes);
                 }
                 of_segments => {
                     let mut at = first;
                     for tiles in (&(*self.tiles.get()))[first..last].chunk_by(|a, b| a.record == b.record) {
                         of_segments[tiles[0].record as usize].put(&mut args);
-                        self.run_tiles(&args, (at, at + tiles.len()), ahead_bytes);
+                        self.run_tiles(&args, at..at + tiles.len(), ahead_bytes);
                         at += tiles.len();
                     }
                 }

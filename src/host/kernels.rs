@@ -295,18 +295,27 @@ impl Kernels {
     /// Moves the bytes of a step almost without computation: reads `arrays[0]` and updates the others in place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays. Each is valid up to `last`, they do not overlap, and nothing else touches this range of
+    /// There are 2 to 5 arrays. Each is valid for these elements, they do not overlap, and nothing else touches this range of
     /// any of them.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],
         factor: f32,
-        (first, last): (u64, u64),
+        elements: std::ops::Range<u64>,
         ahead_bytes: u64,
     ) {
         let (pointers, count) = (arrays.as_ptr(), arrays.len() as u64);
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
-        unsafe { self.table.ceiling.unwrap_unchecked()(pointers, count, factor, first, last, ahead_bytes) }
+        unsafe {
+            self.table.ceiling.unwrap_unchecked()(
+                pointers,
+                count,
+                factor,
+                elements.start,
+                elements.end,
+                ahead_bytes,
+            )
+        }
     }
 
     /// Moves the bytes of a step with two states over these arrays. It only reads the first, and changes no value.
@@ -314,7 +323,7 @@ impl Kernels {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
         let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());
         // SAFETY: four arrays of that length at least, which do not overlap and belong to this call.
-        unsafe { self.ceiling(&pointers, 0.0, (0, length), ahead_bytes) }
+        unsafe { self.ceiling(&pointers, 0.0, 0..length, ahead_bytes) }
     }
 }
 

@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, StepConstants, action_code,
-    records_of, status_of,
+    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, action_code, records_of,
+    status_of,
 };
 use crate::layout::{Gradients, Plan, SegmentAction};
 use crate::op::{Memory, Span};
@@ -171,7 +171,7 @@ impl Memories {
     /// Allocates zeroed memory for a plan, except for borrowed tensors: arenas, or memory of `comm` if it allocates.
     pub(crate) fn new(
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
         comm: Option<&dyn Collective>,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
@@ -216,7 +216,7 @@ impl Memories {
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
-        let regions = Regions::new(plan, constants.counts(plan, assignment), given, |_, bytes| owned(bytes))?;
+        let regions = Regions::new(plan, assignment.counts(plan), given, |_, bytes| owned(bytes))?;
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
             // A machine that cannot release memory is refused here, and not after the first step.
             let whole = Span::whole(memory, plan);

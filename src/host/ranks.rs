@@ -6,6 +6,7 @@
 //! ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -200,7 +201,7 @@ pub(crate) unsafe fn combine(
     kind: CollectiveKind,
     ranks: &[*mut u8],
     bytes: u64,
-    part: impl Fn(u64) -> (u64, u64),
+    part: impl Fn(u64) -> Range<u64>,
 ) {
     let smaller = kind == CollectiveKind::Min32;
     let choose = |a: u32, b: u32| if smaller { a.min(b) } else { a.max(b) };
@@ -222,10 +223,10 @@ pub(crate) unsafe fn combine(
 /// of them.
 unsafe fn combine_numbers<const BYTES: usize>(
     ranks: &[*mut u8],
-    (first, last): (u64, u64),
+    part: Range<u64>,
     combined: impl Fn([u8; BYTES], [u8; BYTES]) -> [u8; BYTES],
 ) {
-    for at in first as usize..last as usize {
+    for at in part.start as usize..part.end as usize {
         let place = |buffer: &*mut u8| buffer.wrapping_add(at * BYTES).cast::<[u8; BYTES]>();
         // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
         let numbers = ranks.iter().map(|buffer| unsafe { place(buffer).read() });
@@ -236,10 +237,10 @@ unsafe fn combine_numbers<const BYTES: usize>(
     }
 }
 
-/// Returns the first and last of `elements` that a rank sums for all ranks.
-fn part_of(elements: u64, rank: usize, ranks: u64) -> (u64, u64) {
+/// Returns which of `elements` a rank sums for all ranks.
+fn part_of(elements: u64, rank: usize, ranks: u64) -> Range<u64> {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
-    ((rank * part).min(elements), ((rank + 1) * part).min(elements))
+    (rank * part).min(elements)..((rank + 1) * part).min(elements)
 }
 
 impl Collective for InProcess {
@@ -289,10 +290,10 @@ impl Collective for InProcess {
         buffers.extend(calls.iter().map(|(_, call)| call.dst));
         match call.kind {
             CollectiveKind::AllReduce => {
-                let (first, last) = part_of(call.bytes / call.dtype.bytes(), own, ranks);
+                let Range { start, end } = part_of(call.bytes / call.dtype.bytes(), own, ranks);
                 // SAFETY: all ranks have met with equal lengths, none returns before `part`, and rank r alone
                 // touches the r-th part of each buffer; their owners promised that nothing else does.
-                unsafe { self.group.kernels.sum(buffers, call.dtype, first, last) }
+                unsafe { self.group.kernels.sum(buffers, call.dtype, start, end) }
             }
             CollectiveKind::Broadcast => {
                 if own != 0 {

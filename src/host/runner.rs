@@ -55,7 +55,6 @@ enum Work {
 pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,
-    pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
@@ -66,13 +65,12 @@ impl Runner {
     /// # Errors
     /// `Config` if `INSTEP_PREFETCH` is neither `on` nor `off`.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
-        let Parts { plan, memories, constants, assignment, kernels, pool, comms } = parts;
+        let Parts { plan, memories, assignment, kernels, pool, comms } = parts;
         let prefetches = Prefetches::of(memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
         let execution = Execution { kernels, prefetches, threads: pool.threads() };
-        initialise(&plan, &memories, &constants, &assignment);
+        initialise(&plan, &memories, &assignment);
         let work = |kind: Kind| {
-            let of_constants = (&constants, &*assignment);
-            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), of_constants);
+            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), &assignment);
             let work = |launch: Launch| match launch.args.optimizer {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
@@ -93,7 +91,7 @@ impl Runner {
             awaited: Mutex::default(),
             plan,
             memories,
-            constants,
+            constants: assignment.constants,
             kernels,
             pool,
             comms,
@@ -127,14 +125,8 @@ impl Runner {
         words: &Arc<Words>,
     ) -> Result<Parts> {
         Ok(Parts {
-            memories: Arc::new(Memories::new(
-                plan,
-                (&self.constants, assignment),
-                Some(&*self.comms.world),
-                borrowed,
-            )?),
+            memories: Arc::new(Memories::new(plan, assignment, Some(&*self.comms.world), borrowed)?),
             plan: Arc::clone(plan),
-            constants: self.constants,
             assignment: Arc::clone(assignment),
             kernels: self.kernels,
             pool: self.pool.clone(),
@@ -268,11 +260,12 @@ impl Runner {
 }
 
 /// Writes control memory and settings as they are before the first pass.
-fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assignment: &Assignment) {
+fn initialise(plan: &Plan, memories: &Memories, assignment: &Assignment) {
     // SAFETY: no op has been submitted yet.
     unsafe {
-        memories.write_control(first_control(constants), first_records(plan, memories.regions(), assignment));
-        memories.write_sets(first_sets(plan, constants));
+        let records = first_records(plan, memories.regions(), assignment);
+        memories.write_control(first_control(&assignment.constants), records);
+        memories.write_sets(first_sets(plan, &assignment.constants));
         memories.write_settings(&Settings::new(plan, assignment));
     }
 }

@@ -11,10 +11,12 @@ use std::sync::Arc;
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
+use crate::launch::region::Counts;
 use crate::launch::region::Piece;
+use crate::launch::settings::StepConstants;
 use crate::layout::{Gradients, Layout, Moments, Plan, Precision, SegmentAction, Storage};
 use crate::op::{Memory, Part, Span};
-use crate::optim::{Optimizer, StepParam};
+use crate::optim::{Clip, Optimizer, StepParam};
 
 /// One optimizer with its hyperparameters.
 #[derive(Clone)]
@@ -26,9 +28,10 @@ struct Assigned {
     custom: Option<Arc<dyn StepParam>>,
 }
 
-/// Which optimizers step which segments, and the launches that follow.
+/// Which optimizers step which segments, by which constants, and the launches that follow.
 #[derive(Clone)]
 pub struct Assignment {
+    pub(crate) constants: StepConstants,
     optimizers: Vec<Assigned>,
     /// Per segment, its optimizers in order.
     lists: Vec<Vec<u32>>,
@@ -93,6 +96,7 @@ impl Assignment {
     pub(crate) fn new<'a>(
         layout: &Layout,
         plan: &Plan,
+        constants: StepConstants,
         optimizers: impl IntoIterator<Item = (&'a dyn Optimizer, InstepHyper)>,
         list: impl Fn(usize) -> Vec<u32>,
     ) -> Assignment {
@@ -106,6 +110,7 @@ impl Assignment {
         let lists: Vec<Vec<u32>> = plan.segments().iter().map(|s| list(s.param as usize)).collect();
         let name = |param: u32| layout.parameters()[param as usize].name.clone();
         let mut assignment = Assignment {
+            constants,
             names: plan.segments().iter().map(|segment| name(segment.param)).collect(),
             optimizers: optimizers.into_iter().map(assigned).collect(),
             rounds: vec![Round::default()],
@@ -132,9 +137,27 @@ impl Assignment {
 
     /// Assigns one optimizer to all parameters.
     #[cfg(feature = "bench")]
-    pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
+    pub(crate) fn uniform(
+        layout: &Layout,
+        plan: &Plan,
+        constants: StepConstants,
+        optimizer: &dyn Optimizer,
+    ) -> Result<Assignment> {
         let hyper = optimizer.as_rule().hyper()?;
-        Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
+        Ok(Assignment::new(layout, plan, constants, [(optimizer, hyper)], |_| vec![0]))
+    }
+
+    /// Returns the counts that size the device's control memory, settings and states.
+    pub(crate) fn counts(&self, plan: &Plan) -> Counts {
+        let clips_buckets = matches!(self.constants.clip, Some(Clip::PerBucket(_)));
+        Counts {
+            hypers: self.optimizers.len(),
+            records: self.record_count(),
+            norms: self.norm_count(),
+            bucket_controls: if clips_buckets { plan.buckets().len() } else { 0 },
+            set_controls: plan.max_norms().len(),
+            states: self.state_count,
+        }
     }
 
     /// Returns the length of the longest list, at least 1.

@@ -134,21 +134,4 @@ impl StepConstants {
             Clip::Global(_) | Clip::PerBucket(_) => None,
         }
     }
-
-    fn clips_per_bucket(&self) -> bool {
-        matches!(self.clip, Some(Clip::PerBucket(_)))
-    }
-
-    /// Returns the counts that size the device's control memory, settings and states.
-    pub(crate) fn counts(&self, plan: &Plan, assignment: &Assignment) -> Counts {
-        Counts {
-            hypers: assignment.hypers().len(),
-            records: assignment.record_count(),
-            norms: assignment.norm_count(),
-            // One block for each bucket, or none.
-            bucket_controls: if self.clips_per_bucket() { plan.buckets().len() } else { 0 },
-            set_controls: plan.max_norms().len(),
-            states: assignment.state_count(),
-        }
-    }
 }

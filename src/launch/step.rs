@@ -14,7 +14,6 @@ use crate::dtype::DType;
 use crate::launch::assignment::{Assignment, BucketLaunch};
 use crate::launch::codes::{dtype_code, gradients_code, master_code, moments_code, part_code};
 use crate::launch::region::Regions;
-use crate::launch::settings::StepConstants;
 use crate::layout::{Bucket, Gradients, Plan, Precision, Rounding, Storage};
 use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
 
@@ -41,10 +40,10 @@ impl Launch {
         bucket: u32,
         plan: &Plan,
         regions: &Regions,
-        inputs: (&StepConstants, &Assignment),
+        assignment: &Assignment,
     ) -> Vec<Launch> {
         let mut launches = Vec::new();
-        Launch::each(kind, bucket, plan, regions, inputs, |mut launch, spans| {
+        Launch::each(kind, bucket, plan, regions, assignment, |mut launch, spans| {
             launch.bind(bucket, plan, regions, spans);
             launches.push(launch);
         });
@@ -58,10 +57,10 @@ impl Launch {
         bucket: u32,
         plan: &Plan,
         regions: &Regions,
-        inputs: (&StepConstants, &Assignment),
+        assignment: &Assignment,
     ) -> Vec<Launch> {
         let mut launches = Vec::new();
-        Launch::each(kind, bucket, plan, regions, inputs, |launch, _| launches.push(launch));
+        Launch::each(kind, bucket, plan, regions, assignment, |launch, _| launches.push(launch));
         launches
     }
 
@@ -70,7 +69,7 @@ impl Launch {
         bucket: u32,
         plan: &Plan,
         regions: &Regions,
-        inputs: (&StepConstants, &Assignment),
+        assignment: &Assignment,
         mut take: impl FnMut(Launch, &[(Span, usize)]),
     ) {
         let of_bucket = match kind {
@@ -86,11 +85,11 @@ impl Launch {
                     segments,
                 }]
             }
-            Kind::Step => inputs.1.launches(plan, bucket),
+            Kind::Step => assignment.launches(plan, bucket),
         };
         for launch in &of_bucket {
             for part in launch.parts {
-                let (launch, spans) = Launch::new(kind, bucket, (launch, *part), plan, regions, inputs);
+                let (launch, spans) = Launch::new(kind, bucket, launch, *part, plan, regions, assignment);
                 take(launch, &spans);
             }
         }
@@ -101,10 +100,11 @@ impl Launch {
     fn new(
         kind: Kind,
         bucket: u32,
-        (launch, part): (&BucketLaunch, Part),
+        launch: &BucketLaunch,
+        part: Part,
         plan: &Plan,
         regions: &Regions,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
     ) -> (Launch, Vec<(Span, usize)>) {
         let action = match kind {
             Kind::Norm => Action::Norm { bucket },
@@ -128,7 +128,7 @@ impl Launch {
             },
             part: part_code(part),
             seed: seed(&described.storage, launch.round),
-            ..stored_args(&described.storage, constants.ema_decay)
+            ..stored_args(&described.storage, assignment.constants.ema_decay)
         };
         // Accesses are those without frozen segments. If one is frozen later, the kernels skip it by its action.
         let (mut spans, mut moved_bytes) = (Vec::new(), 0);
@@ -213,7 +213,8 @@ impl Launch {
 /// has changed.
 pub(crate) fn rebind(
     kind: Kind,
-    (args, tiles): (&mut InstepStepArgs, &mut [InstepTile]),
+    args: &mut InstepStepArgs,
+    tiles: &mut [InstepTile],
     plan: &Plan,
     regions: &Regions,
 ) -> bool {

@@ -48,7 +48,7 @@ impl Plan {
         }
         let backward = (0..layout.parameters().len() as u32).rev();
         let cut = Cut { world_size, shards: world_size, caps, tails, place: None };
-        Plan::filled(layout, cut, (storages, resolved), backward)
+        Plan::filled(layout, cut, storages, backward)
     }
 
     /// Returns the plan with the same buckets, but this rank keeps and steps only one shard of each. All shards of a
@@ -80,11 +80,9 @@ impl Plan {
             let allowed = format_args!("a number that divides the world size, {}", cut.world_size);
             return Err(Error::range("shard_size", shards, allowed));
         }
-        let storages = self.asked.clone();
-        let resolved = storages.resolve(layout)?;
         let backward = (0..layout.parameters().len() as u32).rev();
         let cut = Cut { place: Some(rank % shards), shards, ..cut };
-        let plan = Plan::filled(layout, cut, (storages, resolved), backward)?;
+        let plan = Plan::filled(layout, cut, self.asked.clone(), backward)?;
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
@@ -105,19 +103,17 @@ impl Plan {
             let wrong = "does not name each parameter once";
             return Err(Error::layout("order of parameters", wrong, "pass each registration index once"));
         }
-        let storages = self.asked.clone();
-        let resolved = storages.resolve(layout)?;
-        let plan = Plan::filled(layout, cut, (storages, resolved), order.iter().copied())?;
+        let plan = Plan::filled(layout, cut, self.asked.clone(), order.iter().copied())?;
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
     fn filled(
         layout: &Layout,
         cut: Cut,
-        (storages, resolved): (Storages, Resolved),
+        storages: Storages,
         order: impl Iterator<Item = u32>,
     ) -> Result<Plan> {
-        let parameters = layout.parameters();
+        let (parameters, resolved) = (layout.parameters(), storages.resolve(layout)?);
         let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages, &resolved) };
         let elements = layout.first_elements();
         // Local parameters come last, so that everything that is broadcast and reduced is one piece before them.

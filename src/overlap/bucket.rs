@@ -124,7 +124,7 @@ impl GradBucket<'_> {
         let Some(part) = self.values.get_mut(range.clone()) else {
             return Err(Error::Hook(format!("elements {range:?} of a bucket that has {len}")));
         };
-        sum(self.comm, (self.key, self.deadline), part, &mut self.failed)
+        sum(self.comm, self.key, self.deadline, part, &mut self.failed)
     }
 
     /// Does the same for the hook's own buffer, which has the same length on every rank.
@@ -132,14 +132,15 @@ impl GradBucket<'_> {
     /// # Errors
     /// Errors as for [`Collective::enqueue`]; every later call then fails too.
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
-        sum(self.comm, (self.key, self.deadline), buffer, &mut self.failed)
+        sum(self.comm, self.key, self.deadline, buffer, &mut self.failed)
     }
 }
 
 /// Makes one all-reduce under the key of a call, unless an earlier one has failed.
 pub(super) fn sum(
     comm: &dyn Collective,
-    (key, deadline): (CallKey, Duration),
+    key: CallKey,
+    deadline: Duration,
     values: &mut [f32],
     failed: &mut Option<Error>,
 ) -> Result<()> {

@@ -84,7 +84,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C
 /// Sums counts over ranks, with a 1 that shows whether they were summed.
 fn sum_counts(
     comm: &dyn Collective,
-    call: (CallKey, Duration),
+    key: CallKey,
+    deadline: Duration,
     counts: &mut [f32],
     counted: &mut Vec<f32>,
     failed: &mut Option<Error>,
@@ -92,7 +93,7 @@ fn sum_counts(
     counted.clear();
     counted.extend_from_slice(counts);
     counted.push(1.0);
-    sum(comm, call, counted, failed)?;
+    sum(comm, key, deadline, counted, failed)?;
     if counted.pop() != Some(comm.world_size() as f32) {
         let wrong =
             "the communicator inside the hook does not sum them, so ranks would skip different parameters";
@@ -173,8 +174,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         clear_padding(plan, bucket, bucket.start..bucket.tail.start, seen.values);
         if !counts.is_empty() && outcome.is_ok() {
             // No hook sees the counts, so this call names no bucket. If a sum has failed, this call fails too.
-            let of_counts = (CallKey { bucket: None, ..key }, deadline);
-            if let Err(error) = sum_counts(&self.comm, of_counts, counts, counted, &mut failed) {
+            let key = CallKey { bucket: None, ..key };
+            if let Err(error) = sum_counts(&self.comm, key, deadline, counts, counted, &mut failed) {
                 failed.get_or_insert(error);
             }
         }

@@ -111,11 +111,7 @@ impl Registry {
         name: impl Into<String>,
         construct: impl Fn(&mut Keywords<'_>) -> Result<O> + Send + Sync + 'static,
     ) -> Result<()> {
-        let name = name.into();
-        self.refuse_duplicate(&name, TypeId::of::<O>(), type_name::<O>())?;
-        let of = (TypeId::of::<O>(), type_name::<O>());
-        self.insert(name, of, move |keywords| Ok(Box::new(construct(keywords)?)));
-        Ok(())
+        self.add::<O>(name.into(), Box::new(move |keywords| Ok(Box::new(construct(keywords)?))))
     }
 
     /// Adds an optimizer of your own.
@@ -148,11 +144,7 @@ impl Registry {
         name: impl Into<String>,
         construct: impl Fn(&mut Keywords<'_>) -> Result<S> + Send + Sync + 'static,
     ) -> Result<()> {
-        let name = name.into();
-        self.refuse_duplicate(&name, TypeId::of::<S>(), type_name::<S>())?;
-        let of = (TypeId::of::<S>(), type_name::<S>());
-        self.insert(name, of, move |keywords| Ok(Box::new(Custom::new(construct(keywords)?))));
-        Ok(())
+        self.add::<S>(name.into(), Box::new(move |keywords| Ok(Box::new(Custom::new(construct(keywords)?)))))
     }
 
     /// Returns the entry with exactly this name.
@@ -197,29 +189,18 @@ impl Registry {
         Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }
 
-    fn refuse_duplicate(&self, name: &str, of: TypeId, type_name: &str) -> Result<()> {
+    /// Adds an entry, unless its name or its type has one.
+    fn add<T: 'static>(&mut self, name: String, construct: Construct) -> Result<()> {
+        let (of, type_name) = (TypeId::of::<T>(), type_name::<T>());
         if self.entries.iter().any(|entry| entry.name == name) {
             return Err(Error::config("name", name, "registered already", "use another name"));
         }
         if self.entries.iter().any(|entry| entry.of == of) {
-            return Err(Error::config(
-                "type",
-                type_name,
-                "registered already under another name",
-                "use that name",
-            ));
+            let wrong = "registered already under another name";
+            return Err(Error::config("type", type_name, wrong, "use that name"));
         }
+        self.entries.push(Entry { name, of, type_name, construct });
         Ok(())
-    }
-
-    /// Adds an entry that is known to be new.
-    pub(super) fn insert(
-        &mut self,
-        name: impl Into<String>,
-        (of, type_name): (TypeId, &'static str),
-        construct: impl Fn(&mut Keywords<'_>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
-    ) {
-        self.entries.push(Entry { name: name.into(), of, type_name, construct: Box::new(construct) });
     }
 }
 
@@ -263,12 +244,13 @@ impl Registry {
     /// `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
     /// `torch.optim`. PyTorch's functional classes have other learning rates: 1e-2 for SGD, and 1e-3 for Adamax.
     pub fn standard() -> Registry {
-        let mut registry = Registry::new();
-        for descriptor in ALL {
-            registry
-                .insert(descriptor.name, (descriptor.type_of)(), |keywords| construct(descriptor, keywords));
-        }
-        registry
+        let entry = |descriptor: &&'static Descriptor| {
+            let (of, type_name) = (descriptor.type_of)();
+            let descriptor = *descriptor;
+            let construct: Construct = Box::new(|keywords| construct(descriptor, keywords));
+            Entry { name: descriptor.name.to_owned(), of, type_name, construct }
+        };
+        Registry { entries: ALL.iter().map(entry).collect() }
     }
 }
 

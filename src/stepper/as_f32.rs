@@ -65,8 +65,7 @@ impl<D: Device> Stepper<D> {
         }
         let elements = |memory| Elements { memory, segment: &segment, range: range.clone() };
         let of_master = if values == Memory::Master { Memory::Master } else { memory };
-        let (format, is_signed) = self.format(of_master, &segment);
-        if format == INSTEP_DTYPE_F32 {
+        if self.format(of_master, &segment).0 == INSTEP_DTYPE_F32 {
             return fetch(&elements(values), bytemuck::cast_slice_mut(into));
         }
         let mut fetched = |memory| {
@@ -75,7 +74,7 @@ impl<D: Device> Stepper<D> {
             fetch(&elements, bytes.as_mut_slice()).map(|()| bytes)
         };
         let (mut first, mut other) = (fetched(values)?, second.map(fetched).transpose()?);
-        let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
+        let mut stored = self.stored(&mut first, other.as_mut(), of_master, &segment);
         Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())
     }
@@ -90,12 +89,11 @@ impl<D: Device> Stepper<D> {
         if values == Memory::Master {
             self.write_bytes(Memory::Master, &segment, bytemuck::cast_slice(from))?;
         }
-        let (format, is_signed) = self.format(memory, &segment);
-        if format == INSTEP_DTYPE_F32 {
+        if self.format(memory, &segment).0 == INSTEP_DTYPE_F32 {
             return self.write_bytes(memory, &segment, bytemuck::cast_slice(from));
         }
         let (mut first, mut other) = (self.room(memory, &segment), second.map(|m| self.room(m, &segment)));
-        let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
+        let mut stored = self.stored(&mut first, other.as_mut(), memory, &segment);
         Kernels::load(Isa::Baseline)?.encode(from, &mut stored);
         self.write_bytes(memory, &segment, first.as_mut_slice())?;
         if let (Some(memory), Some(bytes)) = (second, &mut other) {
@@ -148,7 +146,7 @@ impl<D: Device> Stepper<D> {
         }
         let mut params = self.room(Memory::Params, &segment);
         fetch(&elements, params.as_mut_slice())?;
-        let mut stored = self.stored(&mut params, None, self.format(Memory::Params, &segment), &segment);
+        let mut stored = self.stored(&mut params, None, Memory::Params, &segment);
         Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())
     }
@@ -196,9 +194,10 @@ impl<D: Device> Stepper<D> {
         &self,
         values: &'b mut Bytes,
         second: Option<&'b mut Bytes>,
-        (format, is_signed): (u32, bool),
+        memory: Memory,
         segment: &Segment,
     ) -> StoredValues<'b> {
+        let (format, is_signed) = self.format(memory, segment);
         let has_remainders = second.is_some() && format != INSTEP_MOMENTS_8BIT;
         let master = master_code(self.plan.storage_of(segment).precision.master);
         StoredValues {

@@ -42,7 +42,6 @@ const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
 /// The parts from which a device is built.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
-    pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     /// Only the first communicator; `make` derives the others from it.
     pub(super) comms: Comms,
@@ -90,11 +89,11 @@ impl StepperBuilder<'_> {
         let (pool, is_inline) = (self.pool(&**comm)?, self.is_inline);
         self.assemble(sums, memory, |blueprint| {
             blueprint.assignment.refuse_unreached(Place::Host)?;
-            let Blueprint { plan, constants, assignment, mut comms, borrowed, timed } = blueprint;
+            let Blueprint { plan, assignment, mut comms, borrowed, timed } = blueprint;
             comms.split(&plan)?;
             let comm = Some(&*comms.world);
-            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), comm, borrowed)?);
-            let parts = Parts { plan, memories, constants, assignment, kernels, pool, comms: comms.clone() };
+            let memories = Arc::new(Memories::new(&plan, &assignment, comm, borrowed)?);
+            let parts = Parts { plan, memories, assignment, kernels, pool, comms: comms.clone() };
             Ok((HostDevice::new(parts, timed, is_inline)?, comms))
         })
     }
@@ -158,7 +157,7 @@ impl StepperBuilder<'_> {
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
-        let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
+        let assignment = Arc::new(optimizers.assignment(self.layout, &plan, constants)?);
         optimizers.refuse_storage(&plan)?;
         refuse_whole_work(self.layout, &plan, &assignment, &*comm)?;
         refuse_averages(self.layout, &plan)?;
@@ -176,7 +175,7 @@ impl StepperBuilder<'_> {
         policy.sums_by_caller = are_by_caller;
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let mut schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
-        let counts = constants.counts(&plan, &assignment);
+        let counts = assignment.counts(&plan);
         let stops = (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket));
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
@@ -186,7 +185,6 @@ impl StepperBuilder<'_> {
         let agreement = self.agreement(&plan);
         let (device, comms) = make(Blueprint {
             plan: Arc::clone(&plan),
-            constants,
             assignment: Arc::clone(&assignment),
             comms: Comms::new(comm, deadline, Arc::clone(agreement.words())),
             borrowed,

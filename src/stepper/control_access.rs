@@ -114,7 +114,8 @@ impl<D: Device> Stepper<D> {
     pub(super) fn copy_span(
         &mut self,
         from: Span,
-        (device, to): (&mut D, Span),
+        device: &mut D,
+        to: Span,
         bytes: &mut Vec<u8>,
     ) -> Result<()> {
         bytes.resize(from.bytes() as usize, 0);

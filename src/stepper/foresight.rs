@@ -8,7 +8,6 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::forecast::{Cost, Forecast, Foreseen};
 use crate::op::{Memory, Op};
-use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
@@ -51,8 +50,7 @@ impl StepperBuilder<'_> {
     ) -> Result<Foresight> {
         let cost: Cost = Box::new(cost);
         let stepper = self.assemble(Foreseen { rank, world_size }.into(), None, |parts| {
-            let Blueprint { plan, constants, assignment, comms, .. } = parts;
-            Ok((Forecast::new(plan, constants, assignment, cost)?, comms))
+            Ok((Forecast::new(parts.plan, &parts.assignment, cost)?, parts.comms))
         })?;
         Ok(Foresight(stepper))
     }

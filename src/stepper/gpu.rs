@@ -131,7 +131,7 @@ impl StepperBuilder<'_> {
             // With offload, steps run on the host and read and write its memory.
             let of_steps = if offloads { Place::Host } else { place };
             blueprint.assignment.refuse_unreached(of_steps)?;
-            let scaler = blueprint.constants.loss_scale.external().map(|scaler| {
+            let scaler = blueprint.assignment.constants.loss_scale.external().map(|scaler| {
                 [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
             });
             if blueprint.borrowed.is_some() || scaler.is_some() {
@@ -145,7 +145,7 @@ impl StepperBuilder<'_> {
                 })?;
             }
             // Ranks agree first, so that a difference is reported before any communicator is made.
-            let Blueprint { plan, constants, assignment, mut comms, borrowed, timed } = blueprint;
+            let Blueprint { plan, assignment, mut comms, borrowed, timed } = blueprint;
             comms.agree(comms.words.fixed())?;
             comms.split(&plan)?;
             let device = CudaDevice::new(Parts {
@@ -154,7 +154,7 @@ impl StepperBuilder<'_> {
                 optim_priority: cuda.optim_priority,
                 max_blocks: cuda.max_blocks,
                 plan,
-                constants,
+                constants: assignment.constants,
                 assignment,
                 comms: comms.clone(),
                 borrowed,

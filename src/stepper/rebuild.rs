@@ -164,7 +164,7 @@ impl<D: Device> Stepper<D> {
     ) -> Result<()> {
         optimizers.refuse_storage(&plan)?;
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
-        let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
+        let assignment = Arc::new(optimizers.assignment(&self.layout, &plan, self.assignment.constants)?);
         assignment.refuse_unreached(self.run.get_mut().device.place())?;
         let mut device = self.rebuilt_device(&plan, &assignment, borrowed, agreement.words())?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
@@ -202,15 +202,8 @@ impl<D: Device> Stepper<D> {
         // If there are more parameters than elements, because most parameters are empty, this takes several broadcasts.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
             let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
-            let mut gradients = vec![0; size_of_val(numbers)];
-            let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-            self.touch_everything(span)?;
-            self.read_span(span, &mut gradients)?;
-            self.write_span(span, &bytes)?;
-            self.run.get_mut().schedule.exchange(CollectiveKind::Broadcast, [span; 2], agreement);
-            self.touch_everything(span)?;
-            self.read_span(span, &mut bytes)?;
-            self.write_span(span, &gradients)?;
+            let own: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            let bytes = self.exchange(CollectiveKind::Broadcast, [span; 2], &own, agreement)?;
             for (number, bytes) in numbers.iter_mut().zip(bytes.as_chunks().0) {
                 *number = u32::from_ne_bytes(*bytes);
             }
@@ -252,7 +245,7 @@ impl<D: Device> Stepper<D> {
             for (memory, new) in memories {
                 let from = Span::segment(memory, &ours, segment);
                 let to = Span::segment(new, plan, &plan.segments()[there]);
-                self.copy_span(from, (&mut *device, to), &mut bytes)?;
+                self.copy_span(from, device, to, &mut bytes)?;
             }
             for round in 0..ours_assigned.rounds() {
                 let (from, to) = (ours_assigned.record(round, index), assignment.record(round, there));

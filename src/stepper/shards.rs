@@ -270,18 +270,28 @@ impl<D: Device> Stepper<D> {
             Span { memory: Memory::Grads, start, end }
         };
         let (ranks, rank) = self.plan.shards();
-        let (place, whole) = (grads(rank as usize * piece, piece), grads(0, ranks as usize * piece));
-        let mut gradients = vec![0; whole.bytes() as usize];
-        let mut all = gradients.clone();
-        self.touch_everything(whole)?;
-        self.read_span(whole, &mut gradients)?;
-        self.write_span(Span { end: place.start + own.len() as u64, ..place }, own)?;
-        let agreement = self.agreement.fixed();
-        self.run.borrow_mut().schedule.exchange(CollectiveKind::AllGather, [place, whole], agreement);
-        self.touch_everything(whole)?;
-        self.read_span(whole, &mut all)?;
-        self.write_span(whole, &gradients)?;
-        Ok(all)
+        let spans = [grads(rank as usize * piece, piece), grads(0, ranks as usize * piece)];
+        self.exchange(CollectiveKind::AllGather, spans, own, self.agreement.fixed())
+    }
+
+    /// Makes a collective over gradients, which are restored, from `own` bytes at the start of `src`. Returns what `dst` gets.
+    pub(super) fn exchange(
+        &self,
+        kind: CollectiveKind,
+        [src, dst]: [Span; 2],
+        own: &[u8],
+        agreement: u64,
+    ) -> Result<Vec<u8>> {
+        let mut gradients = vec![0; dst.bytes() as usize];
+        let mut received = gradients.clone();
+        self.touch_everything(dst)?;
+        self.read_span(dst, &mut gradients)?;
+        self.write_span(Span { end: src.start + own.len() as u64, ..src }, own)?;
+        self.run.borrow_mut().schedule.exchange(kind, [src, dst], agreement);
+        self.touch_everything(dst)?;
+        self.read_span(dst, &mut received)?;
+        self.write_span(dst, &gradients)?;
+        Ok(received)
     }
 
     /// Refuses a tensor if this rank has only its shard.

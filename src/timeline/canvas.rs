@@ -91,7 +91,8 @@ impl Canvas {
         &mut self,
         class: &str,
         interval: &Interval,
-        (y, height): (f64, f64),
+        y: f64,
+        height: f64,
         words: &str,
     ) -> fmt::Result {
         let Some(part) = self.clip(interval) else { return Ok(()) };
@@ -150,7 +151,7 @@ mod tests {
     fn only_what_lies_in_the_window_is_drawn_and_nothing_is_too_thin_to_see() {
         let mut canvas = Canvas::open(Interval { start_ns: 1_000, end_ns: 2_000 }, 10.0).unwrap();
         for (start_ns, end_ns) in [(0, 1_000), (1_500, 1_501), (1_900, 5_000), (2_000, 2_100)] {
-            canvas.draw_interval("step", &Interval { start_ns, end_ns }, (0.0, 5.0), "").unwrap();
+            canvas.draw_interval("step", &Interval { start_ns, end_ns }, 0.0, 5.0, "").unwrap();
         }
         let text = canvas.close();
         let widths = text.split("class=\"step\"").skip(1).map(|rest| rest.split('"').nth(5).unwrap());

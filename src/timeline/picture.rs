@@ -97,13 +97,13 @@ impl Drawn {
         }
         if let Some(measured) = &self.measured {
             let words = "trainer at work, where it does not wait";
-            canvas.draw_interval("trainer", measured, (rows.find(index, Stream::Compute), ROW), words)?;
+            canvas.draw_interval("trainer", measured, rows.find(index, Stream::Compute), ROW, words)?;
         }
         for (at, block) in self.blocks.iter().enumerate() {
             let y = rows.find(index, block.stream);
             let pass = block.pass.map_or(String::new(), |pass| format!(", pass {pass}"));
             let words = format!("{}{pass}, {} µs", block.name, Micros(block.interval.ns()));
-            canvas.draw_interval(block.kind.name(), &block.interval, (y, ROW), &words)?;
+            canvas.draw_interval(block.kind.name(), &block.interval, y, ROW, &words)?;
             self.name_block(canvas, at, y)?;
             self.draw_opening(canvas, block, rows, index)?;
         }
@@ -157,7 +157,7 @@ impl Drawn {
         let (busy, blocked) = (of(Stream::Optim), of(Stream::Compute));
         for exposed in find_exposed(&busy, &blocked) {
             let words = format!("exposed, {} µs", Micros(exposed.ns()));
-            canvas.draw_interval("exposed", &exposed, (y, STRIP), &words)?;
+            canvas.draw_interval("exposed", &exposed, y, STRIP, &words)?;
         }
         let sums = exposure(&busy, &blocked);
         let [busy, exposed] = [sums.busy_ns, sums.exposed_ns].map(|ns| (ns + 500) / 1_000);

@@ -196,7 +196,7 @@ impl Mpi {
             let bytes = len_of(own) as u64;
             match call.kind {
                 CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
-                    combine(call.kind, &terms, bytes, |numbers| (0, numbers));
+                    combine(call.kind, &terms, bytes, |numbers| 0..numbers);
                 }
                 _ => self.kernels.sum(&terms, call.dtype, 0, bytes / call.dtype.bytes()),
             }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::launch::{Assignment, refuse_storage};
+use crate::launch::{Assignment, StepConstants, refuse_storage};
 use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::{Optimizer, short};
 
@@ -269,17 +269,24 @@ impl Optimizers {
     }
 
     /// Returns which optimizers step which segment.
-    pub(crate) fn assignment(&self, layout: &Layout, plan: &Plan) -> Result<Assignment> {
+    pub(crate) fn assignment(
+        &self,
+        layout: &Layout,
+        plan: &Plan,
+        constants: StepConstants,
+    ) -> Result<Assignment> {
         if self.entries.is_empty() {
             // Every gradient is averaged. That launch uses no hyperparameters, so any optimizer's will do.
             let none = crate::optim::Sgd::default();
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
-            return Ok(Assignment::new(layout, plan, [(&none as &dyn Optimizer, hyper)], |_| Vec::new()));
+            return Ok(Assignment::new(layout, plan, constants, [(&none as &dyn Optimizer, hyper)], |_| {
+                Vec::new()
+            }));
         }
         let hypers =
             self.entries.iter().map(|entry| entry.optimizer.as_rule().hyper()).collect::<Result<Vec<_>>>()?;
         let all = self.entries.iter().map(|entry| &*entry.optimizer).zip(hypers);
-        let assignment = Assignment::new(layout, plan, all, |param| self.lists[param].clone());
+        let assignment = Assignment::new(layout, plan, constants, all, |param| self.lists[param].clone());
         let records = assignment.rounds().checked_mul(plan.segments().len());
         if records.is_none_or(|records| u32::try_from(records).is_err()) {
             // A tile stores the index of its record as a u32.
