@@ -15,7 +15,7 @@ use super::norm::{GradNorm, NormOnGpu};
 use super::scaling::Scaling;
 use super::tensors::{Lent, StepTensors};
 use crate::cuda::{BucketEngine, Cuda};
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 use crate::handle::StreamHandle;
 use crate::launch::{Bases, Progress, Settings};
 
@@ -52,14 +52,10 @@ impl BucketStepBuilder {
     /// Errors as for [`host`](Self::host); `Config` for options of the CPU; `KernelsNotBuilt`; `Device` if the driver
     /// refuses a call.
     pub fn cuda(self, cuda: &Cuda) -> Result<BucketStep<OnGpu>> {
-        if self.isa.is_some() {
-            return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));
-        }
-        if self.pool.is_some() {
-            return Err(Error::config("pool", "set", "splits CPU kernels", "leave it out on a GPU"));
-        }
-        if cuda.max_blocks == Some(0) {
-            return Err(Error::range("max_blocks", 0, "1 or more"));
+        refuse! {
+            "isa" = "set", if self.isa.is_some() => "chooses CPU kernels", "leave it out on a GPU";
+            "pool" = "set", if self.pool.is_some() => "splits CPU kernels", "leave it out on a GPU";
+            "max_blocks" = 0, if cuda.max_blocks == Some(0) => "out of range", "use 1 or more";
         }
         BucketStep::new(self.parts()?, true, |parts| {
             let inputs = (&parts.assignment.constants, &parts.assignment);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::collective::{Collective, Comms, Sums};
 use crate::device::Device;
-use crate::error::{Error, Result, environment};
+use crate::error::{Error, Result, environment, refuse};
 use crate::handle::Place;
 use crate::host::HostDevice;
 use crate::host::kernels::{Isa, Kernels};
@@ -28,7 +28,7 @@ use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::hypers::Rates;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
-use crate::stepper::state::options::{Accumulation, Divisor, Unused};
+use crate::stepper::state::options::{Accumulation, Divisor, Strategy, Unused};
 use crate::stepper::state::run::Run;
 use crate::stepper::state::written::Loaded;
 use crate::stepper::state::written::ParamsWritten;
@@ -38,6 +38,12 @@ use crate::stepper::stepper::Stepper;
 const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
 
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
+const LATER: &str = "use Normed or Sequential";
+
+/// Writes the value of an option that is set.
+fn shown(value: Option<impl std::fmt::Debug>) -> String {
+    value.map_or_else(String::new, |value| format!("{value:?}"))
+}
 
 /// The parts from which a device is built.
 pub(super) struct Blueprint {
@@ -109,29 +115,10 @@ impl StepperBuilder<'_> {
             return Err(refused);
         }
         let (rank, world_size) = (comm.rank(), comm.world_size());
-        if world_size == 0 {
-            return Err(Error::range("world_size", 0, "1 or more"));
-        }
-        if rank >= world_size {
-            return Err(Error::range(
-                "rank",
-                rank,
-                format_args!("a rank below the world size, {world_size}"),
-            ));
-        }
-        self.refuse(world_size)?;
-        self.refuse_unsharding()?;
-        self.refuse_offload(memory.is_some())?;
-        self.refuse_accumulation()?;
-        self.refuse_unknown_calls(&*comm)?;
         let counts_nothing = memory.is_some() || are_by_caller;
         let unused = self.unused.unwrap_or(if counts_nothing { Unused::Refuse } else { Unused::Skip });
         self.unused = Some(unused);
-        if are_by_caller && (unused == Unused::Skip || self.uneven_inputs.is_some()) {
-            let wrong = "sums by the caller bring no counts of ranks";
-            let remedy = "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
-            return Err(Error::config("unused", format!("{unused:?}"), wrong, remedy));
-        }
+        self.refuse(&*comm, memory.is_some(), are_by_caller)?;
         let registered = std::mem::take(&mut self.registered);
         self.refuse_contradiction(&registered)?;
         let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
@@ -242,36 +229,6 @@ impl StepperBuilder<'_> {
             }
             return Ok(plan.with_gradients(self.gradients));
         };
-        if tails.used {
-            let wrong = "a borrowed bucket is summed as it is, and has no element that counts ranks";
-            let remedy = "use Unused::Refuse or Unused::StepZero, and Stepper::set_unused";
-            return Err(Error::config("unused", "Skip", wrong, remedy));
-        }
-        if tails.contributors {
-            return Err(Error::config(
-                "uneven_inputs",
-                "set",
-                "a borrowed bucket is summed as it is, and has no element that counts ranks",
-                "remove this option, or let the stepper own its buckets",
-            ));
-        }
-        if self.caps.is_some() {
-            return Err(Error::config(
-                "bucket_cap_bytes",
-                "set",
-                "borrowed buckets have fixed sizes",
-                "remove this option",
-            ));
-        }
-        if self.gradients == Gradients::Release {
-            let wrong = "borrowed memory cannot be released";
-            return Err(Error::config(
-                "gradients",
-                "Release",
-                wrong,
-                "use Gradients::Keep or Gradients::Zero",
-            ));
-        }
         Ok(memory.plan(self.layout, self.storages())?.with_gradients(self.gradients))
     }
 
@@ -315,81 +272,93 @@ impl StepperBuilder<'_> {
     }
 
     /// Refuses options that exclude each other, and values out of a range that no other type checks.
-    fn refuse(&self, world_size: u32) -> Result<()> {
-        if let Some(clip) = self.clip {
-            self.refuse_clip(clip)?;
-        }
-        self.refuse_group_clips()?;
-        if self.skip_nonfinite && self.mode == Mode::Eager {
-            return Err(Error::config("skip_nonfinite", true, UNSEEN, "use Normed or Sequential"));
-        }
-        if let Some(divisor) = self.gradient_divisor {
-            if !(1.0..=LARGEST_DIVISOR).contains(&divisor) {
-                return Err(Error::range("gradient_divisor", divisor, "a number from 1 to 2^24"));
-            }
-            if self.counts_ranks() {
-                let wrong = "uneven_inputs divides by the ranks that had data";
-                return Err(Error::config("gradient_divisor", divisor, wrong, "use Divisor::WorldSize"));
-            }
+    fn refuse(&self, comm: &dyn Collective, is_borrowed: bool, are_by_caller: bool) -> Result<()> {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let (is_eager, skips) = (self.mode == Mode::Eager, self.loss_scale.skips_nonfinite());
+        let (is_sharded, is_fsdp) = (self.strategy != Strategy::Replicated, self.strategy == Strategy::Fsdp);
+        let (is_offloaded, is_summed) = (self.offload.is_some(), self.accumulation == Accumulation::Summed);
+        let (is_uneven, is_skip) = (self.uneven_inputs.is_some(), self.unused == Some(Unused::Skip));
+        let (divisor, decay) = (self.gradient_divisor.unwrap_or(1.0), self.ema_decay.unwrap_or_default());
+        let is_norm = |max_norm: f64| max_norm > 0.0 && max_norm.is_finite();
+        let is_per_bucket = matches!(self.clip, Some(Clip::PerBucket(_)));
+        let group = self.group_clips.first().map(|(group, _)| &**group);
+        let of_group =
+            self.group_clips.iter().find(|(_, max_norm)| max_norm.is_some_and(|norm| !is_norm(norm)));
+        refuse! {
+            "world_size" = 0, if world_size == 0
+                => "out of range", "use 1 or more";
+            "rank" = rank, if rank >= world_size
+                => "out of range", format_args!("use a rank below the world size, {world_size}");
+            "clip" = shown(self.clip), if self.clip.is_some_and(|clip| !is_norm(clip.max_norm()))
+                => "out of range", "use a finite number above 0";
+            "clip" = shown(self.clip), if is_eager && matches!(self.clip, Some(Clip::Global(_)))
+                => "Eager steps the first bucket before the norm of all is known",
+                "use Normed or Sequential, or Clip::Previous or Clip::PerBucket, which are not exact";
+            "clip" = shown(self.clip), if is_per_bucket && self.skip_nonfinite
+                => "cannot be combined with skip_nonfinite", "keep one";
+            "clip" = shown(self.clip), if is_per_bucket && skips
+                => "cannot be combined with a dynamic loss_scale", "keep one";
+            "group_clip" = group.unwrap_or_default(), if is_eager && group.is_some()
+                => UNSEEN, LATER;
+            "group_clip" = group.unwrap_or_default(),
+                if group.is_some() && (is_per_bucket || matches!(self.clip, Some(Clip::Previous(_))))
+                => format_args!("cannot be combined with {}, which is not by the norm of a group", shown(self.clip)),
+                "use Clip::Global or no clip";
+            "group_clip" = of_group.map_or("", |(group, _)| group), if of_group.is_some()
+                => format_args!("{} is out of range", of_group.and_then(|of| of.1).unwrap_or_default()),
+                "use a finite number above 0";
+            "skip_nonfinite" = true, if is_eager && self.skip_nonfinite
+                => UNSEEN, LATER;
+            "gradient_divisor" = divisor, if !(1.0..=LARGEST_DIVISOR).contains(&divisor)
+                => "out of range", "use a number from 1 to 2^24";
+            "gradient_divisor" = divisor, if self.gradient_divisor.is_some() && self.counts_ranks()
+                => "uneven_inputs divides by the ranks that had data", "use Divisor::WorldSize";
+            "loss_scale" = "dynamic", if is_eager && !matches!(self.loss_scale, LossScale::Constant(_))
+                => UNSEEN, LATER;
+            "ema" = decay, if !(0.0..=1.0).contains(&decay)
+                => "out of range", "use a decay rate from 0 to 1";
+            "deadline" = 0, if self.deadline == Some(Duration::ZERO)
+                => "no rank could arrive in time", "use a longer one";
+            "uneven_inputs" = shown(self.uneven_inputs), if is_fsdp && is_uneven
+                => "a rank without data does not know which buckets the others unshard", "use Strategy::Zero";
+            "max_unsharded" = shown(self.max_unsharded), if !is_fsdp && self.max_unsharded.is_some()
+                => "every rank has all parameters all the time", "use Strategy::Fsdp";
+            "shard_size" = shown(self.shard_size), if !is_sharded && self.shard_size.is_some()
+                => "every rank keeps everything", "use Strategy::Zero or Strategy::Fsdp";
+            "accumulation" = "Summed", if is_summed && !is_sharded
+                => "every rank keeps whole gradients", "use Strategy::Zero or Strategy::Fsdp";
+            "accumulation" = "Summed", if is_summed && is_uneven
+                => "a rank without data does not know how many micro-batches the others make",
+                "use Accumulation::Local";
+            "offload" = "set", if is_offloaded && is_borrowed
+                => "the caller's tensors are not copied yet", "let the stepper own its buckets";
+            "offload" = "set", if is_offloaded && self.copy_dtype.is_some()
+                => "copies of parameters would stay with the host",
+                "use 16-bit parameters with a master instead of copy_params";
+            "offload" = "set", if is_offloaded && self.gradients == Gradients::Average
+                => "averaged gradients would stay with the host",
+                "use Gradients::Keep, Gradients::Zero or, on the host, Gradients::Release";
+            "unused" = shown(self.unused), if are_by_caller && (is_skip || is_uneven)
+                => "sums by the caller bring no counts of ranks",
+                "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
+            "unused" = "Skip", if is_borrowed && is_skip
+                => "a borrowed bucket is summed as it is, and has no element that counts ranks",
+                "use Unused::Refuse or Unused::StepZero, and Stepper::set_unused";
+            "uneven_inputs" = "set", if is_borrowed && is_uneven
+                => "a borrowed bucket is summed as it is, and has no element that counts ranks",
+                "remove this option, or let the stepper own its buckets";
+            "bucket_cap_bytes" = "set", if is_borrowed && self.caps.is_some()
+                => "borrowed buckets have fixed sizes", "remove this option";
+            "gradients" = "Release", if is_borrowed && self.gradients == Gradients::Release
+                => "borrowed memory cannot be released", "use Gradients::Keep or Gradients::Zero";
         }
         match self.loss_scale {
             LossScale::Constant(loss_scale) => self.refuse_loss_scale(loss_scale, world_size)?,
-            LossScale::Dynamic(_) | LossScale::External(_) if self.mode == Mode::Eager => {
-                return Err(Error::config("loss_scale", "dynamic", UNSEEN, "use Normed or Sequential"));
-            }
             LossScale::Dynamic(scaler) => scaler.validate(self.divisor(world_size))?,
             LossScale::External(_) => {}
         }
-        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
-            return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
-        }
-        if let Some(threads) = self.threads {
-            Pool::refuse_threads("threads", threads)?;
-        }
-        if self.deadline == Some(Duration::ZERO) {
-            return Err(Error::config("deadline", 0, "no rank could arrive in time", "use a longer one"));
-        }
-        Ok(())
-    }
-
-    fn refuse_clip(&self, clip: Clip) -> Result<()> {
-        let refused =
-            |wrong: &str, remedy: &str| Err(Error::config("clip", format_args!("{clip:?}"), wrong, remedy));
-        if !(clip.max_norm() > 0.0 && clip.max_norm().is_finite()) {
-            return refused("out of range", "use a finite number above 0");
-        }
-        match clip {
-            Clip::Global(_) if self.mode == Mode::Eager => refused(
-                "Eager steps the first bucket before the norm of all is known",
-                "use Normed or Sequential, or Clip::Previous or Clip::PerBucket, which are not exact",
-            ),
-            Clip::PerBucket(_) if self.skip_nonfinite => {
-                refused("cannot be combined with skip_nonfinite", "keep one")
-            }
-            Clip::PerBucket(_) if self.loss_scale.skips_nonfinite() => {
-                refused("cannot be combined with a dynamic loss_scale", "keep one")
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn refuse_group_clips(&self) -> Result<()> {
-        let Some((group, _)) = self.group_clips.first() else { return Ok(()) };
-        if self.mode == Mode::Eager {
-            return Err(Error::config("group_clip", group, UNSEEN, "use Normed or Sequential"));
-        }
-        if let Some(clip @ (Clip::Previous(_) | Clip::PerBucket(_))) = self.clip {
-            let wrong = format_args!("cannot be combined with {clip:?}, which is not by the norm of a group");
-            return Err(Error::config("group_clip", group, wrong, "use Clip::Global or no clip"));
-        }
-        let is_norm = |max_norm: &f64| *max_norm > 0.0 && max_norm.is_finite();
-        match self.group_clips.iter().find(|(_, max_norm)| !max_norm.as_ref().is_none_or(is_norm)) {
-            Some((group, max_norm)) => {
-                let wrong = format_args!("{} is out of range", max_norm.unwrap_or_default());
-                Err(Error::config("group_clip", group, wrong, "use a finite number above 0"))
-            }
-            None => Ok(()),
-        }
+        self.threads.map_or(Ok(()), |threads| Pool::refuse_threads("threads", threads))?;
+        self.refuse_unknown_calls(comm)
     }
 
     /// Gradients are multiplied by its reciprocal in f32, where it must neither vanish nor overflow.

@@ -10,7 +10,7 @@ use crate::collective::Sums;
 use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::device::Executor;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
@@ -108,15 +108,13 @@ impl StepperBuilder<'_> {
             return Err(Error::unsupported(thing, "this collective cannot reach them", remedy));
         }
         let offloads = self.offload.is_some();
-        if self.isa.is_some() && !offloads {
-            return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));
-        }
-        if self.threads.is_some() && !offloads {
-            return Err(Error::config("threads", "set", "splits CPU kernels", "leave it out on a GPU"));
-        }
-        if self.is_inline {
-            let wrong = "a GPU's steps are always enqueued on the calling thread";
-            return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
+        refuse! {
+            "isa" = "set", if self.isa.is_some() && !offloads
+                => "chooses CPU kernels", "leave it out on a GPU";
+            "threads" = "set", if self.threads.is_some() && !offloads
+                => "splits CPU kernels", "leave it out on a GPU";
+            "inline" = "set", if self.is_inline
+                => "a GPU's steps are always enqueued on the calling thread", "leave it out on a GPU";
         }
         let host = self.host_side(&**comm)?;
         if self.gradients == Gradients::Release {

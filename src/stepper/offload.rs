@@ -8,7 +8,7 @@ use crate::cuda::HostSide;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
-use crate::layout::{Gradients, Layout, Plan, Segment, SegmentAction};
+use crate::layout::{Layout, Plan, Segment, SegmentAction};
 use crate::op::{Memory, Span};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::state::options::OffloadPolicy;
@@ -49,26 +49,6 @@ impl StepperBuilder<'_> {
     pub fn offload(mut self, policy: OffloadPolicy) -> Self {
         self.offload = Some(policy);
         self
-    }
-
-    /// Refuses the options that offload excludes.
-    pub(super) fn refuse_offload(&self, is_borrowed: bool) -> Result<()> {
-        if self.offload.is_none() {
-            return Ok(());
-        }
-        let refuse = |wrong: &str, remedy: &str| Err(Error::config("offload", "set", wrong, remedy));
-        if is_borrowed {
-            return refuse("the caller's tensors are not copied yet", "let the stepper own its buckets");
-        }
-        if self.copy_dtype.is_some() {
-            let remedy = "use 16-bit parameters with a master instead of copy_params";
-            return refuse("copies of parameters would stay with the host", remedy);
-        }
-        if self.gradients == Gradients::Average {
-            let remedy = "use Gradients::Keep, Gradients::Zero or, on the host, Gradients::Release";
-            return refuse("averaged gradients would stay with the host", remedy);
-        }
-        Ok(())
     }
 
     /// Returns the host's part of an offloaded stepper on a GPU: what it steps with.

@@ -104,34 +104,11 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Refuses `Accumulation::Summed` without shards, and with options by which ranks may make different numbers of
-    /// micro-batches.
-    pub(super) fn refuse_accumulation(&self) -> Result<()> {
-        if self.accumulation == Accumulation::Local {
-            return Ok(());
-        }
-        let refuse = |wrong: &str, remedy: &str| Err(Error::config("accumulation", "Summed", wrong, remedy));
-        if self.strategy == Strategy::Replicated {
-            return refuse("every rank keeps whole gradients", "use Strategy::Zero or Strategy::Fsdp");
-        }
-        if self.uneven_inputs.is_some() {
-            let wrong = "a rank without data does not know how many micro-batches the others make";
-            return refuse(wrong, "use Accumulation::Local");
-        }
-        Ok(())
-    }
-
     /// Shards a plan according to the options.
     pub(super) fn sharded(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
         if self.strategy == Strategy::Replicated {
-            return match self.shard_size {
-                None => Ok(plan),
-                Some(ranks) => {
-                    let remedy = "use Strategy::Zero or Strategy::Fsdp";
-                    Err(Error::config("shard_size", ranks, "every rank keeps everything", remedy))
-                }
-            };
+            return Ok(plan);
         }
         let plan = plan.sharded_among(self.layout, rank, shard_size)?;
         let plan = if self.strategy == Strategy::Fsdp { plan.with_sharded_params() } else { plan };

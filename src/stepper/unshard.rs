@@ -12,7 +12,6 @@ use crate::layout::ParamId;
 use crate::op::{Memory, Span};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::claims::bucket_numbered;
-use crate::stepper::state::options::Strategy;
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
@@ -21,21 +20,6 @@ impl StepperBuilder<'_> {
     pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
         self.max_unsharded = Some(buckets);
         self
-    }
-
-    /// Refuses options that exclude sharded parameters.
-    pub(super) fn refuse_unsharding(&self) -> Result<()> {
-        let is_sharded = self.strategy == Strategy::Fsdp;
-        if is_sharded && let Some(divisor) = self.uneven_inputs {
-            let wrong = "a rank without data does not know which buckets the others unshard";
-            let remedy = "use Strategy::Zero";
-            return Err(Error::config("uneven_inputs", format!("{divisor:?}"), wrong, remedy));
-        }
-        if !is_sharded && let Some(buckets) = self.max_unsharded {
-            let wrong = "every rank has all parameters all the time";
-            return Err(Error::config("max_unsharded", buckets, wrong, "use Strategy::Fsdp"));
-        }
-        Ok(())
     }
 }
 
