@@ -138,28 +138,20 @@ impl<'h> Piece<'h> {
 impl<'h> Count<'h> {
     /// Takes a tensor of one element, in any shape.
     pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
-        let (key, tensor) = from;
-        match tensor.elements {
-            1 => Ok(Count::Stored(from)),
-            several => Err(in_tensor(
-                key,
-                format_args!("has {several} elements instead of 1"),
-                "save the step count as one number",
-            )),
-        }
+        require_one(from, "save the step count as one number").map(Count::Stored)
     }
 }
 
 /// Takes a number that an optimizer carries: one element, which must not be rounded.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
+    require_one(from, "save the product as one number")
+}
+
+fn require_one<'h>(from: Named<'h>, remedy: &str) -> Result<Named<'h>> {
     match from.1.elements {
         1 => Ok(from),
-        several => Err(in_tensor(
-            from.0,
-            format_args!("has {several} elements instead of 1"),
-            "save the product as one number",
-        )),
+        several => Err(in_tensor(from.0, format_args!("has {several} elements instead of 1"), remedy)),
     }
 }
 

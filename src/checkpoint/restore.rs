@@ -41,17 +41,25 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     for Counted { id, optimizer, count, carried } in &plan.counts {
         let count = match count {
             Count::Given(count) => *count,
-            Count::Stored(from) => stored_count(&mut source, *from)?,
+            Count::Stored(from) => stored(&mut source, *from, convert::count)?.ok_or_else(|| {
+                in_tensor(from.0, "not a whole number below 2^63", "save the number of updates")
+            })?,
         };
-        let carried = match carried {
-            Some(from) => Some(stored_carried(&mut source, *from, count)?),
-            None => None,
-        };
-        counts.push((*id, *optimizer, count, carried));
+        let mut fitting = None;
+        if let Some(from) = carried {
+            fitting =
+                stored(&mut source, *from, convert::real)?.filter(|number| carried_fits(count, *number));
+            if fitting.is_none() {
+                return Err(in_tensor(from.0, "out of range", format_args!("use {CARRIED_RANGE}")));
+            }
+        }
+        counts.push((*id, *optimizer, count, fitting));
     }
-    let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
-    let mut scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
-    let stored = Own::take(stepper, &mut scalars)?;
+    let mut scalars = BTreeMap::new();
+    for from in &plan.scalars {
+        scalars.extend(stored(&mut source, *from, scalar)?.map(|scalar| (from.0.to_owned(), scalar)));
+    }
+    let own_scalars = Own::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
     for (id, optimizer, count, carried) in counts {
@@ -63,7 +71,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
             }
         }
     }
-    stored.set(stepper, own)?;
+    own_scalars.set(stepper, own)?;
     Ok(Extras { scalars, metadata })
 }
 
@@ -76,7 +84,7 @@ pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>
     for (key, tensor) in &header.tensors {
         source.stream(key, tensor, |_| Ok(()))?;
     }
-    Ok((header, source.into_data()))
+    Ok((header, source.data))
 }
 
 /// The stepper's scalars beside its tensors.
@@ -227,40 +235,22 @@ fn read<R: Read + Seek>(
     source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
 }
 
-fn stored_count<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'_>) -> Result<u64> {
-    let mut count = None;
-    source.stream(key, tensor, |bytes| {
-        count = convert::count(tensor.dtype, bytes);
-        Ok(())
-    })?;
-    count.ok_or_else(|| in_tensor(key, "not a whole number below 2^63", "save the number of updates"))
-}
-
 /// Reads one number; [`Plan`] has checked that there is one element.
-fn stored_carried<R: Read + Seek>(
+fn stored<R: Read + Seek, T>(
     source: &mut Verified<R>,
     (key, tensor): Named<'_>,
-    count: u64,
-) -> Result<f64> {
-    let mut carried = None;
+    convert: impl Fn(Dtype, &[u8]) -> Option<T>,
+) -> Result<Option<T>> {
+    let mut number = None;
     source.stream(key, tensor, |bytes| {
-        carried = convert::real(tensor.dtype, bytes);
+        number = convert(tensor.dtype, bytes);
         Ok(())
     })?;
-    carried
-        .filter(|carried| carried_fits(count, *carried))
-        .ok_or_else(|| in_tensor(key, "out of range", format_args!("use {CARRIED_RANGE}")))
+    Ok(number)
 }
 
-/// Reads one number; [`Plan`] has checked that there is one element of 8 bytes.
-fn stored_scalar<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'_>) -> Result<Scalar> {
-    let mut bits = 0;
-    source.stream(key, tensor, |bytes| {
-        bits = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        Ok(())
-    })?;
-    Ok(match tensor.dtype {
-        Dtype::F64 => Scalar::F64(f64::from_bits(bits)),
-        _ => Scalar::U64(bits),
-    })
+/// Returns a scalar of 8 bytes.
+fn scalar(dtype: Dtype, bytes: &[u8]) -> Option<Scalar> {
+    let bits = u64::from_le_bytes(*bytes.first_chunk()?);
+    Some(if dtype == Dtype::F64 { Scalar::F64(f64::from_bits(bits)) } else { Scalar::U64(bits) })
 }

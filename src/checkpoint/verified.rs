@@ -15,7 +15,7 @@ const ANOTHER: &str = "load another checkpoint";
 
 /// The data and their checksums.
 pub(super) struct Verified<R> {
-    data: Data<R>,
+    pub(super) data: Data<R>,
     /// The checksums by a tensor's offset in the file; `None` if the file has none.
     checksums: Option<HashMap<u64, u32>>,
 }
@@ -34,11 +34,6 @@ impl<R: Read + Seek> Verified<R> {
             verified.checksums = Some(verified.read_checksums(header, tensor)?);
         }
         Ok(verified)
-    }
-
-    /// Returns the data without the checksums.
-    pub(super) fn into_data(self) -> Data<R> {
-        self.data
     }
 
     pub(super) fn has_checksums(&self) -> bool {

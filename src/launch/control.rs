@@ -48,7 +48,7 @@ pub(crate) fn decide_args(
         found_inf: external.map_or(ptr::null_mut(), |scaler| scaler.found_inf.as_ptr().cast()),
         set_controls,
         set_count,
-        ..decide_block(control, constants.decided_max_norm(), constants.skip_nonfinite)
+        ..decide_block(control, constants.max_norms()[1], constants.skip_nonfinite)
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> Instep
         divisor: constants.divisor,
         loss_scale: constants.constant_loss_scale(),
         grad_scale: external.map_or(ptr::null(), |scaler| scaler.scale.as_ptr().cast_const().cast()),
-        previous_max_norm: constants.previous_max_norm().unwrap_or(-1.0),
+        previous_max_norm: constants.max_norms()[0].unwrap_or(-1.0),
         further_controls,
         further_count: further_count as u64,
         ..begin_block(regions.control())

@@ -119,19 +119,13 @@ impl StepConstants {
         }
     }
 
-    /// Returns the maximum norm to which decisions clip, about the pass or about one bucket.
-    pub(crate) fn decided_max_norm(&self) -> Option<f64> {
-        match self.clip? {
-            Clip::Global(max_norm) | Clip::PerBucket(max_norm) => Some(max_norm),
-            Clip::Previous(_) => None,
-        }
-    }
-
-    /// Returns the maximum norm to which Begin clips, by the previous pass's norm.
-    pub(crate) fn previous_max_norm(&self) -> Option<f64> {
-        match self.clip? {
-            Clip::Previous(max_norm) => Some(max_norm),
-            Clip::Global(_) | Clip::PerBucket(_) => None,
+    /// Returns the maximum norms to which Begin clips, by the previous pass's norm, and to which decisions clip, about the
+    /// pass or about one bucket.
+    pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
+        match self.clip {
+            Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
+            Some(Clip::Global(max_norm) | Clip::PerBucket(max_norm)) => [None, Some(max_norm)],
+            None => [None, None],
         }
     }
 }

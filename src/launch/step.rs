@@ -42,12 +42,9 @@ impl Launch {
         regions: &Regions,
         assignment: &Assignment,
     ) -> Vec<Launch> {
-        let mut launches = Vec::new();
-        Launch::each(kind, bucket, plan, regions, assignment, |mut launch, spans| {
-            launch.bind(bucket, plan, regions, spans);
-            launches.push(launch);
-        });
-        launches
+        let mut launches = Launch::each(kind, bucket, plan, regions, assignment);
+        launches.iter_mut().for_each(|(launch, spans)| launch.bind(bucket, plan, regions, spans));
+        launches.into_iter().map(|(launch, _)| launch).collect()
     }
 
     /// Returns the same launches without the addresses of tensors. A tile's `param` is then an offset in bytes from the
@@ -59,9 +56,7 @@ impl Launch {
         regions: &Regions,
         assignment: &Assignment,
     ) -> Vec<Launch> {
-        let mut launches = Vec::new();
-        Launch::each(kind, bucket, plan, regions, assignment, |launch, _| launches.push(launch));
-        launches
+        Launch::each(kind, bucket, plan, regions, assignment).into_iter().map(|(launch, _)| launch).collect()
     }
 
     fn each(
@@ -70,8 +65,7 @@ impl Launch {
         plan: &Plan,
         regions: &Regions,
         assignment: &Assignment,
-        mut take: impl FnMut(Launch, &[(Span, usize)]),
-    ) {
+    ) -> Vec<(Launch, Vec<(Span, usize)>)> {
         let of_bucket = match kind {
             Kind::Norm => {
                 let segments = plan.buckets()[bucket as usize].segments.clone().collect();
@@ -87,12 +81,10 @@ impl Launch {
             }
             Kind::Step => assignment.launches(plan, bucket),
         };
-        for launch in &of_bucket {
-            for part in launch.parts {
-                let (launch, spans) = Launch::new(kind, bucket, launch, *part, plan, regions, assignment);
-                take(launch, &spans);
-            }
-        }
+        let parts = of_bucket.iter().flat_map(|launch| launch.parts.iter().map(move |part| (launch, *part)));
+        parts
+            .map(|(launch, part)| Launch::new(kind, bucket, launch, part, plan, regions, assignment))
+            .collect()
     }
 
     /// Makes a launch without addresses. It also returns the spans of the launch's tensors, each with a state's place

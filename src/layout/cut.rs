@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::layout::bucket::{Cut, FirstBytes};
 use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Segment, Storages, Tails};
+use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Storages, Tails};
 
 impl Plan {
     /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` asks for. Parameters of each precision
@@ -124,20 +124,8 @@ impl Plan {
             for filled in filling.fill(&params, parameters) {
                 let opened = plan.segments.len() as u32;
                 for param in filled.params {
-                    let (index, parameter) = (param as usize, &parameters[param as usize]);
-                    plan.segment_of_param[index] = plan.segments.len() as u32;
-                    plan.segments.push(Segment {
-                        param,
-                        bucket: plan.buckets.len() as u32,
-                        start: 0,
-                        grad_start: 0,
-                        len: parameter.len,
-                        element: elements[index],
-                        row: 0,
-                        action: parameter.action,
-                        group: parameter.group,
-                        tail: None,
-                    });
+                    let index = param as usize;
+                    plan.push_segment(&parameters[index], param, elements[index], [0, 0]);
                 }
                 let segments = opened..plan.segments.len() as u32;
                 let last = plan.segments.last().map_or("", |last| &parameters[last.param as usize].name);

@@ -8,7 +8,7 @@ use crate::layout::bucket::FirstBytes;
 use crate::layout::element_types::Kind;
 use crate::layout::foreign::Rows;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Segment, Storages};
+use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Storages};
 
 impl Plan {
     /// Builds the plan of one bucket. It also returns, per segment, its parameter's place in the bucket's list.
@@ -32,26 +32,14 @@ impl Plan {
         }
         listed.sort_by_key(|(_, _, offset)| *offset);
         let mut plan = Plan::empty(layout.parameters().len(), storages, &resolved);
-        for (index, (param, _, offset)) in listed.iter().enumerate() {
+        for (param, _, offset) in &listed {
             let parameter = &layout.parameters()[*param];
             if storage.precision.moments == Moments::EightBit && offset % QUANTUM != 0 {
                 let wrong = format_args!("offset {offset} splits a block of {QUANTUM} 8-bit states");
                 let remedy = "use offsets that are multiples of 256, or other moments";
                 return Err(Error::layout(format_args!("gradient of `{}`", parameter.name), wrong, remedy));
             }
-            plan.segment_of_param[*param] = index as u32;
-            plan.segments.push(Segment {
-                param: *param as u32,
-                bucket: 0,
-                start: *offset,
-                grad_start: *offset,
-                len: parameter.len,
-                element: elements[*param],
-                row: 0,
-                action: parameter.action,
-                group: parameter.group,
-                tail: None,
-            });
+            plan.push_segment(parameter, *param as u32, elements[*param], [*offset; 2]);
         }
         for (id, rows) in &bucket.rows {
             plan.take_rows(layout, *id, *rows, storage.precision.moments)?;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
 use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storages};
+use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Storages};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,19 +181,7 @@ impl Plan {
                 if std::mem::replace(&mut placed[param], true) {
                     return Err(listed_twice(&parameter.name));
                 }
-                plan.segment_of_param[param] = plan.segments.len() as u32;
-                plan.segments.push(Segment {
-                    param: param as u32,
-                    bucket: index as u32,
-                    start: plan.len,
-                    grad_start: start + offset,
-                    len: parameter.len,
-                    element: elements[param],
-                    row: 0,
-                    action: parameter.action,
-                    group: parameter.group,
-                    tail: None,
-                });
+                plan.push_segment(parameter, param as u32, elements[param], [plan.len, start + offset]);
                 let end =
                     parameter.len.checked_next_multiple_of(QUANTUM).and_then(|len| plan.len.checked_add(len));
                 plan.len = end.filter(|end| *end < TOO_MANY_ELEMENTS).ok_or_else(too_large)?;

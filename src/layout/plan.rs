@@ -9,7 +9,7 @@ use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::bucket::{Cut, FirstBytes};
 use crate::layout::element_types::Resolved;
-use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage, Storages};
+use crate::layout::{Bucket, Gradients, Parameter, Segment, SegmentAction, Storage, Storages};
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
@@ -130,20 +130,15 @@ impl Plan {
         runs
     }
 
-    /// Sets averaged parameters for which `is_optimized` returns true to be stepped.
-    pub(crate) fn optimize_also(&mut self, is_optimized: impl Fn(usize) -> bool) {
+    /// Gives segments of one action another one, where `is_changed` says so of the parameter.
+    pub(crate) fn change_actions(
+        &mut self,
+        [from, to]: [SegmentAction; 2],
+        is_changed: impl Fn(usize) -> bool,
+    ) {
         for segment in &mut self.segments {
-            if segment.action == SegmentAction::Average && is_optimized(segment.param as usize) {
-                segment.action = SegmentAction::Step;
-            }
-        }
-    }
-
-    /// Keeps stepping only parameters for which `is_optimized` returns true. The gradients of the others are averaged.
-    pub(crate) fn optimize_only(&mut self, is_optimized: impl Fn(usize) -> bool) {
-        for segment in &mut self.segments {
-            if segment.action == SegmentAction::Step && !is_optimized(segment.param as usize) {
-                segment.action = SegmentAction::Average;
+            if segment.action == from && is_changed(segment.param as usize) {
+                segment.action = to;
             }
         }
     }
@@ -284,6 +279,30 @@ impl Plan {
     /// Returns the bucket of a segment.
     pub(crate) fn bucket_of(&self, segment: &Segment) -> &Bucket {
         &self.buckets[segment.bucket as usize]
+    }
+
+    /// Appends a parameter's segment to the bucket that comes next.
+    pub(super) fn push_segment(
+        &mut self,
+        parameter: &Parameter,
+        param: u32,
+        element: u64,
+        [start, grad_start]: [u64; 2],
+    ) {
+        let Parameter { len, action, group, .. } = parameter;
+        self.segment_of_param[param as usize] = self.segments.len() as u32;
+        self.segments.push(Segment {
+            param,
+            bucket: self.buckets.len() as u32,
+            start,
+            grad_start,
+            len: *len,
+            element,
+            row: 0,
+            action: *action,
+            group: *group,
+            tail: None,
+        });
     }
 
     /// Appends a bucket, whose bytes follow those of the last one.

@@ -142,7 +142,8 @@ impl StepperBuilder<'_> {
         }
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
-        plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
+        let is_averaged = |param| optimizers.rounds(param) == 0 || !is_chosen(param);
+        plan.change_actions([SegmentAction::Step, SegmentAction::Average], is_averaged);
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan, constants)?);
         optimizers.refuse_storage(&plan)?;

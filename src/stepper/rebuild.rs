@@ -138,7 +138,9 @@ impl<D: Device> Stepper<D> {
         }
         let (optimizers, id) = self.optimizers.with(&params, group, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();
-        plan.optimize_also(|param| optimizers.rounds(param) > 0);
+        plan.change_actions([SegmentAction::Average, SegmentAction::Step], |param| {
+            optimizers.rounds(param) > 0
+        });
         self.settle_between_passes()?;
         self.run.get_mut().touch_control()?;
         for param in params {

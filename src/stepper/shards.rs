@@ -188,15 +188,12 @@ impl<D: Device> Stepper<D> {
         // In a group of one this rank has all of the tensor. It makes no call then, because a call overwrites
         // gradients, and a slice of them may be alive.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
-        if is_sharded && self.may_be_sharded(whole.memory) {
+        let memory = whole.memory;
+        if is_sharded && (memory == Memory::Grads || memory.is_sharded_state() || self.plan.shards_params()) {
             self.gather_bytes(whole.memory, whole.segment, bytes)
         } else {
             self.read_elements(whole, bytes)
         }
-    }
-
-    fn may_be_sharded(&self, memory: Memory) -> bool {
-        memory == Memory::Grads || memory.is_sharded_state() || self.plan.shards_params()
     }
 
     pub(super) fn is_sharded(&self, segment: &Segment) -> bool {

@@ -67,15 +67,9 @@ impl<D: Device> Stepper<D> {
     /// Broadcasts a message of rank 0 to all ranks.
     pub(crate) fn tell(&self, word: &mut [u8; WORD_BYTES]) -> Result<()> {
         let span = Span { memory: Memory::Grads, start: 0, end: WORD_BYTES as u64 };
-        let mut gradients = [0; WORD_BYTES];
-        self.touch_everything(span)?;
-        self.read_span(span, &mut gradients)?;
-        self.write_span(span, word)?;
-        let agreement = self.agreement.fixed();
-        self.run.borrow_mut().schedule.exchange(CollectiveKind::Broadcast, [span; 2], agreement);
-        self.touch_everything(span)?;
-        self.read_span(span, word)?;
-        self.write_span(span, &gradients)
+        let told = self.exchange(CollectiveKind::Broadcast, [span; 2], word, self.agreement.fixed())?;
+        word.copy_from_slice(&told);
+        Ok(())
     }
 
     /// Gathers a message of each rank of a group on all of them, in the order of the ranks.

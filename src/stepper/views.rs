@@ -82,7 +82,7 @@ impl<'a> Grads<'a> {
         ids: [ParamId; N],
     ) -> Result<[&mut [T]; N]> {
         for (k, id) in ids.iter().enumerate() {
-            self.stepper.require_type::<T>(*id, Memory::Grads)?;
+            self.stepper.require_type::<T>(&self.stepper.precision_of(*id)?, Memory::Grads)?;
             if ids[..k].contains(id) {
                 let thing = format_args!("gradient of `{}`", self.stepper.layout.parameter(*id)?.name);
                 return Err(Error::layout(thing, "asked for twice", "name each parameter once"));
@@ -130,7 +130,7 @@ impl<'a> Grads<'a> {
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
     pub fn add<T: Element>(&mut self, id: ParamId, values: &[T]) -> Result<()> {
-        if self.stepper.is_unwritten(id)? {
+        if self.stepper.is_first(id)? {
             return self.write(id, values);
         }
         self.store(id, values, |sum, value| sum + value)
@@ -174,11 +174,7 @@ impl Stepper {
     }
 
     /// Refuses slices of a type that the memory does not hold.
-    fn require_type<T: Element>(&self, id: ParamId, memory: Memory) -> Result<()> {
-        self.require_stored::<T>(&self.precision_of(id)?, memory)
-    }
-
-    fn require_stored<T: Element>(&self, precision: &Precision, memory: Memory) -> Result<()> {
+    fn require_type<T: Element>(&self, precision: &Precision, memory: Memory) -> Result<()> {
         let dtype = match memory {
             Memory::Params => Some(precision.param),
             Memory::Grads => Some(precision.grad),
@@ -254,7 +250,7 @@ impl Stepper {
     /// Errors as for [`read`](Self::read); `Unsupported` if the tensor is of another type.
     pub fn view<'n, T: Element>(&self, tensor: impl Into<TensorId<'n>>) -> Result<&[T]> {
         let (id, memory) = self.find(tensor.into())?;
-        self.require_type::<T>(id, memory)?;
+        self.require_type::<T>(&self.precision_of(id)?, memory)?;
         self.admit_read(id, memory)?;
         self.slice(id, memory)
     }
@@ -288,7 +284,7 @@ impl Stepper {
     /// its [master weight](crate::Master), in other ranks' shards, or with offload in the host's memory.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
         let (id, memory) = self.find(tensor.into())?;
-        self.require_type::<T>(id, memory)?;
+        self.require_type::<T>(&self.precision_of(id)?, memory)?;
         if memory == Memory::Params && self.precision_of(id)?.master != Master::None {
             let wrong = "they have master weights, which must be written too";
             return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"));
@@ -332,7 +328,7 @@ impl Stepper {
     pub fn bucket_mut<T: Element>(&mut self, bucket: u32) -> Result<&mut [T]> {
         let plan = Arc::clone(&self.plan);
         let described = bucket_numbered(&plan, bucket)?;
-        self.require_stored::<T>(&described.storage.precision, Memory::Grads)?;
+        self.require_type::<T>(&described.storage.precision, Memory::Grads)?;
         let run = self.run.get_mut();
         run.schedule.require_open()?;
         for segment in plan.segments_of(described) {
@@ -364,10 +360,6 @@ impl Stepper {
         // slices, of gradients, through a shared reference. It keeps the stepper borrowed mutably, so only a `Params`
         // can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
-    }
-
-    fn is_unwritten(&self, id: ParamId) -> Result<bool> {
-        Ok(!self.written.borrow()[self.layout.index(id)?])
     }
 }
 

@@ -37,12 +37,22 @@ const PROPERTIES: &[Property] = &[
     ("a second communicator has an order of its own", 2, parts::second_order),
     ("groups of some ranks sum among themselves", 1, parts::groups),
     ("a late rank is waited for", 2, late_rank),
-    ("a call of another kind is a mismatch", 2, other_kind),
-    ("a call of another pass is a mismatch", 2, other_pass),
-    ("a call for another bucket is a mismatch", 2, other_bucket),
+    ("a call of another kind is a mismatch", 2, |rank| {
+        differ(rank, |key| CallKey { kind: CollectiveKind::Broadcast, ..key })
+    }),
+    ("a call of another pass is a mismatch", 2, |rank| {
+        differ(rank, |key| CallKey { pass: key.pass + 1, ..key })
+    }),
+    ("a call for another bucket is a mismatch", 2, |rank| {
+        differ(rank, |key| CallKey { bucket: Some(0), ..key })
+    }),
     ("a call of another type is a mismatch", 2, other_type),
-    ("a call of another length is a mismatch", 2, other_length),
-    ("a call of another agreement is a mismatch", 2, other_agreement),
+    ("a call of another length is a mismatch", 2, |rank| {
+        differ(rank, |key| CallKey { bytes: key.bytes / 2, ..key })
+    }),
+    ("a call of another agreement is a mismatch", 2, |rank| {
+        differ(rank, |key| CallKey { agreement: !key.agreement, ..key })
+    }),
     ("the deadline ends a call that a rank never makes", 2, absent_rank),
     ("an abort ends the other ranks with its cause", 2, abort),
     // All ranks meet once more, so that no rank drops its ends while another is inside an earlier property.
@@ -167,31 +177,11 @@ fn meet_again(rank: &Rank) -> Result<(), String> {
     if all { Ok(()) } else { Err(format!("the sum of ones is {}", summed[0])) }
 }
 
-fn other_kind(rank: &Rank) -> Result<(), String> {
-    differ(rank, |key| CallKey { kind: CollectiveKind::Broadcast, ..key })
-}
-
-fn other_pass(rank: &Rank) -> Result<(), String> {
-    differ(rank, |key| CallKey { pass: key.pass + 1, ..key })
-}
-
-fn other_bucket(rank: &Rank) -> Result<(), String> {
-    differ(rank, |key| CallKey { bucket: Some(0), ..key })
-}
-
 /// Checks broadcasts, which take every type.
 fn other_type(rank: &Rank) -> Result<(), String> {
     let (kind, len) = (CollectiveKind::Broadcast, 4 * ELEMENTS);
     let dtype = if rank.is_last() { DType::F16 } else { DType::F32 };
     expect_mismatch(rank, CallKey { dtype, ..rank.key(kind, DType::F32, len) })
-}
-
-fn other_length(rank: &Rank) -> Result<(), String> {
-    differ(rank, |key| CallKey { bytes: key.bytes / 2, ..key })
-}
-
-fn other_agreement(rank: &Rank) -> Result<(), String> {
-    differ(rank, |key| CallKey { agreement: !key.agreement, ..key })
 }
 
 /// Makes one all-reduce, which the last rank calls with another key.
@@ -211,11 +201,15 @@ fn expect_mismatch(rank: &Rank, key: CallKey) -> Result<(), String> {
     }
 }
 
+/// Makes an all-reduce of zeros, on which all ranks agree.
+fn sum_zeros(rank: &Rank, deadline: Duration) -> Result<()> {
+    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
+    rank.enqueue(key, &mut Buffer::new(&[0; 4 * ELEMENTS], 0), None, deadline)
+}
+
 /// Makes a call on which all ranks agree, after a call that failed.
 fn expect_the_end(rank: &Rank) -> Result<(), String> {
-    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
-    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
-    match rank.enqueue(key, &mut buffer, None, rank.patience / 20) {
+    match sum_zeros(rank, rank.patience / 20) {
         Err(_) => Ok(()),
         Ok(()) => Err("a call after the failure succeeds".to_owned()),
     }
@@ -225,10 +219,8 @@ fn absent_rank(rank: &Rank) -> Result<(), String> {
     if rank.is_last() {
         return Ok(());
     }
-    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
-    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
     let (since, deadline) = (Instant::now(), rank.patience / 100);
-    let outcome = rank.enqueue(key, &mut buffer, None, deadline);
+    let outcome = sum_zeros(rank, deadline);
     if since.elapsed() > rank.patience {
         return Err(format!("the call took {:?}, and its deadline was {deadline:?}", since.elapsed()));
     }
@@ -252,9 +244,7 @@ fn abort(rank: &Rank) -> Result<(), String> {
         rank.comm.abort(&Error::Hook(CAUSE.to_owned()));
         return expect_the_end(rank);
     }
-    let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
-    let mut buffer = Buffer::new(&[0; 4 * ELEMENTS], 0);
-    match rank.enqueue(key, &mut buffer, None, rank.patience) {
+    match sum_zeros(rank, rank.patience) {
         Err(error) if error.to_string().contains(CAUSE) => expect_the_end(rank),
         Err(error) => {
             Err(format!("the call should end with the abort's cause, and fails otherwise: {error}"))

@@ -5,19 +5,14 @@
 use std::sync::Arc;
 use std::thread;
 
-use crate::collective::conformance::rank::Buffer;
-use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash};
+use crate::collective::conformance::rank::{
+    Buffer, FORMS, IN_PLACE, Rank, decode, encode, hash, whole_number,
+};
 use crate::collective::{Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Error;
 
 const LENGTHS: [usize; 4] = [0, 1, 256, 1003];
-
-/// A whole number that is exact in every type, and so is its sum over ranks.
-fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
-    let largest = (256 / ranks.max(1)).clamp(1, 6);
-    (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32
-}
 
 pub(super) fn reduce_scatter(rank: &Rank) -> Result<(), String> {
     let kind = CollectiveKind::ReduceScatter;

@@ -4,14 +4,8 @@
 //! every element type: it rounds nothing and changes no NaN.
 
 use crate::collective::CollectiveKind;
-use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, encode, hash};
+use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, encode, hash, whole_number};
 use crate::dtype::DType;
-
-/// A whole number, so small that the sum over at most 256 ranks is exact in every type.
-fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
-    let largest = (256 / ranks.max(1)).clamp(1, 6);
-    (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32
-}
 
 /// A value of either sign and of any of 13 binades, so that a sum depends on the order of its terms.
 fn rough_number(rank: u32, element: usize) -> f32 {
