@@ -302,7 +302,7 @@ FAULTS = [
           ("set_lr_multiplier", "learning_rates", "multiplier)?;\n        "),
           ("set_scaler_state", "scaling", "self.loaded.scaler = Some(state);\n        "),
           ("set_previous_norm", "scaling", "self.loaded.previous_norm = Some(norm);\n        "),
-          ("set_frozen", "freezing", "touch_frozen(param, frozen)?;\n        "),
+          ("set_frozen", "freezing", "touch_frozen(param, frozen))?;\n        "),
           ("set_step_count", "claims", "self.loaded.note(param, number));\n        "),
           ("write of a parameter", "claims", "note(param, &self.plan);\n                "),
       )],

@@ -15,6 +15,7 @@ use crate::launch::BorrowedPieces;
 use crate::layout::Plan;
 use crate::op::{Access, Memory, Span};
 use crate::optim::{ExternalScaler, LossScale};
+use crate::schedule::Schedule;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::state::borrowed::{Borrowed, Lent};
 use crate::stepper::stepper::Stepper;
@@ -214,10 +215,10 @@ impl<D: Device> Stepper<D> {
         };
         let pieces = self.pieces_for(&memory, recut.as_ref().unwrap_or(&self.plan))?;
         let run = self.run.get_mut();
-        run.touch_all()?;
+        run.touch(Schedule::touch_all)?;
         // A bucket without elements is reduced but never stepped, so `touch_all` does not wait for it.
-        run.touch_contributors()?;
-        run.touch_control()?;
+        run.touch(Schedule::touch_contributors)?;
+        run.touch(Schedule::touch_control)?;
         let Some(plan) = recut else {
             for memory in [Memory::Params, Memory::Grads] {
                 run.note(Access { span: Span::whole(memory, &self.plan), writes: true });

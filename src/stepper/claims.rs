@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, ParamId, Plan, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
+use crate::schedule::Schedule;
 use crate::stepper::state::optimizers::OptimizerId;
 use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
@@ -110,7 +111,10 @@ impl<D: Device> Stepper<D> {
             let wrong = "the other ranks' parts of its last step were lost with them";
             return Err(Error::order(format_args!("`{name}`"), wrong, "go on from a checkpoint"));
         }
-        run.touch(index, memory)?;
+        run.touch(|schedule| match memory {
+            Memory::Grads => schedule.touch_gradient(index),
+            _ => schedule.touch(index),
+        })?;
         let present = Elements::present(memory, &segment, &self.plan, &run.schedule);
         let span = present.span(&self.plan, &run.schedule);
         run.note(Access { span, writes });
@@ -226,12 +230,12 @@ impl<D: Device> Stepper<D> {
 
     pub(super) fn settle_between_passes(&self) -> Result<()> {
         self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_all()
+        self.run.borrow_mut().touch(Schedule::touch_all)
     }
 
     pub(super) fn settle_control(&self) -> Result<()> {
         self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_control()
+        self.run.borrow_mut().touch(Schedule::touch_control)
     }
 
     /// Refuses to go on after a rescue, when the stepper can only be read.

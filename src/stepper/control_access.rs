@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::launch::{Assignment, BorrowedPieces, Progress, status_of};
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Access, Memory, Span, Words};
+use crate::schedule::Schedule;
 use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
@@ -56,7 +57,7 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         let run = self.run.get_mut();
-        run.touch_settings()?;
+        run.touch(Schedule::touch_settings)?;
         run.note(Access { span: Span::SETTINGS, writes: true });
         // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
         run.device.write_settings(&self.settings, unsafe { Claimed::promise() });
@@ -71,7 +72,7 @@ impl<D: Device> Stepper<D> {
         };
         let span = Span::elements(Memory::Grads.of_step(&self.plan), &self.plan, at, at + 1);
         let run = self.run.get_mut();
-        run.touch_contributors()?;
+        run.touch(Schedule::touch_contributors)?;
         run.note(Access { span, writes: false });
         let mut bytes = [0; 4];
         let count = &mut bytes[..span.bytes() as usize];
@@ -162,7 +163,7 @@ impl<D: Device> Stepper<D> {
 
     /// Waits for the decision that wrote the loss scale, and copies it to the host. It may be called inside a pass.
     pub(super) fn read_loss_scale(&self) -> Result<[u8; 8]> {
-        self.run.borrow_mut().touch_loss_scale()?;
+        self.run.borrow_mut().touch(Schedule::touch_loss_scale)?;
         self.copy_control_part(Span::LOSS_SCALE)
     }
 

@@ -40,7 +40,7 @@ impl<D: Device> Stepper<D> {
     pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let param = self.layout.index(id)?;
         self.refuse_open_pass()?;
-        self.run.get_mut().touch_frozen(param, frozen)?;
+        self.run.get_mut().touch(|schedule| schedule.touch_frozen(param, frozen))?;
         self.agreement.forget();
         self.write_frozen(param, frozen);
         Ok(())

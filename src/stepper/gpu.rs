@@ -15,6 +15,7 @@ use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
 use crate::op::Memory;
+use crate::schedule::Schedule;
 use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::graphs::NOT_BROADCAST;
@@ -286,9 +287,9 @@ impl Stepper<CudaDevice> {
         self.follow_schedules()?;
         self.flush_settings()?;
         let run = self.run.get_mut();
-        run.touch_all()?;
+        run.touch(Schedule::touch_all)?;
         // Publishing the status reads the control block that the graph's Begin writes.
-        run.touch_control()?;
+        run.touch(Schedule::touch_control)?;
         run.device.replay(captured)?;
         let pass = run.schedule.pass() + 1;
         run.schedule.set_pass(pass);

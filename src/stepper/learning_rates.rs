@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::optim::{LrSchedule, Value};
+use crate::schedule::Schedule;
 use crate::stepper::state::optimizers::OptimizerKey;
 use crate::stepper::stepper::Stepper;
 
@@ -29,7 +30,7 @@ impl<D: Device> Stepper<D> {
         let key = optimizer.into();
         let id = self.optimizers.find(key)?;
         self.rates.refuse_scheduled(id, key)?;
-        self.run.get_mut().touch_settings()?;
+        self.run.get_mut().touch(Schedule::touch_settings)?;
         let hyper = self.optimizers.set_lr(id, lr)?;
         self.agreement.forget();
         self.write_hyper(id.0 as usize, hyper);
@@ -79,7 +80,7 @@ impl<D: Device> Stepper<D> {
         if changes.iter().any(|(name, _)| *name == "lr") {
             self.rates.refuse_scheduled(id, key)?;
         }
-        self.run.get_mut().touch_settings()?;
+        self.run.get_mut().touch(Schedule::touch_settings)?;
         let hyper = self.optimizers.set_hyper(id, changes, &self.plan)?;
         self.agreement.forget();
         self.write_hyper(id.0 as usize, hyper);
@@ -135,7 +136,7 @@ impl<D: Device> Stepper<D> {
             return Err(Error::range("lr_multiplier", multiplier, "a finite number of at least 0"));
         }
         self.refuse_open_pass()?;
-        self.run.get_mut().touch_settings()?;
+        self.run.get_mut().touch(Schedule::touch_settings)?;
         self.optimizers.set_lr_multiplier(param, multiplier)?;
         self.agreement.forget();
         self.write_lr_multipliers(param..param + 1);
@@ -186,7 +187,7 @@ impl<D: Device> Stepper<D> {
             if self.optimizers.lr(id).to_bits() == lr.to_bits() {
                 continue;
             }
-            self.run.get_mut().touch_settings()?;
+            self.run.get_mut().touch(Schedule::touch_settings)?;
             let hyper = self.optimizers.set_lr(id, lr)?;
             self.agreement.forget();
             self.write_hyper(id.0 as usize, hyper);

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::{Access, Span};
-use crate::schedule::{Mode, Opening};
+use crate::schedule::{Mode, Opening, Schedule};
 use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
 
@@ -264,7 +264,7 @@ impl<D: Device> Stepper<D> {
             run.touch_scaler()?;
         }
         if D::TRAINER_IS_A_STREAM && self.policy.mode != Mode::Normed {
-            return run.touch_all();
+            return run.touch(Schedule::touch_all);
         }
         run.submit();
         Ok(())

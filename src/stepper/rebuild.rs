@@ -142,7 +142,7 @@ impl<D: Device> Stepper<D> {
             optimizers.rounds(param) > 0
         });
         self.settle_between_passes()?;
-        self.run.get_mut().touch_control()?;
+        self.run.get_mut().touch(Schedule::touch_control)?;
         for param in params {
             // A count that was set before there was an optimizer would become the new optimizer's count.
             let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
@@ -189,10 +189,10 @@ impl<D: Device> Stepper<D> {
         self.settings = Settings::new(&self.plan, &assignment);
         (self.optimizers, self.assignment) = (optimizers, assignment);
         for param in frozen {
-            self.run.get_mut().touch_frozen(param, true)?;
+            self.run.get_mut().touch(|schedule| schedule.touch_frozen(param, true))?;
             self.write_frozen(param, true);
         }
-        self.run.get_mut().touch_settings()?;
+        self.run.get_mut().touch(Schedule::touch_settings)?;
         self.write_lr_multipliers(0..self.layout.parameters().len());
         Ok(())
     }
@@ -216,8 +216,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for everything, and notes that the trainer touches a span and the counts.
     pub(super) fn touch_everything(&self, span: Span) -> Result<()> {
         let mut run = self.run.borrow_mut();
-        run.touch_all()?;
-        run.touch_control()?;
+        run.touch(Schedule::touch_all)?;
+        run.touch(Schedule::touch_control)?;
         run.note(Access { span, writes: true });
         Ok(())
     }

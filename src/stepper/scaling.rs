@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
 use crate::op::{Access, Memory, Span};
 use crate::optim::{Clip, LossScale, ScalerState};
+use crate::schedule::Schedule;
 use crate::stepper::stepper::Stepper;
 
 const PREVIOUS_NORM: Span = field(offset_of!(InstepControl, previous_norm), 8);
@@ -229,7 +230,7 @@ impl Stepper<CudaDevice> {
         self.require_scaler()?;
         self.refuse_closed_pass()?;
         let mut run = self.run.borrow_mut();
-        run.touch_loss_scale()?;
+        run.touch(Schedule::touch_loss_scale)?;
         run.note(Access { span: Span::LOSS_SCALE, writes: false });
         Ok(DevicePtr(run.device.resolve(Span::LOSS_SCALE).addr() as u64))
     }

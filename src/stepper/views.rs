@@ -335,7 +335,7 @@ impl Stepper {
             run.schedule.refuse_handed_over(segment.param as usize)?;
             run.schedule.refuse_frozen(segment.param as usize)?;
         }
-        run.touch_bucket(bucket)?;
+        run.touch(|schedule| schedule.touch_bucket(bucket))?;
         let tail =
             if described.tail.is_empty() { described.start + described.len } else { described.tail.start };
         let span = Span::within(Memory::Grads, described, described.start, tail);

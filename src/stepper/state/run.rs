@@ -7,7 +7,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Memory, Op, STREAMS, Span, Stream, Ticket};
+use crate::op::{Access, Action, Op, STREAMS, Span, Stream, Ticket};
 use crate::schedule::Schedule;
 use crate::timeline::{Exposure, Interval, Lane, TimedOp};
 
@@ -130,28 +130,15 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Waits until the trainer may touch everything but control memory.
-    pub(crate) fn touch_all(&mut self) -> Result<()> {
-        self.schedule.touch_all();
-        self.settle()
-    }
-
-    /// Waits until the trainer may read control memory.
-    pub(crate) fn touch_control(&mut self) -> Result<()> {
-        self.schedule.touch_control();
-        self.settle()
-    }
-
-    /// Waits until the trainer may read the next pass's loss scale.
-    pub(crate) fn touch_loss_scale(&mut self) -> Result<()> {
-        self.schedule.touch_loss_scale();
+    /// Announces what the trainer is about to touch, and waits until it may.
+    pub(crate) fn touch(&mut self, announce: impl FnOnce(&mut Schedule)) -> Result<()> {
+        announce(&mut self.schedule);
         self.settle()
     }
 
     /// Waits until the trainer may access its own scaler: in a pass its flag, between passes scale and flag.
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
-        self.schedule.touch_scaler();
-        self.settle()?;
+        self.touch(Schedule::touch_scaler)?;
         if self.schedule.is_offloaded() {
             // The scaler lies in the host's memory, so the trainer's thread itself must wait.
             self.device.synchronize()?;
@@ -161,45 +148,12 @@ impl<D: Device> Run<D> {
         Ok(())
     }
 
-    /// Waits until the trainer may write the settings.
-    pub(crate) fn touch_settings(&mut self) -> Result<()> {
-        self.schedule.touch_settings();
-        self.settle()
-    }
-
-    /// Waits until the trainer may read the counts of contributing ranks.
-    pub(crate) fn touch_contributors(&mut self) -> Result<()> {
-        self.schedule.touch_contributors();
-        self.settle()
-    }
-
-    /// Waits until the trainer may freeze or unfreeze a parameter in the settings.
-    pub(crate) fn touch_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
-        self.schedule.touch_frozen(param, frozen);
-        self.settle()
-    }
-
-    /// Freezes or unfreezes a parameter from the next pass on, after [`touch_frozen`](Self::touch_frozen).
+    /// Freezes or unfreezes a parameter from the next pass on, after [`Schedule::touch_frozen`].
     pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) {
         self.schedule.set_frozen(param, frozen);
         if let Some(recording) = &mut self.recording {
             recording.list.push(Traced::Freeze { segment, frozen });
         }
-    }
-
-    /// Waits until the trainer may touch a parameter's tensor in one memory.
-    pub(crate) fn touch(&mut self, param: usize, memory: Memory) -> Result<()> {
-        match memory {
-            Memory::Grads => self.schedule.touch_gradient(param),
-            _ => self.schedule.touch(param),
-        }
-        self.settle()
-    }
-
-    /// Waits until the trainer may touch a bucket of gradients, padding included.
-    pub(crate) fn touch_bucket(&mut self, bucket: u32) -> Result<()> {
-        self.schedule.touch_bucket(bucket);
-        self.settle()
     }
 
     /// Submits the schedule's ops, then executes every wait of the compute stream.
