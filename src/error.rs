@@ -287,7 +287,7 @@ impl Error {
 /// A table of refused options. Each row has the option and its value, the condition that refuses it, what is wrong, and what to
 /// do. The first row that holds returns its [`Config`](Error::Config).
 macro_rules! refuse {
-    ($($field:literal = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
+    ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {
             return Err($crate::error::Error::config($field, $value, $wrong, $remedy));
         })+

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepTile};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::host::Isa;
 use crate::launch::{Assignment, Settings, StepConstants, refuse_storage};
 use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Segment, Storage};
@@ -153,13 +153,12 @@ impl BucketStepBuilder {
         if let Some(refused) = self.refused {
             return Err(refused);
         }
-        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
-            return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
-        }
-        if self.gradients == Gradients::Release {
-            let wrong = "the caller's memory cannot be released";
-            let remedy = "keep, zero or average them";
-            return Err(Error::config("gradients", "Release", wrong, remedy));
+        let ema_decay = self.ema_decay.unwrap_or_default();
+        refuse! {
+            "ema" = ema_decay, if !(0.0..=1.0).contains(&ema_decay)
+                => "out of range", "use a decay rate from 0 to 1";
+            "gradients" = "Release", if self.gradients == Gradients::Release
+                => "the caller's memory cannot be released", "keep, zero or average them";
         }
         let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
         let bucket = self.bucket.unwrap_or_else(|| whole(&self.layout));
@@ -177,7 +176,6 @@ impl BucketStepBuilder {
             optimizers.push((&**optimizer, optimizer.as_rule().hyper()?));
         }
         let group = |param: usize| vec![self.layout.parameters()[param].group];
-        let ema_decay = self.ema_decay.unwrap_or_default();
         let constants = StepConstants { ema_decay, ..StepConstants::PLAIN };
         let assignment = Assignment::new(&self.layout, &plan, constants, optimizers, group);
         let settings = Settings::new(&plan, &assignment);
@@ -205,7 +203,6 @@ fn refuse_endless(plan: &Plan) -> Result<()> {
     Err(Error::layout("bucket", wrong, "correct the lengths, or cut it into several"))
 }
 
-/// Returns the index of a group.
 pub(super) fn group_of(layout: &Layout, name: &str) -> Result<usize> {
     layout.groups().iter().position(|known| known == name).ok_or_else(|| {
         let known = crate::error::one_of(name, layout.groups().iter().map(|name| &**name));

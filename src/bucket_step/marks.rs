@@ -20,7 +20,6 @@ pub(super) struct BucketMark {
     is_measured: bool,
 }
 
-/// A bucket that was added to a norm.
 #[derive(Debug)]
 struct Added {
     /// The bucket's number of steps when it was added.

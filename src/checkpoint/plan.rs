@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::stepper::{OptimizerId, Stepper};
 
-/// A tensor and its name.
 pub(super) type Named<'h> = (&'h str, &'h Tensor);
 
 /// Everything that a load will do.

@@ -13,7 +13,6 @@ use crate::text::quoted;
 
 const ANOTHER: &str = "load another checkpoint";
 
-/// The data and their checksums.
 pub(super) struct Verified<R> {
     pub(super) data: Data<R>,
     /// The checksums by a tensor's offset in the file; `None` if the file has none.

@@ -28,7 +28,6 @@ pub(super) struct Outline {
     pub(super) tensors: Vec<Tensor>,
 }
 
-/// A tensor of a parameter.
 pub(super) struct Tensor {
     entry: Entry,
     pub(super) elements: u64,

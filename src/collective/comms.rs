@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::layout::Plan;
 use crate::op::{Action, Group, Op, Span, Stream, Words};
 
-/// All communicators of one rank.
 #[derive(Clone)]
 pub(crate) struct Comms {
     pub(crate) world: Arc<dyn Collective>,
@@ -65,7 +64,6 @@ impl Comms {
         gathers.unwrap_or(&**of_group)
     }
 
-    /// Returns all communicators.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Collective> {
         let of_groups = self.groups.iter().flatten().map(|comm| &**comm);
         std::iter::once(&*self.world).chain(self.gathers.as_deref()).chain(of_groups)

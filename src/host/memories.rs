@@ -151,7 +151,6 @@ impl Drop for Arena {
     }
 }
 
-/// All memories of one stepper.
 pub(crate) struct Memories {
     /// The addresses, which change only in [`rebind`](Self::rebind).
     regions: UnsafeCell<Regions>,

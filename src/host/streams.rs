@@ -188,7 +188,6 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Returns the executor of the ops.
     pub(crate) fn executor(&self) -> &E {
         &self.executor
     }
@@ -310,7 +309,6 @@ impl<E: Run> Drop for Serving<'_, E> {
     }
 }
 
-/// Returns the message of a panic.
 pub(crate) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())

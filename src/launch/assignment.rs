@@ -185,7 +185,6 @@ impl Assignment {
         if self.optimizers.iter().any(|optimizer| optimizer.is_scaled) { self.record_count() } else { 0 }
     }
 
-    /// Returns the index of a record.
     pub(crate) fn record(&self, round: usize, segment: usize) -> usize {
         round * self.lists.len() + segment
     }

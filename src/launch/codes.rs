@@ -58,7 +58,6 @@ pub(crate) fn moments_code(moments: Moments) -> u32 {
     }
 }
 
-/// Returns the kernels' code of an action.
 pub(crate) fn action_code(action: SegmentAction) -> u32 {
     match action {
         SegmentAction::Step => INSTEP_ACTION_STEP,

@@ -46,12 +46,10 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Makes a region of one piece.
     pub(crate) fn whole(base: NonNull<u8>, bytes: u64) -> Region {
         Region { pieces: vec![Piece { start: 0, bytes, base: Address::of(base) }] }
     }
 
-    /// Makes a region of several pieces, or of none.
     pub(crate) fn scattered(pieces: Vec<Piece>) -> Region {
         Region { pieces }
     }
@@ -91,13 +89,11 @@ impl Counts {
         self.bucket_controls + self.set_controls
     }
 
-    /// Returns the offset of the records in control memory.
     fn records_at(&self) -> usize {
         let blocks = self.further_controls() * size_of::<InstepControl>();
         FURTHER_CONTROLS_AT as usize + blocks
     }
 
-    /// Returns the offset of the norms in control memory.
     fn norms_at(&self) -> usize {
         self.records_at() + self.records * size_of::<InstepRecord>()
     }
@@ -114,12 +110,10 @@ impl Counts {
         self.actions_at() + self.records * size_of::<u32>()
     }
 
-    /// Returns the offset of the multipliers in the settings.
     pub(crate) fn multipliers_at(&self) -> usize {
         self.hypers * size_of::<InstepHyper>()
     }
 
-    /// Returns the offset of the actions in the settings.
     pub(crate) fn actions_at(&self) -> usize {
         self.multipliers_at() + self.records * size_of::<f64>()
     }
@@ -199,7 +193,6 @@ impl Regions {
         tensors.chain(others)
     }
 
-    /// Returns the counts that size the memories.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -254,7 +247,6 @@ impl Regions {
         own.map_or(self.control(), |own| self.further_controls().0.wrapping_add(own as usize))
     }
 
-    /// Returns the address of the first record.
     pub(crate) fn records(&self) -> *mut InstepRecord {
         self.control.base().wrapping_add(self.counts.records_at()).cast()
     }
@@ -265,22 +257,18 @@ impl Regions {
         if self.counts.norms == 0 { ptr::null_mut() } else { first }
     }
 
-    /// Returns the address of the settings.
     pub(crate) fn settings(&self) -> *mut u32 {
         self.settings.base().cast()
     }
 
-    /// Returns the address of the first optimizer's hyperparameters.
     pub(crate) fn hypers(&self) -> *mut InstepHyper {
         self.settings.base().cast()
     }
 
-    /// Returns the address of the first record's learning-rate multiplier.
     pub(crate) fn multipliers(&self) -> *mut f64 {
         self.settings.base().wrapping_add(self.counts.multipliers_at()).cast()
     }
 
-    /// Returns the address of the first record's action.
     pub(crate) fn actions(&self) -> *mut u32 {
         self.settings.base().wrapping_add(self.counts.actions_at()).cast()
     }
@@ -324,7 +312,6 @@ impl Bases {
         self.params
     }
 
-    /// Returns the address to which a tile adds its offset in the gradients.
     pub(crate) fn grads(&self) -> usize {
         self.grads
     }

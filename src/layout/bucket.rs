@@ -211,7 +211,6 @@ impl Bucket {
         if self.is_local { 0 } else { element.clamp(summed.start, summed.end) - summed.start }
     }
 
-    /// Returns the first bytes of the next bucket.
     pub(super) fn next_bytes(&self) -> FirstBytes {
         let (first, Precision { param, grad, master, moments, .. }) =
             (self.first_bytes, self.storage.precision);

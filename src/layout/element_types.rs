@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
 /// How the bits that a 16-bit parameter lacks are kept, so that small updates are not lost.
@@ -127,41 +127,21 @@ impl Precision {
     /// # Errors
     /// `Config`, which names the field that does not go with the others.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |field, value: &dyn std::fmt::Debug, wrong, remedy| {
-            Err(Error::config(field, format!("{value:?}"), wrong, remedy))
-        };
         let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
-        if self.master != Master::None && self.param == DType::F32 {
-            return refuse("master", &self.master, "f32 parameters need no master", "leave the master out");
-        }
-        if is_remainder && self.param != DType::BF16 {
-            return refuse(
-                "master",
-                &self.master,
-                "remainders exist only for bf16 parameters",
-                "use an f32 master",
-            );
-        }
-        if let Rounding::Stochastic { .. } = self.rounding {
-            let rounds_params =
-                self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
-            if rounds_params && self.param == DType::F16 {
-                let wrong = "stochastic rounding of parameters supports bf16 only";
-                return refuse(
-                    "rounding",
-                    &self.rounding,
-                    wrong,
-                    "use bf16, a master or rounding to nearest",
-                );
-            }
-            if !rounds_params && self.moments == Moments::F32 {
-                return refuse(
-                    "rounding",
-                    &self.rounding,
-                    "neither parameters nor states lose bits in this precision",
-                    "round to nearest",
-                );
-            }
+        let is_stochastic = self.rounding != Rounding::Nearest;
+        let rounds_params =
+            self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
+        refuse! {
+            "master" = format_args!("{:?}", self.master), if self.master != Master::None && self.param == DType::F32
+                => "f32 parameters need no master", "leave the master out";
+            "master" = format_args!("{:?}", self.master), if is_remainder && self.param != DType::BF16
+                => "remainders exist only for bf16 parameters", "use an f32 master";
+            "rounding" = format_args!("{:?}", self.rounding),
+                if is_stochastic && rounds_params && self.param == DType::F16
+                => "stochastic rounding of parameters supports bf16 only", "use bf16, a master or rounding to nearest";
+            "rounding" = format_args!("{:?}", self.rounding),
+                if is_stochastic && !rounds_params && self.moments == Moments::F32
+                => "neither parameters nor states lose bits in this precision", "round to nearest";
         }
         Ok(())
     }

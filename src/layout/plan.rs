@@ -276,7 +276,6 @@ impl Plan {
         &self.bucket_of(segment).storage
     }
 
-    /// Returns the bucket of a segment.
     pub(crate) fn bucket_of(&self, segment: &Segment) -> &Bucket {
         &self.buckets[segment.bucket as usize]
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{Descriptor, Optimizer, Value, sealed::Rule};
 use crate::abi::{INSTEP_MAX_STATES, InstepCustomHyper, InstepHyper};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 
 /// One parameter's update, on the CPU.
@@ -198,29 +198,16 @@ impl Rule for Custom {
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
-        if !self.lr.is_finite() {
-            return Err(Error::range("lr", self.lr, "a finite number"));
-        }
         let names = self.rule.state_names();
-        if names.len() > INSTEP_MAX_STATES as usize {
-            return Err(Error::config(
-                "state_names",
-                names.join(", "),
-                "too many",
-                "keep at most three states",
-            ));
-        }
         let is_odd = |(k, name): (usize, &&str)| {
             name.is_empty() || name.contains(['.', '#']) || *name == "step" || names[..k].contains(name)
         };
-        if names.iter().enumerate().any(is_odd) {
-            let remedy = "use different names without `.` and `#`, other than `step`";
-            return Err(Error::config(
-                "state_names",
-                names.join(", "),
-                "not usable as names of states",
-                remedy,
-            ));
+        refuse! {
+            "lr" = self.lr, if !self.lr.is_finite() => "out of range", "use a finite number";
+            "state_names" = names.join(", "), if names.len() > INSTEP_MAX_STATES as usize
+                => "too many", "keep at most three states";
+            "state_names" = names.join(", "), if names.iter().enumerate().any(is_odd)
+                => "not usable as names of states", "use different names without `.` and `#`, other than `step`";
         }
         // Every byte of the union is set, as it is copied to where a GPU reads it.
         let mut hyper = InstepHyper { words: [0.0; 8] };

@@ -49,7 +49,7 @@ pub use types::*;
 
 use std::any::Any;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 
 /// An optimizer with its hyperparameters.
 ///
@@ -194,21 +194,18 @@ pub(crate) mod sealed {
 
 /// Refuses a learning rate whose first step overflows. That step is the largest, as it divides by `1 - beta1`.
 fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
-    if ((lr / (1.0 - beta1)) as f32).is_finite() {
-        return Ok(());
+    refuse! {
+        "lr" = short(lr), if !((lr / (1.0 - beta1)) as f32).is_finite()
+            => "lr / (1 - betas.0) overflows f32", "lower lr or betas.0";
     }
-    Err(Error::config("lr", short(lr), "lr / (1 - betas.0) overflows f32", "lower lr or betas.0"))
+    Ok(())
 }
 
 /// Refuses a decoupled weight decay whose product with the learning rate overflows.
 fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
-    if ((lr * weight_decay) as f32).is_finite() {
-        return Ok(());
+    refuse! {
+        "weight_decay" = short(weight_decay), if !((lr * weight_decay) as f32).is_finite()
+            => "lr * weight_decay overflows f32", "lower one of them";
     }
-    Err(Error::config(
-        "weight_decay",
-        short(weight_decay),
-        "lr * weight_decay overflows f32",
-        "lower one of them",
-    ))
+    Ok(())
 }

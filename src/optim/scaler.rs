@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::handle::Address;
 
 /// The factor in the loss. Each step divides the gradients by it.
@@ -139,21 +139,12 @@ impl ScalerState {
 
 /// Accepts a scale that is exact in f32 as well as in the kernels' f64, and by which f32 gradients can be divided.
 fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
-    let smallest = f64::from(f32::MIN_POSITIVE);
-    if !(smallest..=LossScaler::largest_scale(divisor)).contains(&scale) {
-        return Err(Error::range(
-            field,
-            scale,
-            "at least 2^-126 and at most 2^126 / the divisor of gradients",
-        ));
-    }
-    if f64::from(scale as f32) != scale {
-        return Err(Error::config(
-            field,
-            scale,
-            "not representable in f32",
-            "round it to f32, as the trainer's loss is",
-        ));
+    let allowed = f64::from(f32::MIN_POSITIVE)..=LossScaler::largest_scale(divisor);
+    refuse! {
+        field = scale, if !allowed.contains(&scale)
+            => "out of range", "use at least 2^-126 and at most 2^126 / the divisor of gradients";
+        field = scale, if f64::from(scale as f32) != scale
+            => "not representable in f32", "round it to f32, as the trainer's loss is";
     }
     Ok(())
 }

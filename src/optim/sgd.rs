@@ -5,7 +5,7 @@
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_sgd;
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 
 optimizer! {
     /// Stochastic gradient descent, with optional momentum.
@@ -35,13 +35,9 @@ optimizer! {
 
 impl Sgd {
     fn relate(&self) -> Result<()> {
-        if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
-            return Err(Error::config(
-                "nesterov",
-                true,
-                "works only with momentum and without dampening",
-                "set a momentum above 0 and dampening to 0",
-            ));
+        refuse! {
+            "nesterov" = true, if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0)
+                => "works only with momentum and without dampening", "set a momentum above 0 and dampening to 0";
         }
         Ok(())
     }

@@ -83,7 +83,6 @@ impl Policy {
         Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_by_caller: false }
     }
 
-    /// Returns whether gradients are measured.
     fn measures(&self) -> bool {
         self.decision != Decision::None
     }

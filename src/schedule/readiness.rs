@@ -161,7 +161,6 @@ impl Readiness {
         self.frozen[param]
     }
 
-    /// Returns whether all parameters of the bucket are frozen.
     pub(super) fn is_bucket_frozen(&self, bucket: u32) -> bool {
         self.thawed[bucket as usize] == 0
     }

@@ -248,24 +248,13 @@ impl StepperBuilder<'_> {
             let (Target::Params(params) | Target::FurtherParams(params)) = target else { continue };
             for param in params {
                 let parameter = &self.layout.parameters()[*param];
-                if parameter.action != SegmentAction::Step {
-                    let wrong = format_args!("`{}` has an optimizer all the same", parameter.name);
-                    let remedy = "use SegmentAction::Step or drop the optimizer";
-                    return Err(Error::config(
-                        "action",
-                        format_args!("{:?}", parameter.action),
-                        wrong,
-                        remedy,
-                    ));
-                }
-                if self.optimized.as_ref().is_some_and(|chosen| !chosen.contains(param)) {
-                    let wrong = "has an optimizer, but is not in this list";
-                    return Err(Error::config(
-                        "optimize_only",
-                        &parameter.name,
-                        wrong,
-                        "add it or drop its optimizer",
-                    ));
+                let is_left = self.optimized.as_ref().is_some_and(|chosen| !chosen.contains(param));
+                refuse! {
+                    "action" = format_args!("{:?}", parameter.action), if parameter.action != SegmentAction::Step
+                        => format_args!("`{}` has an optimizer all the same", parameter.name),
+                        "use SegmentAction::Step or drop the optimizer";
+                    "optimize_only" = &parameter.name, if is_left
+                        => "has an optimizer, but is not in this list", "add it or drop its optimizer";
                 }
             }
         }

@@ -6,7 +6,7 @@
 //! end.
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 use crate::schedule::Opening;
 use crate::stepper::stepper::Stepper;
 
@@ -45,13 +45,9 @@ impl<D: Device> Stepper<D> {
     /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a
     /// pass is open, `Poisoned` after a failure.
     pub fn join(&mut self) -> Result<bool> {
-        if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none()) {
-            return Err(Error::config(
-                "uneven_inputs",
-                "unset",
-                "joining needs it",
-                "build with StepperBuilder::uneven_inputs",
-            ));
+        refuse! {
+            "uneven_inputs" = "unset", if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none())
+                => "joining needs it", "build with StepperBuilder::uneven_inputs";
         }
         self.refuse_capture()?;
         self.open(Opening { joined: true, ..Opening::default() })?;

@@ -4,7 +4,7 @@
 //! have the bits of `Unused::Skip` when no rank writes the gradient.
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Result, refuse};
 use crate::layout::ParamId;
 use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
@@ -55,14 +55,12 @@ impl<D: Device> Stepper<D> {
     /// buckets count ranks; `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
     /// parameters was handed over; `Layout` if an id is of another layout. Nothing has changed then.
     pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
-        if self.unused == Unused::Skip {
-            let wrong = "ranks count for themselves what they use";
-            let remedy = "leave the gradient unwritten, or build with another Unused";
-            return Err(Error::config("unused", "Skip", wrong, remedy));
-        }
-        if self.plan.buckets().iter().any(|bucket| bucket.contributors.is_some()) {
-            let wrong = "a rank without data cannot know what the others did not use";
-            return Err(Error::config("uneven_inputs", "set", wrong, "build with Unused::Skip instead"));
+        refuse! {
+            "unused" = "Skip", if self.unused == Unused::Skip
+                => "ranks count for themselves what they use",
+                "leave the gradient unwritten, or build with another Unused";
+            "uneven_inputs" = "set", if self.plan.buckets().iter().any(|bucket| bucket.contributors.is_some())
+                => "a rank without data cannot know what the others did not use", "build with Unused::Skip instead";
         }
         let places = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
         for param in &places {

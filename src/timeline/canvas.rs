@@ -50,7 +50,6 @@ impl Canvas {
         Ok(Canvas { text, window })
     }
 
-    /// Returns the whole SVG text.
     pub(super) fn close(mut self) -> String {
         self.text.push_str("</svg>\n");
         self.text

@@ -54,7 +54,6 @@ impl Borrowed {
         self
     }
 
-    /// Makes a plan of the buckets.
     pub(crate) fn plan(&self, layout: &Layout, storages: Storages) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
         Plan::foreign(layout, &buckets, storages)

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 use crate::launch::{Assignment, StepConstants, refuse_storage};
 use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::{Optimizer, short};
@@ -122,13 +122,9 @@ impl Optimizers {
         for Registered { target, optimizer } in registered {
             match target {
                 Target::Group(name) => {
-                    if first[place(&name)?].replace(optimizer).is_some() {
-                        return Err(Error::config(
-                            "group",
-                            name,
-                            "has an optimizer already",
-                            "register a second one with StepperBuilder::then",
-                        ));
+                    refuse! {
+                        "group" = name, if first[place(&name)?].replace(optimizer).is_some()
+                            => "has an optimizer already", "register a second one with StepperBuilder::then";
                     }
                 }
                 Target::Further(name) => further[place(&name)?].push(optimizer),
@@ -160,13 +156,10 @@ impl Optimizers {
             match target {
                 Target::Params(params) => {
                     for param in params {
-                        if std::mem::replace(&mut is_own[param], true) {
-                            return Err(Error::config(
-                                "optimizer_for",
-                                &layout.parameters()[param].name,
-                                "has an optimizer already",
-                                "register a second one with StepperBuilder::then_for",
-                            ));
+                        let name = &layout.parameters()[param].name;
+                        refuse! {
+                            "optimizer_for" = name, if std::mem::replace(&mut is_own[param], true)
+                                => "has an optimizer already", "register a second one with StepperBuilder::then_for";
                         }
                         lists[param] = vec![index];
                     }
@@ -323,7 +316,6 @@ impl Optimizers {
         self.lists[param].iter().copied().chain(attached).map(OptimizerId)
     }
 
-    /// Returns all optimizers.
     pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
         self.entries.iter().enumerate().map(|(k, entry)| Attached {
             id: OptimizerId(k as u32),

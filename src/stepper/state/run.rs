@@ -193,7 +193,6 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Returns whether ops are recorded.
     pub(crate) fn is_recording(&self) -> bool {
         self.recording.is_some()
     }
