@@ -26,8 +26,7 @@ pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;
 pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
 pub use public::{Alone, Moving};
-pub use samples::{MOST_BEGINS, Sample, Work};
-pub use samples::{Mark, Times, Trainer};
+pub use samples::{MOST_BEGINS, Mark, Sample, Times, Trainer, Work};
 
 /// Returns the event from which the times of a stepper's recorded ops count, if it records. A bench then times the
 /// trainer's stream by the same clock.

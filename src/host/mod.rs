@@ -24,8 +24,7 @@ pub use cast::cast;
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
-pub use ranks::Solo;
-pub use ranks::{InProcess, in_process};
+pub use ranks::{InProcess, Solo, in_process};
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;

@@ -15,8 +15,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::assignment::Assignment;
 use crate::launch::codes::{action_code, dtype_code};
+use crate::launch::constants::StepConstants;
 use crate::launch::region::Regions;
-use crate::launch::settings::StepConstants;
 use crate::layout::Plan;
 use crate::optim::{LossScale, LossScaler};
 

@@ -5,21 +5,20 @@
 
 mod assignment;
 mod codes;
+mod constants;
 mod control;
 mod region;
 mod settings;
 mod step;
 
-pub(crate) use assignment::{Assignment, NormStop, part_of_step};
-pub(crate) use assignment::{refuse_other_places, refuse_storage};
+pub(crate) use assignment::{Assignment, NormStop, part_of_step, refuse_other_places, refuse_storage};
 pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
+pub(crate) use constants::StepConstants;
 pub use control::StepCount;
 pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
 pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, first_sets, status_of, without_bucket,
 };
-pub(crate) use region::Bases;
-pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
-pub(crate) use settings::StepConstants;
+pub(crate) use region::{Bases, BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};

@@ -13,9 +13,7 @@ mod names;
 mod plan;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
-pub use element_types::MixedPrecisionPolicy;
-pub use element_types::Storages;
-pub use element_types::{Master, Moments, Precision, Rounding, Storage};
+pub use element_types::{Master, MixedPrecisionPolicy, Moments, Precision, Rounding, Storage, Storages};
 pub use foreign::ForeignBucket;
 pub(crate) use names::fold;
 pub use plan::Plan;

@@ -12,9 +12,8 @@ use std::fmt;
 use crate::layout::{Bucket, Gradients, Master, Plan, SegmentAction, Storage};
 
 pub(crate) use agreement::Agreed;
-pub use agreement::Words;
-pub use agreement::difference;
 pub(crate) use agreement::{Line, WrittenValues, explain};
+pub use agreement::{Words, difference};
 pub(crate) use span::{FURTHER_CONTROLS_AT, bytes_of};
 pub use span::{Memory, Span};
 

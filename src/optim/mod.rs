@@ -42,8 +42,7 @@ optimizers! {
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub(crate) use descriptor::short;
 pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
-pub use scaler::Clip;
-pub use scaler::{ExternalScaler, LossScale, LossScaler, ScalerState};
+pub use scaler::{Clip, ExternalScaler, LossScale, LossScaler, ScalerState};
 pub use schedule::LrSchedule;
 pub use types::*;
 

@@ -11,8 +11,7 @@ mod hooks;
 mod registry;
 mod sums;
 
-pub use bucket::GradBucket;
-pub use bucket::{BucketSum, EnqueuedSum};
+pub use bucket::{BucketSum, EnqueuedSum, GradBucket};
 pub use calls::CustomCalls;
 pub use compress::Compressed;
 pub use hooks::Hooked;

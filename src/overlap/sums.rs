@@ -13,8 +13,7 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
-use crate::overlap::bucket::clear_padding;
-use crate::overlap::bucket::{BucketSum, EnqueuedSum, SumPlace};
+use crate::overlap::bucket::{BucketSum, EnqueuedSum, SumPlace, clear_padding};
 
 type OnHost = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 type OnGpu = dyn FnMut(&EnqueuedSum<'_>) -> Result<()> + Send;

@@ -30,8 +30,7 @@ use crate::stepper::state::hypers::Rates;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
 use crate::stepper::state::options::{Accumulation, Divisor, Strategy, Unused};
 use crate::stepper::state::run::Run;
-use crate::stepper::state::written::Loaded;
-use crate::stepper::state::written::ParamsWritten;
+use crate::stepper::state::written::{Loaded, ParamsWritten};
 use crate::stepper::stepper::Stepper;
 
 /// The largest divisor: above 2^24, f32 cannot represent every integer.

@@ -16,8 +16,7 @@ use crate::op::{Access, CollectiveKind, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
 use crate::stepper::state::borrowed::Borrowed;
-use crate::stepper::state::optimizers::OptimizerId;
-use crate::stepper::state::optimizers::{Optimizers, places};
+use crate::stepper::state::optimizers::{OptimizerId, Optimizers, places};
 use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 

@@ -23,8 +23,7 @@ use crate::stepper::state::hypers::Rates;
 use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
 use crate::stepper::state::options::Unused;
 use crate::stepper::state::run::{Recording, Run};
-use crate::stepper::state::written::Loaded;
-use crate::stepper::state::written::ParamsWritten;
+use crate::stepper::state::written::{Loaded, ParamsWritten};
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///

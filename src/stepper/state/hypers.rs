@@ -10,8 +10,7 @@ use crate::error::{Error, Result, one_of};
 use crate::launch::refuse_storage;
 use crate::layout::{Layout, Plan};
 use crate::optim::{LrSchedule, Optimizer, Value};
-use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey};
-use crate::stepper::state::optimizers::{Optimizers, check_rate};
+use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey, Optimizers, check_rate};
 
 impl Optimizers {
     /// Returns the optimizer of that number, or the only one of a group.
