@@ -7,14 +7,13 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Cuda;
 use super::any_stream::AnyStream;
 use super::driver::Driver;
 use super::engine::Engine;
 use super::given::HostRecords;
-use super::gpu_memory::{DeviceMemory, address, bytes_of_all, fetch};
+use super::gpu_memory::{DeviceMemory, address, bytes_of, fetch};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::pinned::SettingsRing;
@@ -177,7 +176,7 @@ impl BucketEngine {
             unsafe {
                 let mut record = fetch(&**driver, at.cast_const(), own)?;
                 progress.set(&mut record);
-                driver.upload(address(at), bytes_of_all(&[record]), own)
+                driver.upload(address(at), bytes_of(&record), own)
             }
         })
     }
@@ -203,11 +202,7 @@ impl Bucket {
             self._sent = Some(host);
             self.engine.settings.begun = begun?;
         }
-        if let Some(event) = self.engine.settings.reader() {
-            while !event.is_passed()? {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
+        self.engine.settings.reader().block()?;
         self.engine.settings.write();
         self.engine.begin(constants, scale, stream)?;
         self.engine.settings.mark_read(stream).map(drop)

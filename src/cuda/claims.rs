@@ -14,7 +14,7 @@ use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 impl CudaDevice {
     /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
     pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
-        let judge = self.driver.judge().filter(|_| op.action.is_work())?;
+        let judge = self.cuda.driver.judge().filter(|_| op.action.is_work())?;
         let mut ranges = Vec::new();
         let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {

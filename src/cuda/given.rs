@@ -5,11 +5,10 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-use std::slice;
 use std::sync::Arc;
 
 use super::driver::Driver;
-use super::gpu_memory::{address, bytes_of_all};
+use super::gpu_memory::{address, bytes_of};
 use super::owned::OwnedMapped;
 use crate::abi::{
     INSTEP_ACTION_STEP, INSTEP_GIVEN_INDICES, INSTEP_GIVEN_RECORDS, INSTEP_PART_WHOLE, InstepBeginArgs,
@@ -156,12 +155,8 @@ impl HostRecords {
 /// What a launch reads of a record: a segment that it does not step has no more than an action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
-    match record.action {
-        INSTEP_ACTION_STEP => read,
-        _ => InstepRecord { steps: 0, scalars: InstepScalars { words: [0; 6] }, ..read },
+    if record.action == INSTEP_ACTION_STEP {
+        return read;
     }
-}
-
-fn bytes_of(record: &InstepRecord) -> &[u8] {
-    bytes_of_all(slice::from_ref(record))
+    InstepRecord { steps: 0, scalars: InstepScalars { words: [0; 6] }, ..read }
 }

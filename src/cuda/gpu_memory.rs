@@ -11,10 +11,9 @@ use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective, Purpose};
-use crate::cuda::allocation::{Arena, pointer};
 use crate::cuda::driver::Driver;
 use crate::cuda::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
-use crate::cuda::owned::OwnedMapped;
+use crate::cuda::owned::{Arena, OwnedMapped, pointer};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
@@ -63,7 +62,7 @@ impl DeviceMemory {
         }
         let mut owned = |bytes: u64| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
-            let region = Region::whole(pointer(arena.address)?, bytes);
+            let region = Region::whole(pointer(arena.address())?, bytes);
             arenas.push(arena);
             Ok::<Region, Error>(region)
         };
@@ -116,7 +115,7 @@ impl DeviceMemory {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(constants.counts(plan, assignment), |_, bytes| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
-            let region = Region::whole(pointer(arena.address)?, bytes);
+            let region = Region::whole(pointer(arena.address())?, bytes);
             arenas.push(arena);
             Ok(region)
         })?;
@@ -179,10 +178,10 @@ impl DeviceMemory {
         values: &[T],
     ) -> Result<*const T> {
         let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
-        let kept = pointer(arena.address)?.as_ptr().cast_const().cast();
+        let kept = pointer(arena.address())?.as_ptr().cast_const().cast();
         if !values.is_empty() {
             // SAFETY: just allocated for them.
-            unsafe { driver.upload(arena.address, bytes_of_all(values), stream)? };
+            unsafe { driver.upload(arena.address(), bytes_of_all(values), stream)? };
         }
         self.arenas.push(arena);
         Ok(kept)
@@ -214,8 +213,8 @@ pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-pub(super) fn bytes_of(control: &InstepControl) -> &[u8] {
-    bytes_of_all(std::slice::from_ref(control))
+pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    bytes_of_all(std::slice::from_ref(value))
 }
 
 /// The host's memory of steps that a GPU leaves to the host.

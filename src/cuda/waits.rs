@@ -98,7 +98,7 @@ impl CudaDevice {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let driver = Arc::clone(&self.driver);
+        let driver = Arc::clone(&self.cuda.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
         // What it waited for may have failed.
         self.notice_host();

@@ -4,7 +4,6 @@
 //! only in calls that say so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
 
 use crate::collective::Sums;
 use crate::cuda::driver::Entered;
@@ -149,10 +148,7 @@ impl StepperBuilder<'_> {
             comms.agree(comms.words.fixed())?;
             comms.split(&plan)?;
             let device = CudaDevice::new(Parts {
-                driver: Arc::clone(&cuda.driver),
-                compute: cuda.compute,
-                optim_priority: cuda.optim_priority,
-                max_blocks: cuda.max_blocks,
+                cuda: cuda.clone(),
                 plan,
                 constants,
                 assignment,

@@ -14,7 +14,6 @@ use std::{ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
-use crate::cuda::allocation::Arena;
 use crate::cuda::context::with_device;
 use crate::cuda::driver::Entered;
 use crate::cuda::nccl::UniqueId;
@@ -25,7 +24,7 @@ use crate::cuda::nccl::bindings::{
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
 use crate::cuda::nccl::polling::{Wall, poll};
-use crate::cuda::owned::{Event, OwnedStream};
+use crate::cuda::owned::{Arena, Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
@@ -144,12 +143,12 @@ impl Raw {
         let driver = Cuda::open(self.seat.device)?.driver;
         let _entered = Entered::new(&*driver)?;
         // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
-        let (stream, event) = (OwnedStream::new(&driver, 0)?, Event::new(&driver, false)?);
+        let (stream, event) = (OwnedStream::with_priority(&driver, 0)?, Event::new(&driver, false)?);
         let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
         let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
         let (from, to) = (from?, to?);
         // SAFETY: allocated for them.
-        unsafe { driver.upload(from.address, own, stream)? };
+        unsafe { driver.upload(from.address(), own, stream)? };
         let kind = CollectiveKind::AllGather;
         let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
         // SAFETY: memory of these lengths, which only this stream touches.
@@ -168,7 +167,7 @@ impl Raw {
         passed?;
         let mut all = vec![0; bytes as usize];
         // SAFETY: the gather has filled them.
-        unsafe { driver.download(&mut all, to.address, stream)? };
+        unsafe { driver.download(&mut all, to.address(), stream)? };
         Ok(Some(all))
     }
 
@@ -310,12 +309,11 @@ impl Raw {
         wanted: impl Fn() -> Result<()>,
     ) -> Result<()> {
         let in_progress = ncclResult_t::ncclInProgress;
-        let code = match code == in_progress && !self.comm.is_null() {
-            true => {
-                let look = || Some(self.state()).filter(|code| *code != in_progress);
-                poll(Wall::start(), deadline, wanted, look)?
-            }
-            false => Some(code),
+        let code = if code == in_progress && !self.comm.is_null() {
+            let look = || Some(self.state()).filter(|code| *code != in_progress);
+            poll(Wall::start(), deadline, wanted, look)?
+        } else {
+            Some(code)
         };
         match code {
             Some(ncclResult_t::ncclSuccess) => Ok(()),
