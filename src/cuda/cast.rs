@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -36,8 +35,7 @@ const PER_THREAD: u64 = 4;
 /// ```
 pub struct CastKernel {
     driver: Arc<dyn Driver>,
-    /// Unloaded with the device current.
-    kernels: ManuallyDrop<Kernels>,
+    kernels: Kernels,
     stream: StreamHandle,
     max_blocks: u32,
 }
@@ -49,10 +47,8 @@ impl CastKernel {
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.
     pub fn new(cuda: &Cuda) -> Result<CastKernel> {
         let driver = Arc::clone(cuda.driver());
-        let kernels = {
-            let _entered = Entered::new(&*driver)?;
-            ManuallyDrop::new(Kernels::load(&driver, &[])?)
-        };
+        let _entered = Entered::new(&*cuda.driver)?;
+        let kernels = Kernels::load(&driver, &[])?;
         let max_blocks = cuda.max_blocks.unwrap_or(i32::MAX as u32);
         Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks })
     }
@@ -107,14 +103,5 @@ impl CastKernel {
 impl std::fmt::Debug for CastKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CastKernel").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
-
-impl Drop for CastKernel {
-    fn drop(&mut self) {
-        if let Ok(_entered) = Entered::new(&*self.driver) {
-            // SAFETY: dropped once, here. The driver keeps the code of launches in flight.
-            unsafe { ManuallyDrop::drop(&mut self.kernels) }
-        }
     }
 }

@@ -49,12 +49,15 @@ impl CudaDevice {
         self.block_on(self.streams.here(Stream::Compute)?)
     }
 
+    /// Blocks until all streams have finished everything on them.
+    fn block_on_all(&self) -> Result<()> {
+        self.streams.all().try_for_each(|stream| self.block_on(self.streams.here(stream)?))
+    }
+
     /// Waits for all streams and returns the measured times.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
-            for stream in device.streams.all() {
-                device.block_on(device.streams.here(stream)?)?;
-            }
+            device.block_on_all()?;
             device.timing.as_mut().map_or_else(|| Ok(Vec::new()), take)
         })
     }
@@ -236,12 +239,7 @@ impl Device for CudaDevice {
     }
 
     fn end(&mut self) -> Result<()> {
-        self.guarded("the end", |device| {
-            for stream in device.streams.all() {
-                device.block_on(device.streams.here(stream)?)?;
-            }
-            Ok(())
-        })
+        self.guarded("the end", |device| device.block_on_all())
     }
 
     fn now_ns(&self) -> u64 {

@@ -34,7 +34,7 @@ pub(super) struct BucketLaunch {
     moved_bytes: u64,
     /// Of a norm and of the user's own code, the first field alone.
     args: Box<InstepStepLaunch>,
-    custom: Option<EnqueuedParams>,
+    custom: Option<Vec<EnqueuedParam>>,
 }
 
 /// Inputs that all launches of one stepper share.
@@ -115,21 +115,42 @@ impl Preparation<'_> {
             Kind::Step => self.kernels.step(args.optimizer, args.moments == INSTEP_MOMENTS_8BIT),
             Kind::Norm => self.kernels.norm,
         };
-        let grid = if is_custom {
-            Grid::One
-        } else {
-            let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
-            self.grid(kernel, measures)?
-        };
+        let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
+        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures)? };
         let shape = grid.shape(&mut args, moved_bytes);
         Ok(BucketLaunch {
             kernel,
             grid,
             shape,
             moved_bytes,
-            custom: is_custom.then(|| EnqueuedParams::new(&args, tiles, self.plan, self.assignment)),
+            custom: is_custom.then(|| self.custom_params(&args, tiles)),
             args: with_nothing_given(args),
         })
+    }
+
+    /// Returns the calls of the user's code after a launch, one per parameter.
+    fn custom_params(&self, args: &InstepStepArgs, tiles: &[InstepTile]) -> Vec<EnqueuedParam> {
+        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
+        let segments = self.plan.segments();
+        let call = |tile: &InstepTile| {
+            let record = tile.record as usize;
+            let (optimizer, segment) = (record / segments.len(), record % segments.len());
+            let (rule, name, state_count) = self.assignment.custom(optimizer, segment)?;
+            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
+            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
+            Some(EnqueuedParam {
+                rule: Arc::clone(rule),
+                name: name.to_owned(),
+                segment,
+                len: segments[segment].len,
+                param: DevicePtr(tile.param),
+                grad: at(args.grads.addr(), tile.grad_offset),
+                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
+                state_count,
+                scalars: DevicePtr(record_at + SCALARS_AT),
+            })
+        };
+        tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect()
     }
 
     fn grid(&self, kernel: Kernel, measures: bool) -> Result<Grid> {
@@ -199,8 +220,10 @@ impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, but for its table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, (&mut self.args.args, &mut []), plan, regions);
-        if let Some(custom) = &mut self.custom {
-            custom.rebind(plan, regions);
+        for param in self.custom.iter_mut().flatten() {
+            let segment = &plan.segments()[param.segment];
+            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
+            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
         }
     }
 
@@ -214,9 +237,9 @@ impl BucketLaunch {
         self.custom.is_some()
     }
 
-    /// Returns its table of tiles: the address, the bytes, and that it is only read.
-    pub(super) fn table(&self) -> (usize, u64, bool) {
-        (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64, false)
+    /// Returns its table of tiles, which is only read: the address and the bytes.
+    pub(super) fn table(&self) -> (usize, u64) {
+        (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
     /// Returns how many tiles its table has.
@@ -267,17 +290,14 @@ impl BucketLaunch {
         }
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
         unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
-        neighbours.filter_map(|launch| launch.custom.as_ref()).try_for_each(|custom| custom.enqueue(stream))
+        let mut params = neighbours.filter_map(|launch| launch.custom.as_ref()).flatten();
+        params.try_for_each(|param| param.enqueue(stream))
     }
 }
 
 const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
 
-/// The calls of one launch.
-pub(super) struct EnqueuedParams {
-    params: Vec<EnqueuedParam>,
-}
-
+/// A call of the user's code for one parameter.
 struct EnqueuedParam {
     rule: Arc<dyn StepParam>,
     name: String,
@@ -290,58 +310,17 @@ struct EnqueuedParam {
     scalars: DevicePtr,
 }
 
-impl EnqueuedParams {
-    pub(super) fn new(
-        args: &InstepStepArgs,
-        tiles: &[InstepTile],
-        plan: &Plan,
-        assignment: &Assignment,
-    ) -> EnqueuedParams {
-        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
-        let call = |tile: &InstepTile| {
-            let (record, segments) = (tile.record as usize, plan.segments().len());
-            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
-            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
-            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
-            Some(EnqueuedParam {
-                rule: Arc::clone(rule),
-                name: name.to_owned(),
-                segment: record % segments,
-                len: plan.segments()[record % segments].len,
-                param: DevicePtr(tile.param),
-                grad: at(args.grads.addr(), tile.grad_offset),
-                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
-                state_count,
-                scalars: DevicePtr(record_at + SCALARS_AT),
-            })
-        };
-        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
-        EnqueuedParams { params }
-    }
-
-    /// Follows the caller's tensors to other addresses.
-    pub(super) fn rebind(&mut self, plan: &Plan, regions: &Regions) {
-        for param in &mut self.params {
-            let segment = &plan.segments()[param.segment];
-            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
-            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
-        }
-    }
-
-    /// Calls the user's code for every parameter.
-    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
-        for param in &self.params {
-            param.rule.enqueue_param(&EnqueuedStep {
-                name: &param.name,
-                stream,
-                len: param.len,
-                param: param.param,
-                grad_sum: param.grad,
-                states: &param.states[..param.state_count],
-                scalars: param.scalars,
-            })?;
-        }
-        Ok(())
+impl EnqueuedParam {
+    fn enqueue(&self, stream: StreamHandle) -> Result<()> {
+        self.rule.enqueue_param(&EnqueuedStep {
+            name: &self.name,
+            stream,
+            len: self.len,
+            param: self.param,
+            grad_sum: self.grad,
+            states: &self.states[..self.state_count],
+            scalars: self.scalars,
+        })
     }
 }
 

@@ -111,12 +111,17 @@ impl OwnedStream {
     }
 }
 
-/// Code on the GPU. The driver keeps the code of launches in flight.
+/// Code on the GPU, unloaded with the device current. The driver keeps the code of launches in flight.
 pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
     pub(super) fn load(driver: &Arc<dyn Driver>) -> Result<OwnedModule> {
-        Ok(Owned::new(driver, driver.load(driver.image()?)?, <dyn Driver>::unload))
+        Ok(Owned::new(driver, driver.load(driver.image()?)?, |driver, module| {
+            if let Ok(_entered) = Entered::new(driver) {
+                // SAFETY: a module of this driver's, whose only owner is being dropped.
+                unsafe { driver.unload(module) }
+            }
+        }))
     }
 }
 

@@ -4,7 +4,6 @@
 //! only in calls that say so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
-
 use crate::collective::Sums;
 use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};

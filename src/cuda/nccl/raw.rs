@@ -102,12 +102,8 @@ impl Raw {
     /// It is null, or a communicator of this library, and lives until this value has been dropped.
     pub(super) unsafe fn adopt(library: &'static Library, comm: *mut c_void) -> Result<Raw> {
         if comm.is_null() {
-            return Err(Error::config(
-                "communicator",
-                "null",
-                "no communicator",
-                "make it before it is adopted",
-            ));
+            let remedy = "make it before it is adopted";
+            return Err(Error::config("communicator", "null", "no communicator", remedy));
         }
         let comm: ncclComm_t = comm.cast();
         let functions = &library.functions;
@@ -192,27 +188,20 @@ impl Raw {
         };
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
-        let functions = &self.library.functions;
         // SAFETY: the call's buffers and stream are there by the promise of its maker.
         let (name, code) = unsafe {
+            use CollectiveKind::{AllGather, AllReduce, Broadcast, Max32, Min32, ReduceScatter, Sum64};
+            let (f, comm) = (&self.library.functions, self.comm);
             match call.kind {
-                CollectiveKind::AllReduce
-                | CollectiveKind::Sum64
-                | CollectiveKind::Max32
-                | CollectiveKind::Min32 => (
-                    "ncclAllReduce",
-                    functions.ncclAllReduce(src, dst, count, dtype, operation, self.comm, stream),
-                ),
-                CollectiveKind::Broadcast => {
-                    ("ncclBroadcast", functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream))
+                AllReduce | Sum64 | Max32 | Min32 => {
+                    ("ncclAllReduce", f.ncclAllReduce(src, dst, count, dtype, operation, comm, stream))
                 }
-                CollectiveKind::ReduceScatter => (
+                Broadcast => ("ncclBroadcast", f.ncclBroadcast(src, dst, count, dtype, 0, comm, stream)),
+                ReduceScatter => (
                     "ncclReduceScatter",
-                    functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
+                    f.ncclReduceScatter(src, dst, count, dtype, operation, comm, stream),
                 ),
-                CollectiveKind::AllGather => {
-                    ("ncclAllGather", functions.ncclAllGather(src, dst, count, dtype, self.comm, stream))
-                }
+                AllGather => ("ncclAllGather", f.ncclAllGather(src, dst, count, dtype, comm, stream)),
             }
         };
         self.settle(name, code, call.deadline(), wanted)
