@@ -23,7 +23,6 @@ use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Comms;
 use crate::error::{Error, Result};
-use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
 use crate::layout::Plan;
 use crate::op::{Action, Op, STREAMS, Stream, Ticket, Words};
@@ -97,7 +96,7 @@ impl CudaDevice {
             optim,
             &plan,
             (&constants, &assignment),
-            (&*comms.world, Place::Cuda(driver.ordinal())),
+            &*comms.world,
             borrowed,
             host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
         )?;

@@ -12,7 +12,7 @@ use crate::abi::{InstepControl, InstepStatus, InstepTile};
 use crate::cuda::CudaDevice;
 use crate::cuda::driver::Entered;
 use crate::cuda::full_buckets::is_sharded;
-use crate::cuda::gpu_memory::{address, bytes_of, fetch};
+use crate::cuda::gpu_memory::{address, bytes_of, fetch, write_progress};
 use crate::cuda::tile_tables::{MovingTiles, StagedTiles};
 use crate::cuda::timing::Timing;
 use crate::device::{Claimed, Device, Executor};
@@ -82,7 +82,7 @@ impl CudaDevice {
             device.block_on_compute()?;
             // SAFETY: an address of this device's control memory, plain numbers, which nothing
             // writes now by `Claimed`.
-            unsafe { fetch(&*device.cuda.driver, at, device.streams.stream(Stream::Compute)) }
+            unsafe { fetch(&*device.cuda.driver, at, device.cuda.compute) }
         })
     }
 }
@@ -122,12 +122,10 @@ impl Executor for CudaDevice {
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
-        let mut record = self.fetch(at.cast_const())?;
-        progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.streams.stream(Stream::Compute);
+            device.block_on_compute()?;
             // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
-            unsafe { device.cuda.driver.upload(address(at), bytes_of(&record), compute) }
+            unsafe { write_progress(&*device.cuda.driver, at, progress, device.cuda.compute) }
         })
     }
 
@@ -162,7 +160,7 @@ impl Executor for CudaDevice {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
-            unsafe { device.cuda.driver.download(into, from, device.streams.stream(Stream::Compute)) }
+            unsafe { device.cuda.driver.download(into, from, device.cuda.compute) }
         })
     }
 
@@ -175,14 +173,14 @@ impl Executor for CudaDevice {
         let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
-            let compute = device.streams.stream(Stream::Compute);
+            let (driver, compute) = (&device.cuda.driver, device.cuda.compute);
             // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.
-            unsafe { device.cuda.driver.upload(to, from, compute)? };
+            unsafe { driver.upload(to, from, compute)? };
             let Some(part) = device.engine.memory.unsharded.also_in_shard(span) else { return Ok(()) };
             let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
             let shard = address(device.engine.memory.regions.resolve(part));
             // SAFETY: a part of that span, in bounds by `resolve`; touched by nothing else now, by `Claimed`.
-            unsafe { device.cuda.driver.upload(shard, &from[start..end], compute) }
+            unsafe { driver.upload(shard, &from[start..end], compute) }
         })
     }
 
@@ -209,9 +207,8 @@ impl Executor for CudaDevice {
         device.engine.settings.begun = self.engine.settings.begun;
         let at = address(device.engine.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: the other device's control block, for which nothing has been submitted.
-            unsafe { device.cuda.driver.upload(at, bytes_of(&control), compute) }
+            unsafe { device.cuda.driver.upload(at, bytes_of(&control), device.cuda.compute) }
         })?;
         Ok(device)
     }

@@ -47,16 +47,9 @@ pub struct Shape {
 /// For every unsafe method: handles come from this driver and are alive, addresses lead to as many bytes as the call
 /// says, and memory outlives the work in flight that touches it.
 pub unsafe trait Driver: Send + Sync {
-    /// Returns the device's ordinal.
     fn ordinal(&self) -> u32;
-
-    /// Returns the number of multiprocessors.
     fn multiprocessors(&self) -> u32;
-
-    /// Returns the device's name.
     fn name(&self) -> &str;
-
-    /// Returns the size of the last-level cache.
     fn l2_bytes(&self) -> u64;
 
     /// Returns what takes the claims of ops, if the driver holds work to them.
@@ -66,7 +59,6 @@ pub unsafe trait Driver: Send + Sync {
 
     /// Makes the device current on the calling thread, and says whether it was not: then [`leave`](Driver::leave) follows.
     fn enter(&self) -> Result<bool>;
-
     /// Restores the device that was current before.
     fn leave(&self);
 

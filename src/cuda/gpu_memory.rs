@@ -20,8 +20,8 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
-    first_sets,
+    Assignment, BorrowedPieces, Progress, Region, Regions, StepConstants, action_code, first_control,
+    first_records, first_sets,
 };
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
@@ -49,7 +49,7 @@ impl DeviceMemory {
         stream: StreamHandle,
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
-        (comm, place): (&dyn Collective, Place),
+        comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
         mut host: Option<HostMemory>,
     ) -> Result<DeviceMemory> {
@@ -70,7 +70,8 @@ impl DeviceMemory {
             [Memory::Params, Memory::Grads].map(|memory| Span::whole(memory, plan).bytes());
         let mut lent = Vec::new();
         let mut lent_or_owned = |purpose: Purpose, bytes: u64| {
-            let made = if bytes > 0 { comm.allocate(purpose, place, bytes)? } else { None };
+            let made =
+                if bytes > 0 { comm.allocate(purpose, Place::Cuda(driver.ordinal()), bytes)? } else { None };
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
             // SAFETY: the communicator has just made it, that long, which is not nothing.
@@ -199,6 +200,24 @@ pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: S
         let bytes = std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>());
         driver.download(bytes, address(at), stream)?;
         Ok(value.assume_init())
+    }
+}
+
+/// Sets the progress of a record.
+///
+/// # Safety
+/// `at` is a device address of a record, which nothing else touches now.
+pub(super) unsafe fn write_progress(
+    driver: &dyn Driver,
+    at: *mut InstepRecord,
+    progress: Progress,
+    stream: StreamHandle,
+) -> Result<()> {
+    // SAFETY: the contract.
+    unsafe {
+        let mut record = fetch(driver, at.cast_const(), stream)?;
+        progress.set(&mut record);
+        driver.upload(address(at), bytes_of(&record), stream)
     }
 }
 

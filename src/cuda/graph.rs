@@ -34,7 +34,7 @@ impl std::fmt::Debug for CapturedPass {
 impl CudaDevice {
     /// Begins a capture of the trainer's stream and the streams that fork from it.
     pub(crate) fn begin_capture(&mut self) -> Result<()> {
-        let compute = self.streams.stream(Stream::Compute);
+        let compute = self.cuda.compute;
         let refused = |wrong, remedy| Err(Error::unsupported("capture", wrong, remedy));
         if compute.0 <= 1 {
             let remedy = "name another stream with Cuda::compute_stream";
@@ -66,7 +66,7 @@ impl CudaDevice {
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
         let failed = self.failed.take();
-        let compute = self.streams.stream(Stream::Compute);
+        let compute = self.cuda.compute;
         let captured = Entered::new(&*self.cuda.driver).and_then(|_entered| {
             if failed.is_some() {
                 // A failed device puts no more waits on its streams. CUDA does not document that a capture whose
@@ -82,7 +82,7 @@ impl CudaDevice {
 
     /// Returns what ends the capture without this device, in case the trainer takes it away. Nothing is kept of it.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
-        let (driver, compute) = (Arc::clone(&self.cuda.driver), self.streams.stream(Stream::Compute));
+        let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {
             if let Ok(_entered) = Entered::new(&*driver) {
                 drop(OwnedGraph::end(&driver, compute));
@@ -99,7 +99,7 @@ impl CudaDevice {
         if captured.bindings != self.bindings {
             return refused("made before Stepper::rebind, with the tensors' old addresses");
         }
-        let compute = self.streams.stream(Stream::Compute);
+        let compute = self.cuda.compute;
         self.guarded("a replay", |device| {
             device.fill_slot()?;
             captured.graph.launch(compute)?;

@@ -334,10 +334,10 @@ mod tests {
         for resident in [1, 7, 528] {
             for tiles in 0..3300u64 {
                 let blocks = short_shares(tiles, resident, tiles * tile_bytes);
-                assert!(share(tiles, blocks) <= 4, "{tiles} tiles, {resident} resident");
-                assert!(u64::from(blocks) * share(tiles, blocks) >= tiles);
+                let taken = share(tiles, blocks);
+                let fits = taken <= 4 && u64::from(blocks) * taken >= tiles;
                 assert!(
-                    u64::from(blocks) >= tiles.min(resident.into()),
+                    fits && u64::from(blocks) >= tiles.min(resident.into()),
                     "{tiles} tiles, {resident} resident"
                 );
             }
@@ -349,16 +349,9 @@ mod tests {
         for most in [1, 2, 7, 8, 528] {
             for tiles in 0..3300 {
                 let blocks = even_shares(tiles, most);
-                assert!(
-                    blocks <= most && u64::from(blocks) <= tiles,
-                    "{tiles} tiles, at most {most}: {blocks}"
-                );
-                let fullest = tiles.div_ceil(most.into());
-                assert_eq!(
-                    tiles.div_ceil(u64::from(blocks).max(1)),
-                    fullest,
-                    "{tiles} tiles, at most {most}: {blocks}"
-                );
+                let (case, own) = (format!("{tiles} tiles, at most {most}: {blocks}"), u64::from(blocks));
+                assert!(blocks <= most && own <= tiles, "{case}");
+                assert_eq!(tiles.div_ceil(own.max(1)), tiles.div_ceil(most.into()), "{case}");
             }
         }
     }

@@ -82,7 +82,7 @@ impl CudaDevice {
         self.guarded("a wait of the trainer's", |device| {
             let wait = || device.streams.wait(Stream::Compute, ticket);
             match device.timing.as_mut().filter(|_| !device.is_capturing) {
-                Some(timing) => timing.stall(device.streams.stream(Stream::Compute), wait),
+                Some(timing) => timing.stall(device.cuda.compute, wait),
                 None => wait(),
             }
         })
