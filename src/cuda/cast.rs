@@ -10,14 +10,11 @@ use std::sync::Arc;
 use super::Cuda;
 use super::driver::{Driver, Entered, Shape};
 use super::kernels::Kernels;
-use crate::abi::{INSTEP_GPU_THREADS, InstepCastArgs};
+use crate::abi::InstepCastArgs;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::dtype_code;
-
-/// Elements that a thread takes at a time.
-const PER_THREAD: u64 = 4;
 
 /// A kernel that copies values to memory of another type: inputs of a forward, or its outputs, as a
 /// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says.
@@ -37,7 +34,7 @@ pub struct CastKernel {
     driver: Arc<dyn Driver>,
     kernels: Kernels,
     stream: StreamHandle,
-    max_blocks: u32,
+    max_blocks: Option<u32>,
 }
 
 impl CastKernel {
@@ -49,8 +46,7 @@ impl CastKernel {
         let driver = Arc::clone(cuda.driver());
         let _entered = Entered::new(&*cuda.driver)?;
         let kernels = Kernels::load(&driver, &[])?;
-        let max_blocks = cuda.max_blocks.unwrap_or(i32::MAX as u32);
-        Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks })
+        Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks: cuda.max_blocks })
     }
 
     /// Copies `len` values, each to the nearest of the other type, ties to even; a NaN stays a NaN, maybe of other bits. The
@@ -91,9 +87,7 @@ impl CastKernel {
             from_dtype: dtype_code(from_dtype),
             to_dtype: dtype_code(to_dtype),
         };
-        let rounds = len.div_ceil(PER_THREAD * u64::from(INSTEP_GPU_THREADS));
-        let blocks = rounds.min(self.max_blocks.into()).max(1) as u32;
-        let shape = Shape { blocks, threads: INSTEP_GPU_THREADS };
+        let shape = Shape::of_elements(len, self.max_blocks);
         let _entered = Entered::new(&*self.driver)?;
         // SAFETY: the kernel takes this struct; the rest is the contract.
         unsafe { self.driver.launch(self.kernels.cast, shape, self.stream, ptr::from_ref(&args).cast()) }

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use super::judge::Judge;
+use crate::abi::INSTEP_GPU_THREADS;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 
@@ -37,6 +38,16 @@ pub struct Mapped {
 pub struct Shape {
     pub blocks: u32,
     pub threads: u32,
+}
+
+impl Shape {
+    /// Returns a shape with a thread for every four of so many elements, or as many blocks as the caller allows.
+    pub(super) fn of_elements(count: u64, max_blocks: Option<u32>) -> Shape {
+        let blocks = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
+        // No launch has more blocks than an i32 counts.
+        let blocks = blocks.clamp(1, max_blocks.unwrap_or(i32::MAX as u32).max(1).into()) as u32;
+        Shape { blocks, threads: INSTEP_GPU_THREADS }
+    }
 }
 
 /// A driver, bound to one device. Every call is made between [`enter`](Driver::enter) and [`leave`](Driver::leave),

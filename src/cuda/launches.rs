@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::abi::{
     INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
-    InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
+    InstepGiven, InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
 use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
 use crate::cuda::gpu_memory::{DeviceMemory, address};
@@ -124,7 +124,7 @@ impl Preparation<'_> {
             shape,
             moved_bytes,
             custom: is_custom.then(|| self.custom_params(&args, tiles)),
-            args: with_nothing_given(args),
+            args: Box::new(InstepStepLaunch { args, given: nothing_given() }),
         })
     }
 
@@ -210,10 +210,10 @@ fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
 }
 
-/// Completes the argument of a launch that reads records where they are.
-fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
+/// Returns what a launch is given that reads records where they are.
+pub(super) fn nothing_given() -> InstepGiven {
     // SAFETY: zeros are numbers, and records of zeros.
-    Box::new(InstepStepLaunch { args, given: unsafe { MaybeUninit::zeroed().assume_init() } })
+    unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 impl BucketLaunch {

@@ -14,16 +14,13 @@ use super::full_buckets::{is_resharded, is_sharded};
 use super::gpu_memory::address;
 use super::launches::BucketLaunch;
 use super::pinned::SLOTS;
-use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
+use crate::abi::{InstepAddArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
-
-/// Of one launch, in its first dimension.
-const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 impl CudaDevice {
     /// Runs ops up to the first that fails. One of them waits for the event of the caller's sum, if there is one.
@@ -223,16 +220,13 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Adds a part of a bucket's gradients to another one, with a thread for every four elements, or as many blocks as the
-    /// caller allows.
+    /// Adds a part of a bucket's gradients to another one.
     fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();
         let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
         let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
-        let rounds = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
-        let most = self.cuda.max_blocks.unwrap_or(MOST_BLOCKS);
-        let shape = Shape { blocks: rounds.min(most.into()) as u32, threads: INSTEP_GPU_THREADS };
+        let shape = Shape::of_elements(count, self.cuda.max_blocks);
         // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
         // for `Zero`.
         unsafe {

@@ -268,13 +268,15 @@ impl Raw {
         let mut handle = ptr::null_mut();
         // SAFETY: memory that the library has made, of this length.
         let code = unsafe { functions.ncclCommRegister(self.comm, address, bytes, &mut handle) };
-        (code == ncclResult_t::ncclSuccess && !handle.is_null()).then_some(Registration(handle))
+        (code == ncclResult_t::ncclSuccess && !handle.is_null())
+            .then(|| Registration(handle.expose_provenance()))
     }
 
     /// Removes a registration of this communicator.
     pub(super) fn deregister(&self, registration: Registration) {
+        let handle = ptr::with_exposed_provenance_mut(registration.0);
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
-        unsafe { self.library.functions.ncclCommDeregister(self.comm, registration.0) };
+        unsafe { self.library.functions.ncclCommDeregister(self.comm, handle) };
     }
 
     pub(super) fn library(&self) -> &'static Library {
@@ -316,13 +318,7 @@ impl Raw {
 }
 
 /// Memory that is registered with a communicator.
-#[derive(Debug)]
-pub(super) struct Registration(*mut c_void);
-
-// SAFETY: a name, used only with the communicator.
-unsafe impl Send for Registration {}
-// SAFETY: no method changes it.
-unsafe impl Sync for Registration {}
+pub(super) struct Registration(usize);
 
 /// Runs a call that may block, on a new thread. If no thread can be started, the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {

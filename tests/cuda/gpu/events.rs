@@ -6,7 +6,7 @@ use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, DevicePtr, Error, EventHandle, Mode, ParamId, Pass, Stepper, Sums};
+use instep::{AdamW, Borrowed, Error, EventHandle, Mode, ParamId, Pass, Stepper, Sums};
 
 use super::memory::Gpu;
 use crate::support::{MODES, layout};
@@ -29,8 +29,8 @@ use Recorded::*;
 struct Scene {
     gpu: Gpu,
     id: ParamId,
-    values: DevicePtr,
-    gradients: DevicePtr,
+    values: *mut f32,
+    gradients: *mut f32,
     stepper: Stepper<CudaDevice>,
 }
 
