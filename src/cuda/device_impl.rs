@@ -278,10 +278,8 @@ impl CudaDevice {
     /// Room for the tiles of all steps.
     fn staged_tiles(&self) -> Result<StagedTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
-        StagedTiles::new(
-            &self.cuda.driver,
-            self.steps.iter().flatten().map(|launch| launch.tile_count()).sum(),
-        )
+        let tiles = self.steps.iter().flatten().map(|launch| launch.tile_count());
+        StagedTiles::new(&self.cuda.driver, tiles.sum())
     }
 
     /// Sends the tiles that have changed; all of them, if `staged` is there to begin with.

@@ -1,8 +1,8 @@
 //! What steps on a GPU, under a stepper and under one bucket alone: kernels, memory, settings, and the launches of one
 //! block.
 //!
-//! An update that the host does not begin itself begins with one launch, which makes the records of the settings and derives the update's scalars. Whoever owns
-//! an engine decides when, on which stream, and when it may be freed.
+//! An update that the host does not begin itself begins with one launch, which makes the records of the settings and
+//! derives the update's scalars. The owner of an engine decides when, on which stream, and when it may be freed.
 #![allow(unsafe_code)]
 
 use std::ptr;

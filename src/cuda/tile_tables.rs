@@ -113,8 +113,8 @@ impl MovingTiles {
     }
 }
 
-/// Room for tiles on their way to the GPU, twice, each with the event after the last copies from it. A device with work still
-/// in flight forgets it.
+/// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device forgets
+/// them while such a copy may run.
 pub(super) struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],

@@ -337,8 +337,10 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         let shared = Arc::clone(shared);
         memory.lend(move || {
             // A communicator that has ended has no registrations.
-            let deregister = |raw: &Raw| Ok(registration.into_iter().for_each(|own| raw.deregister(own)));
-            let _ = shared.with_raw(&shared.first, deregister);
+            let _ = shared.with_raw(&shared.first, |raw| {
+                registration.into_iter().for_each(|own| raw.deregister(own));
+                Ok(())
+            });
         })
     }))
 }
