@@ -82,10 +82,7 @@ impl GpuLauncher {
         let constants = StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) };
         let driver = Arc::clone(cuda.driver());
         let device = CudaDevice::new(Parts {
-            driver: Arc::clone(&driver),
-            compute: cuda.compute,
-            optim_priority: cuda.optim_priority,
-            max_blocks: cuda.max_blocks,
+            cuda: cuda.clone(),
             plan: Arc::clone(&plan),
             constants,
             assignment: Arc::new(Assignment::uniform(layout, &plan, constants, optimizer)?),

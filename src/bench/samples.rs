@@ -128,7 +128,7 @@ impl GpuLauncher {
     fn elapsed_ns(&mut self) -> Result<f64> {
         self.block_on_end()?;
         let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
-        self.guarded(|_, _| start.ns_until(&end))
+        self.guarded(|_, _| end.ns_since(start.handle()))
     }
 }
 

@@ -165,7 +165,7 @@ impl BucketStep<OnGpu> {
         self.bind(tensors)?;
         let OnGpu { engine, bases } = &mut self.engine;
         // SAFETY: the caller's promise.
-        unsafe { engine.step(&self.assignment.constants, bases, (|args| scaling.put(args), None), stream)? }
+        unsafe { engine.step(&self.assignment.constants, bases, |args| scaling.put(args), None, stream)? }
         self.is_stale = false;
         self.mark.step();
         Ok(())
@@ -196,7 +196,7 @@ impl BucketStep<OnGpu> {
         let (OnGpu { engine, bases }, constants) = (&mut self.engine, &self.assignment.constants);
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
-            unsafe { engine.step(constants, bases, (|args| Scaling::NONE.put(args), Some(block)), stream) }
+            unsafe { engine.step(constants, bases, |args| Scaling::NONE.put(args), Some(block), stream) }
         })?;
         self.is_stale = false;
         norm.marks().step(&mut self.mark);
@@ -232,7 +232,7 @@ impl BucketStep<OnGpu> {
         // the step will.
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
-            unsafe { engine.norm(constants, bases, (block, is_stale), stream) }
+            unsafe { engine.norm(constants, bases, block, is_stale, stream) }
         })?;
         norm.marks().add(&mut self.mark);
         Ok(())

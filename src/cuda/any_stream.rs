@@ -29,8 +29,6 @@ pub(super) struct AnyStream<T> {
 /// The last work of an object.
 struct LastUse {
     event: Event,
-    /// Whether the event was ever recorded.
-    is_used: bool,
     /// Whether the last work could not be marked, so nobody knows when it ends.
     is_lost: bool,
     own: OwnedStream,
@@ -44,9 +42,9 @@ impl<T> AnyStream<T> {
         make: impl FnOnce(StreamHandle) -> Result<T>,
     ) -> Result<AnyStream<T>> {
         let _entered = Entered::new(&**driver)?;
-        let (own, event) = (OwnedStream::new(driver, 0)?, Event::new(driver, false)?);
+        let (own, event) = (OwnedStream::with_priority(driver, 0)?, Event::new(driver, false)?);
         let inner = ManuallyDrop::new(make(own.handle())?);
-        let last = ManuallyDrop::new(LastUse { event, own, is_used: false, is_lost: false });
+        let last = ManuallyDrop::new(LastUse { event, own, is_lost: false });
         Ok(AnyStream { driver: Arc::clone(driver), what, inner, last, failed: None })
     }
 
@@ -79,7 +77,7 @@ impl<T> AnyStream<T> {
     ) -> Result<R> {
         self.refuse_failed()?;
         let outcome = Entered::new(&*self.driver).and_then(|_entered| {
-            self.last.join(stream)?;
+            self.last.event.hold(stream)?;
             let outcome = work(&mut self.inner, self.last.own.handle());
             let marked = self.last.mark(stream);
             outcome.and_then(|value| marked.map(|()| value))
@@ -90,10 +88,8 @@ impl<T> AnyStream<T> {
     /// Copies to the host or from it, after all work, on the stream of its own.
     pub(super) fn copy<R>(&mut self, work: impl FnOnce(&mut T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
-        let outcome = Entered::new(&*self.driver).and_then(|_entered| {
-            self.last.join(self.last.own.handle())?;
-            work(&mut self.inner, self.last.own.handle())
-        });
+        let outcome =
+            Entered::new(&*self.driver).and_then(|_entered| work(&mut self.inner, self.last.join()?));
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
@@ -101,30 +97,28 @@ impl<T> AnyStream<T> {
     pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let _entered = Entered::new(&*self.driver)?;
-        self.last.join(self.last.own.handle())?;
-        work(&self.inner, self.last.own.handle())
+        work(&self.inner, self.last.join()?)
     }
 }
 
 impl LastUse {
-    /// Makes a stream wait for the last work.
-    fn join(&self, stream: StreamHandle) -> Result<()> {
-        if self.is_used { self.event.hold(stream) } else { Ok(()) }
+    /// Makes its own stream wait for the last work, and returns it.
+    fn join(&self) -> Result<StreamHandle> {
+        self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
     /// Says that the last work is what the stream has now: also after a failure, since a part may have been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
-        self.is_used = true;
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }
 
     /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
     fn is_over_soon(&self) -> bool {
         let start = Instant::now();
-        if self.is_lost || self.join(self.own.handle()).is_err() {
+        if self.is_lost || self.join().is_err() {
             return false;
         }
-        while self.is_used && !self.event.is_passed().unwrap_or(false) {
+        while !self.event.is_passed().unwrap_or(false) {
             if start.elapsed() > GRACE {
                 return false;
             }

@@ -7,14 +7,13 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Cuda;
 use super::any_stream::AnyStream;
 use super::driver::Driver;
 use super::engine::Engine;
 use super::given::HostRecords;
-use super::gpu_memory::{DeviceMemory, address, bytes_of_all, fetch};
+use super::gpu_memory::{DeviceMemory, fetch, write_progress};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::pinned::SettingsRing;
@@ -37,7 +36,6 @@ struct Bucket {
     host: Option<HostRecords>,
     /// Afterwards, because the copy of its counts may still run.
     _sent: Option<HostRecords>,
-    grad_bytes: u64,
 }
 
 /// What completes a launch: addresses, and the decisions of another block or of the host.
@@ -53,6 +51,7 @@ struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
     tables: Option<TileTables>,
+    grad_bytes: u64,
 }
 
 // SAFETY: the pointers lead into the engine's own memory: on the GPU, which the driver alone uses, and in `HostRecords`,
@@ -77,15 +76,15 @@ impl BucketEngine {
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
             let host = HostRecords::new(driver, plan, (constants, assignment), settings, launches)?;
-            let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
+            // Its plan has one bucket.
+            let grad_bytes = plan.buckets()[0].storage.precision.grad.bytes();
+            let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None, grad_bytes };
             Ok(Bucket {
                 steps: steps.into_iter().map(unbound).collect(),
                 norms: norms.into_iter().map(unbound).collect(),
                 engine: Engine { driver: Arc::clone(driver), kernels, settings: ring, memory },
                 host,
                 _sent: None,
-                // Its plan has one bucket.
-                grad_bytes: plan.buckets()[0].storage.precision.grad.bytes(),
             })
         });
         Ok(BucketEngine(made?))
@@ -110,7 +109,8 @@ impl BucketEngine {
         &mut self,
         constants: &StepConstants,
         bases: &[Bases],
-        (scale, control): (impl Fn(&mut InstepBeginArgs), Option<DevicePtr>),
+        scale: impl Fn(&mut InstepBeginArgs),
+        control: Option<DevicePtr>,
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
@@ -134,7 +134,8 @@ impl BucketEngine {
         &mut self,
         constants: &StepConstants,
         bases: &[Bases],
-        (control, is_stale): (DevicePtr, bool),
+        control: DevicePtr,
+        is_stale: bool,
         stream: StreamHandle,
     ) -> Result<()> {
         self.0.on_stream(stream, |bucket, own| {
@@ -173,11 +174,7 @@ impl BucketEngine {
             let at = memory.regions.records().wrapping_add(record);
             // SAFETY: a record of our own, which no step touches any more when the stream comes to it. The upload has ended when
             // it returns, so a later step on any stream sees it.
-            unsafe {
-                let mut record = fetch(&**driver, at.cast_const(), own)?;
-                progress.set(&mut record);
-                driver.upload(address(at), bytes_of_all(&[record]), own)
-            }
+            unsafe { write_progress(&**driver, at, progress, own) }
         })
     }
 
@@ -202,11 +199,7 @@ impl Bucket {
             self._sent = Some(host);
             self.engine.settings.begun = begun?;
         }
-        if let Some(event) = self.engine.settings.reader() {
-            while !event.is_passed()? {
-                std::thread::sleep(Duration::from_micros(50));
-            }
-        }
+        self.engine.settings.reader().block()?;
         self.engine.settings.write();
         self.engine.begin(constants, scale, stream)?;
         self.engine.settings.mark_read(stream).map(drop)
@@ -221,13 +214,11 @@ impl Bucket {
         completion: Completion<'_>,
         stream: StreamHandle,
     ) -> Result<()> {
-        let (driver, grad_bytes) = (&self.engine.driver, self.grad_bytes);
         let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
-        for unbound in launches {
-            // SAFETY: the caller's promise.
-            unsafe { unbound.enqueue(driver, own, (completion, grad_bytes), stream)? };
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        launches
+            .iter_mut()
+            .try_for_each(|launch| unsafe { launch.enqueue(&self.engine.driver, own, completion, stream) })
     }
 }
 
@@ -238,17 +229,15 @@ impl Unbound {
         &mut self,
         driver: &Arc<dyn Driver>,
         own: StreamHandle,
-        (Completion { bases, control, given }, grad_bytes): (Completion<'_>, u64),
+        Completion { bases, control, given }: Completion<'_>,
         stream: StreamHandle,
     ) -> Result<()> {
         let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
         if is_apart && self.tables.is_none() && !self.tiles.is_empty() {
             self.tables = Some(TileTables::new(driver, own, std::mem::take(&mut self.tiles))?);
         }
-        let table = match self.tables.as_mut().filter(|_| is_apart) {
-            Some(tables) => Some(tables.with(bases, grad_bytes, stream)?),
-            None => None,
-        };
+        let mut tables = self.tables.as_mut().filter(|_| is_apart);
+        let table = tables.as_mut().map(|tables| tables.with(bases, self.grad_bytes, stream)).transpose()?;
         // SAFETY: the kernel's own arguments, completed by the caller's addresses.
         unsafe {
             self.launch.enqueue_changed(&**driver, stream, |launch| {
@@ -265,9 +254,6 @@ impl Unbound {
                 }
             })?;
         }
-        match self.tables.as_mut().filter(|_| is_apart) {
-            Some(tables) => tables.mark_used(stream),
-            None => Ok(()),
-        }
+        tables.map_or(Ok(()), |tables| tables.mark_used(stream))
     }
 }

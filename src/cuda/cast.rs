@@ -4,21 +4,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
 use super::driver::{Driver, Entered, Shape};
 use super::kernels::Kernels;
-use crate::abi::{INSTEP_GPU_THREADS, InstepCastArgs};
+use crate::abi::InstepCastArgs;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::dtype_code;
-
-/// Elements that a thread takes at a time.
-const PER_THREAD: u64 = 4;
 
 /// A kernel that copies values to memory of another type: inputs of a forward, or its outputs, as a
 /// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says.
@@ -36,10 +32,9 @@ const PER_THREAD: u64 = 4;
 /// ```
 pub struct CastKernel {
     driver: Arc<dyn Driver>,
-    /// Unloaded with the device current.
-    kernels: ManuallyDrop<Kernels>,
+    kernels: Kernels,
     stream: StreamHandle,
-    max_blocks: u32,
+    max_blocks: Option<u32>,
 }
 
 impl CastKernel {
@@ -49,12 +44,9 @@ impl CastKernel {
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.
     pub fn new(cuda: &Cuda) -> Result<CastKernel> {
         let driver = Arc::clone(cuda.driver());
-        let kernels = {
-            let _entered = Entered::new(&*driver)?;
-            ManuallyDrop::new(Kernels::load(&driver, &[])?)
-        };
-        let max_blocks = cuda.max_blocks.unwrap_or(i32::MAX as u32);
-        Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks })
+        let _entered = Entered::new(&*cuda.driver)?;
+        let kernels = Kernels::load(&driver, &[])?;
+        Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks: cuda.max_blocks })
     }
 
     /// Copies `len` values, each to the nearest of the other type, ties to even; a NaN stays a NaN, maybe of other bits. The
@@ -95,9 +87,7 @@ impl CastKernel {
             from_dtype: dtype_code(from_dtype),
             to_dtype: dtype_code(to_dtype),
         };
-        let rounds = len.div_ceil(PER_THREAD * u64::from(INSTEP_GPU_THREADS));
-        let blocks = rounds.min(self.max_blocks.into()).max(1) as u32;
-        let shape = Shape { blocks, threads: INSTEP_GPU_THREADS };
+        let shape = Shape::of_elements(len, self.max_blocks);
         let _entered = Entered::new(&*self.driver)?;
         // SAFETY: the kernel takes this struct; the rest is the contract.
         unsafe { self.driver.launch(self.kernels.cast, shape, self.stream, ptr::from_ref(&args).cast()) }
@@ -107,14 +97,5 @@ impl CastKernel {
 impl std::fmt::Debug for CastKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CastKernel").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
-
-impl Drop for CastKernel {
-    fn drop(&mut self) {
-        if let Ok(_entered) = Entered::new(&*self.driver) {
-            // SAFETY: dropped once, here. The driver keeps the code of launches in flight.
-            unsafe { ManuallyDrop::drop(&mut self.kernels) }
-        }
     }
 }

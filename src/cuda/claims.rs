@@ -7,6 +7,7 @@ use std::ffi::CString;
 
 use super::CudaDevice;
 use super::judge::{Claim, Kind, Range};
+use super::launches::BucketLaunch;
 use crate::handle::{Address, StreamHandle};
 use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
@@ -14,33 +15,25 @@ use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 impl CudaDevice {
     /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
     pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
-        let judge = self.driver.judge().filter(|_| op.action.is_work())?;
+        let judge = self.cuda.driver.judge().filter(|_| op.action.is_work())?;
+        let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
         let mut ranges = Vec::new();
-        let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
+        let mut add = |(address, bytes), kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
-            let kind = if access.writes { Kind::Write } else { Kind::Read };
-            let always = self.engine.memory.regions.find(access.span);
-            if let (None, Some(at)) = (always, self.engine.memory.unsharded.resolve(access.span)) {
-                return add(at.addr(), access.span.bytes(), kind);
+            let (kind, span) = (Kind::of(access.writes), access.span);
+            if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
+                return add((at.addr(), span.bytes()), kind);
             }
-            self.engine.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
-            for at in self.of_the_callers_scaler(access.span).into_iter().flatten() {
-                add(at.as_ptr().addr(), size_of::<f32>() as u64, kind);
+            regions.runs(span).for_each(|run| add(run, kind));
+            for at in self.of_the_callers_scaler(span).into_iter().flatten() {
+                add((at.as_ptr().addr(), size_of::<f32>() as u64), kind);
             }
         });
-        for (address, bytes, writes) in self.tables(op) {
-            add(address, bytes, if writes { Kind::Write } else { Kind::Read });
-        }
+        self.tables(op, &mut add);
         if self.runs_code_of_users(op) {
-            let all = self.engine.memory.regions.sizes().map(|(memory, _)| Span {
-                memory,
-                start: 0,
-                end: u64::MAX,
-            });
-            all.for_each(|span| {
-                self.engine.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
-            });
-            self.engine.memory.unsharded.runs().for_each(|(at, bytes)| add(at, bytes, Kind::Guarded));
+            let all = regions.sizes().map(|(memory, _)| Span { memory, start: 0, end: u64::MAX });
+            all.for_each(|span| regions.runs(span).for_each(|run| add(run, Kind::Guarded)));
+            unsharded.runs().for_each(|run| add(run, Kind::Guarded));
         }
         let name = CString::new(op.to_string()).unwrap_or_default();
         Some(judge.hold(stream, &name, &ranges))
@@ -48,10 +41,10 @@ impl CudaDevice {
 
     /// What the pass leaves alone; a graph runs with the settings of each replay.
     fn frozen(&self) -> Frozen {
-        match self.is_capturing {
-            true => Frozen::default(),
-            false => frozen_by(self.engine.settings.of_pass(), &self.plan, &self.assignment),
+        if self.is_capturing {
+            return Frozen::default();
         }
+        frozen_by(self.engine.settings.of_pass(), &self.plan, &self.assignment)
     }
 
     /// The caller's scale and flag, where a span of control memory stands for them.
@@ -64,28 +57,27 @@ impl CudaDevice {
         ]
     }
 
-    /// Memory that ops touch on a GPU alone, with whether they write it: tables of tiles, rings, constants, and the GPU's
-    /// copy of the settings.
-    fn tables(&self, op: &Op) -> Vec<(usize, u64, bool)> {
+    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, constants, and the GPU's copy of the settings.
+    fn tables(&self, op: &Op, add: &mut impl FnMut((usize, u64), Kind)) {
+        let (memory, settings) = (&self.engine.memory, &self.engine.settings);
         match op.action {
-            _ if self.is_on_host(op) => Vec::new(),
+            _ if self.is_on_host(op) => {}
             Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => {
-                let (buckets, part) = self.launches_of(op);
-                buckets.iter().flat_map(|launches| &launches[part.clone()]).map(|l| l.table()).collect()
+                self.each_launch_of(op).for_each(|launch| add(launch.table(), Kind::Read));
             }
             Action::Control(Phase::Begin) => {
-                let copy =
-                    self.engine.memory.regions.runs(Span::SETTINGS).map(|(at, bytes)| (at, bytes, true));
-                let ring = (self.engine.settings.ring().0 as usize, self.engine.settings.bytes(), false);
-                copy.chain([ring]).collect()
+                memory.regions.runs(Span::SETTINGS).for_each(|run| add(run, Kind::Write));
+                add((settings.ring().0 as usize, settings.bytes()), Kind::Read);
             }
-            Action::Control(Phase::Publish) => vec![(self.status.ring().addr(), self.status.bytes(), true)],
-            Action::Leave { .. } => vec![(self.engine.memory.left.addr(), size_of::<u32>() as u64, false)],
+            Action::Control(Phase::Publish) => {
+                add((self.status.ring().addr(), self.status.bytes()), Kind::Write);
+            }
+            Action::Leave { .. } => add((memory.left.addr(), size_of::<u32>() as u64), Kind::Read),
             Action::Count(span) => {
-                let ones = self.engine.memory.ones(span.dtype(&self.plan));
-                ones.map(|at| (at.addr(), span.bytes(), false)).into_iter().collect()
+                let ones = memory.ones(span.dtype(&self.plan));
+                ones.into_iter().for_each(|at| add((at.addr(), span.bytes()), Kind::Read));
             }
-            _ => Vec::new(),
+            _ => {}
         }
     }
 
@@ -93,11 +85,15 @@ impl CudaDevice {
     fn runs_code_of_users(&self, op: &Op) -> bool {
         match op.action {
             Action::Measure { .. } | Action::Step { .. } => {
-                let (buckets, part) = self.launches_of(op);
-                buckets.iter().flat_map(|launches| &launches[part.clone()]).any(|launch| launch.is_custom())
+                self.each_launch_of(op).any(BucketLaunch::is_custom)
             }
             Action::Collective { .. } => true,
             _ => false,
         }
+    }
+
+    fn each_launch_of(&self, op: &Op) -> impl Iterator<Item = &BucketLaunch> {
+        let (buckets, part) = self.launches_of(op);
+        buckets.iter().flat_map(move |launches| &launches[part.clone()])
     }
 }

@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::driver::{Driver, Entered};
+use super::Cuda;
+use super::driver::Entered;
 use super::engine::Engine;
 use super::gpu_memory::{DeviceMemory, HostMemory};
 use super::host_steps::{HostSide, HostSteps};
@@ -17,25 +18,22 @@ use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::owned::Event;
 use super::pinned::{SettingsRing, StatusRing};
-use super::streams::{Priorities, Streams};
+use super::streams::Streams;
 use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Comms;
 use crate::error::{Error, Result};
-use crate::handle::{Place, StreamHandle};
 use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
 use crate::layout::Plan;
 use crate::op::{Action, Op, STREAMS, Stream, Ticket, Words};
 
 /// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
-    pub(super) driver: Arc<dyn Driver>,
+    pub(super) cuda: Cuda,
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comms: Comms,
-    optim_priority: i32,
-    pub(super) max_blocks: Option<u32>,
     pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
@@ -51,6 +49,8 @@ pub struct CudaDevice {
     pub(super) timing: ManuallyDrop<Option<Timing>>,
     pub(super) streams: ManuallyDrop<Streams>,
     pub(super) is_capturing: bool,
+    /// The streams that have come into the latest capture by a wait.
+    pub(super) forked: [bool; STREAMS],
     /// Per stream, the latest position recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
     /// The event after the latest replay.
@@ -61,10 +61,7 @@ pub struct CudaDevice {
 
 /// The arguments of [`CudaDevice::new`].
 pub(crate) struct Parts {
-    pub(crate) driver: Arc<dyn Driver>,
-    pub(crate) compute: StreamHandle,
-    pub(crate) optim_priority: i32,
-    pub(crate) max_blocks: Option<u32>,
+    pub(crate) cuda: Cuda,
     pub(crate) plan: Arc<Plan>,
     pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
@@ -81,27 +78,27 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { driver, compute, plan, constants, assignment, comms, timed, .. } = parts;
+        let Parts { cuda, plan, constants, assignment, comms, borrowed, timed, host } = parts;
+        let (driver, compute) = (Arc::clone(&cuda.driver), cuda.compute);
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
         let on_gpu = if plan.is_offloaded() { Vec::new() } else { assignment.kernels(&plan) };
         let kernels = Kernels::load(&driver, &on_gpu)?;
-        let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
         // Most that one stream records in two passes: with shards or offload, a bucket's sums, decision, step, copies and
         // gathers. One that is unsharded more often than twice in a pass makes waits stricter.
         let of_bucket = if plan.is_sharded() || plan.is_offloaded() { 16 } else { 8 };
         let room = 16 + of_bucket * plan.buckets().len();
-        let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
+        let streams = Streams::new(&driver, compute, cuda.optim_priority, &plan, room)?;
         let optim = streams.stream(Stream::Optim);
         let mut memory = DeviceMemory::new(
             &driver,
             optim,
             &plan,
             (&constants, &assignment),
-            (&*comms.world, Place::Cuda(driver.ordinal())),
-            parts.borrowed,
-            parts.host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
+            &*comms.world,
+            borrowed,
+            host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
         )?;
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
@@ -111,27 +108,25 @@ impl CudaDevice {
             plan: &plan,
             assignment: &assignment,
             stream: optim,
-            max_blocks: parts.max_blocks,
+            max_blocks: cuda.max_blocks,
         };
-        let (mut norms, mut steps, mut host) = (Vec::new(), Vec::new(), None);
-        if let Some(side) = parts.host {
-            let inputs = (&plan, &assignment);
-            host = Some(HostSteps::new(side, &memory.regions, inputs, &comms, &settings)?);
-        } else {
-            norms = preparation.launches(Kind::Norm, &mut memory)?;
-            steps = preparation.launches(Kind::Step, &mut memory)?;
-        }
+        let mut launches = |kind| match host {
+            Some(_) => Ok(Vec::new()),
+            None => preparation.launches(kind, &mut memory),
+        };
+        let [norms, steps] = [launches(Kind::Norm)?, launches(Kind::Step)?];
+        let inputs = (&plan, &assignment);
+        let host = host.map(|side| HostSteps::new(side, &memory.regions, inputs, &comms, &settings));
+        let host = host.transpose()?;
         let stops = (0..).zip(plan.buckets()).map(|(bucket, _)| assignment.stops(&plan, bucket)).collect();
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
-            driver: Arc::clone(&driver),
             plan,
             constants,
             assignment,
             comms,
-            optim_priority: parts.optim_priority,
-            max_blocks: parts.max_blocks,
             engine: ManuallyDrop::new(Engine { driver: Arc::clone(&driver), kernels, settings, memory }),
+            cuda,
             norms,
             steps,
             stops,
@@ -142,6 +137,7 @@ impl CudaDevice {
             timing: ManuallyDrop::new(timing),
             streams: ManuallyDrop::new(streams),
             is_capturing: false,
+            forked: [false; STREAMS],
             recorded: [None; STREAMS],
             replayed: None,
             failed: None,
@@ -166,10 +162,7 @@ impl CudaDevice {
         words: &Arc<Words>,
     ) -> Parts {
         Parts {
-            driver: Arc::clone(&self.driver),
-            compute: self.streams.stream(Stream::Compute),
-            optim_priority: self.optim_priority,
-            max_blocks: self.max_blocks,
+            cuda: self.cuda.clone(),
             plan: Arc::clone(plan),
             constants: self.constants,
             assignment: Arc::clone(assignment),
@@ -206,7 +199,7 @@ impl CudaDevice {
 
     /// Returns the driver's handle of a stream.
     #[cfg(feature = "bench")]
-    pub(crate) fn stream(&self, stream: Stream) -> StreamHandle {
+    pub(crate) fn stream(&self, stream: Stream) -> crate::handle::StreamHandle {
         self.streams.stream(stream)
     }
 
@@ -224,12 +217,13 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        let driver = Arc::clone(&self.driver);
+        let driver = Arc::clone(&self.cuda.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
         self.replayed = None;
         // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
         // because a drop does not wait; otherwise it is leaked.
-        let gathered = self.streams.gather(Stream::Optim).and_then(|()| self.streams.here(Stream::Optim));
+        let gathered =
+            self.streams.gather(Stream::Optim, |_| true).and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {

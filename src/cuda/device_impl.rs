@@ -6,20 +6,19 @@
 //! the old addresses: they have their arguments, and the stream orders the tables.
 #![allow(unsafe_code)]
 
-use std::mem::size_of_val;
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStatus, InstepTile};
 use crate::cuda::CudaDevice;
 use crate::cuda::driver::Entered;
 use crate::cuda::full_buckets::is_sharded;
-use crate::cuda::gpu_memory::{address, bytes_of, bytes_of_all, fetch};
-use crate::cuda::host_steps::HostSteps;
+use crate::cuda::gpu_memory::{address, bytes_of, fetch, write_progress};
 use crate::cuda::tile_tables::{MovingTiles, StagedTiles};
 use crate::cuda::timing::Timing;
 use crate::device::{Claimed, Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
+use crate::host::memories::Memories;
 use crate::launch::{
     Assignment, BorrowedPieces, Kind, Launch, Piece, Progress, Settings, refuse_other_places, without_bucket,
 };
@@ -50,23 +49,26 @@ impl CudaDevice {
         self.block_on(self.streams.here(Stream::Compute)?)
     }
 
+    /// Blocks until all streams have finished everything on them.
+    fn block_on_all(&self) -> Result<()> {
+        self.streams.all().try_for_each(|stream| self.block_on(self.streams.here(stream)?))
+    }
+
     /// Waits for all streams and returns the measured times.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
-            for stream in device.streams.all() {
-                device.block_on(device.streams.here(stream)?)?;
-            }
+            device.block_on_all()?;
             device.timing.as_mut().map_or_else(|| Ok(Vec::new()), take)
         })
     }
 
     /// Reads or writes the host's part of the memory, after the work that is on the trainer's stream.
-    fn on_hosts<T>(&mut self, what: &str, work: impl FnOnce(&HostSteps) -> T) -> Result<T> {
+    fn on_hosts<T>(&mut self, what: &str, work: impl FnOnce(&Memories) -> T) -> Result<T> {
         self.guarded_copy(what, |device| {
             device.block_on_compute()?;
             device.notice_host();
             match (&*device.host, &device.failed) {
-                (Some(host), None) => Ok(work(host)),
+                (Some(host), None) => Ok(work(host.memories())),
                 (_, Some(failed)) => Err(failed.clone()),
                 (None, None) => {
                     Err(Error::order(what, "the GPU has no host beside it", "build it with offload"))
@@ -80,7 +82,7 @@ impl CudaDevice {
             device.block_on_compute()?;
             // SAFETY: an address of this device's control memory, plain numbers, which nothing
             // writes now by `Claimed`.
-            unsafe { fetch(&*device.driver, at, device.streams.stream(Stream::Compute)) }
+            unsafe { fetch(&*device.cuda.driver, at, device.cuda.compute) }
         })
     }
 }
@@ -91,7 +93,7 @@ impl Executor for CudaDevice {
     type Sum = EventHandle;
 
     fn place(&self) -> Place {
-        Place::Cuda(self.driver.ordinal())
+        Place::Cuda(self.cuda.driver.ordinal())
     }
 
     fn agree(&self, number: u64) -> Result<()> {
@@ -120,19 +122,17 @@ impl Executor for CudaDevice {
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
-        let mut record = self.fetch(at.cast_const())?;
-        progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.streams.stream(Stream::Compute);
+            device.block_on_compute()?;
             // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
-            unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
+            unsafe { write_progress(&*device.cuda.driver, at, progress, device.cuda.compute) }
         })
     }
 
     fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
         if self.host.is_some() {
             // SAFETY: nothing runs on the host's memory now, by `Claimed`.
-            return self.on_hosts("a read", |host| unsafe { host.read_progress(record) });
+            return self.on_hosts("a read", |host| unsafe { Progress::of(&host.read_record(record)) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
         Ok(Progress::of(&self.fetch(at.cast_const())?))
@@ -147,11 +147,11 @@ impl Executor for CudaDevice {
     }
 
     fn latest(&self) -> Option<InstepStatus> {
-        self.host.as_ref().map_or_else(|| self.status.latest(), HostSteps::latest)
+        self.host.as_ref().map_or_else(|| self.status.latest(), |host| host.memories().latest())
     }
 
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
-        debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
+        debug_assert_eq!(span.bytes(), into.len() as u64);
         if span.memory.is_offloaded(&self.plan) {
             // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
@@ -160,12 +160,12 @@ impl Executor for CudaDevice {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
-            unsafe { device.driver.download(into, from, device.streams.stream(Stream::Compute)) }
+            unsafe { device.cuda.driver.download(into, from, device.cuda.compute) }
         })
     }
 
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
-        debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
+        debug_assert_eq!(span.bytes(), from.len() as u64);
         if span.memory.is_offloaded(&self.plan) {
             // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a write", |host| unsafe { host.write(span, from) });
@@ -173,14 +173,14 @@ impl Executor for CudaDevice {
         let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
-            let compute = device.streams.stream(Stream::Compute);
+            let (driver, compute) = (&device.cuda.driver, device.cuda.compute);
             // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.
-            unsafe { device.driver.upload(to, from, compute)? };
+            unsafe { driver.upload(to, from, compute)? };
             let Some(part) = device.engine.memory.unsharded.also_in_shard(span) else { return Ok(()) };
             let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
             let shard = address(device.engine.memory.regions.resolve(part));
             // SAFETY: a part of that span, in bounds by `resolve`; touched by nothing else now, by `Claimed`.
-            unsafe { device.driver.upload(shard, &from[start..end], compute) }
+            unsafe { driver.upload(shard, &from[start..end], compute) }
         })
     }
 
@@ -207,9 +207,8 @@ impl Executor for CudaDevice {
         device.engine.settings.begun = self.engine.settings.begun;
         let at = address(device.engine.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: the other device's control block, for which nothing has been submitted.
-            unsafe { device.driver.upload(at, bytes_of(&control), compute) }
+            unsafe { device.cuda.driver.upload(at, bytes_of(&control), device.cuda.compute) }
         })?;
         Ok(device)
     }
@@ -237,12 +236,7 @@ impl Device for CudaDevice {
     }
 
     fn end(&mut self) -> Result<()> {
-        self.guarded("the end", |device| {
-            for stream in device.streams.all() {
-                device.block_on(device.streams.here(stream)?)?;
-            }
-            Ok(())
-        })
+        self.guarded("the end", |device| device.block_on_all())
     }
 
     fn now_ns(&self) -> u64 {
@@ -276,15 +270,16 @@ impl CudaDevice {
 
     /// Refuses tensors that begin or end outside this GPU's memory.
     pub(super) fn refuse_unreached<'a>(&self, pieces: impl IntoIterator<Item = &'a Piece>) -> Result<()> {
-        let _entered = Entered::new(&*self.driver)?;
-        let place = Place::Cuda(self.driver.ordinal());
-        refuse_other_places(pieces, place, |address| self.driver.inspect_memory(address))
+        let _entered = Entered::new(&*self.cuda.driver)?;
+        let place = Place::Cuda(self.cuda.driver.ordinal());
+        refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
     /// Room for the tiles of all steps.
     fn staged_tiles(&self) -> Result<StagedTiles> {
-        let _entered = Entered::new(&*self.driver)?;
-        StagedTiles::new(&self.driver, self.steps.iter().flatten().map(|launch| launch.tile_count()).sum())
+        let _entered = Entered::new(&*self.cuda.driver)?;
+        let tiles = self.steps.iter().flatten().map(|launch| launch.tile_count());
+        StagedTiles::new(&self.cuda.driver, tiles.sum())
     }
 
     /// Sends the tiles that have changed; all of them, if `staged` is there to begin with.

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use super::judge::Judge;
+use crate::abi::INSTEP_GPU_THREADS;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 
@@ -39,6 +40,16 @@ pub struct Shape {
     pub threads: u32,
 }
 
+impl Shape {
+    /// Returns a shape with a thread for every four of so many elements, or as many blocks as the caller allows.
+    pub(super) fn of_elements(count: u64, max_blocks: Option<u32>) -> Shape {
+        let blocks = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
+        // No launch has more blocks than an i32 counts.
+        let blocks = blocks.clamp(1, max_blocks.unwrap_or(i32::MAX as u32).max(1).into()) as u32;
+        Shape { blocks, threads: INSTEP_GPU_THREADS }
+    }
+}
+
 /// A driver, bound to one device. Every call is made between [`enter`](Driver::enter) and [`leave`](Driver::leave),
 /// except those that describe the device.
 ///
@@ -47,16 +58,9 @@ pub struct Shape {
 /// For every unsafe method: handles come from this driver and are alive, addresses lead to as many bytes as the call
 /// says, and memory outlives the work in flight that touches it.
 pub unsafe trait Driver: Send + Sync {
-    /// Returns the device's ordinal.
     fn ordinal(&self) -> u32;
-
-    /// Returns the number of multiprocessors.
     fn multiprocessors(&self) -> u32;
-
-    /// Returns the device's name.
     fn name(&self) -> &str;
-
-    /// Returns the size of the last-level cache.
     fn l2_bytes(&self) -> u64;
 
     /// Returns what takes the claims of ops, if the driver holds work to them.
@@ -66,7 +70,6 @@ pub unsafe trait Driver: Send + Sync {
 
     /// Makes the device current on the calling thread, and says whether it was not: then [`leave`](Driver::leave) follows.
     fn enter(&self) -> Result<bool>;
-
     /// Restores the device that was current before.
     fn leave(&self);
 

@@ -1,11 +1,10 @@
 //! What steps on a GPU, under a stepper and under one bucket alone: kernels, memory, settings, and the launches of one
 //! block.
 //!
-//! An update that the host does not begin itself begins with one launch, which makes the records of the settings and derives the update's scalars. Whoever owns
-//! an engine decides when, on which stream, and when it may be freed.
+//! An update that the host does not begin itself begins with one launch, which makes the records of the settings and
+//! derives the update's scalars. The owner of an engine decides when, on which stream, and when it may be freed.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
@@ -45,7 +44,7 @@ impl Engine {
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
     }
 
-    /// Launches a kernel of one block, whose argument is this struct of abi.h.
+    /// Launches a kernel of one block, with a struct of abi.h whose addresses lead into this engine's memory.
     pub(super) fn launch_one<Args>(
         &self,
         kernel: Kernel,
@@ -53,9 +52,22 @@ impl Engine {
         stream: StreamHandle,
         args: &Args,
     ) -> Result<()> {
-        let args: *const c_void = ptr::from_ref(args).cast();
-        // SAFETY: the kernel takes this struct, whose addresses lead into this engine's memory; nothing else touches that
-        // meanwhile, as for every op.
-        unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
+        // SAFETY: the kernel takes this struct; nothing else touches this engine's memory meanwhile, as for every op.
+        unsafe { launch_one(&*self.driver, kernel, threads, stream, args) }
     }
+}
+
+/// Launches a kernel of one block.
+///
+/// # Safety
+/// The stream is the driver's, and the kernel takes this struct; its addresses live until the kernel has ended.
+pub(super) unsafe fn launch_one<Args>(
+    driver: &dyn Driver,
+    kernel: Kernel,
+    threads: u32,
+    stream: StreamHandle,
+    args: &Args,
+) -> Result<()> {
+    // SAFETY: the contract.
+    unsafe { driver.launch(kernel, Shape { blocks: 1, threads }, stream, ptr::from_ref(args).cast()) }
 }

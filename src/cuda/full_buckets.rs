@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use super::allocation::{Arena, pointer};
 use super::driver::Driver;
+use super::owned::{Arena, pointer};
 use crate::error::Result;
 use crate::handle::{Address, StreamHandle};
 use crate::launch::{Piece, Region};
@@ -114,7 +114,7 @@ pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
 
 /// Returns the shards of a memory, one after the other in `arena`, each at a multiple of 256 elements.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
-    let mut next = arena.address;
+    let mut next = arena.address();
     let spans = spans_of_shards(memory, plan).filter(|span| span.bytes() > 0);
     let pieces = spans.map(|span| {
         let piece = Piece { start: span.start, bytes: span.bytes(), base: Address::of(pointer(next)?) };

@@ -4,12 +4,11 @@
 //! differ too much for an argument. Then a copy in the stream's order takes the counts to the GPU, where they stay.
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
-use std::slice;
 use std::sync::Arc;
 
 use super::driver::Driver;
-use super::gpu_memory::{address, bytes_of_all};
+use super::gpu_memory::{address, bytes_of};
+use super::launches::nothing_given;
 use super::owned::OwnedMapped;
 use crate::abi::{
     INSTEP_ACTION_STEP, INSTEP_GIVEN_INDICES, INSTEP_GIVEN_RECORDS, INSTEP_PART_WHOLE, InstepBeginArgs,
@@ -104,8 +103,7 @@ impl HostRecords {
     }
 
     fn given(&self) -> Option<InstepGiven> {
-        // SAFETY: zeros are numbers, and records of zeros.
-        let mut given: InstepGiven = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut given = nothing_given();
         let mut different = 0;
         for k in (0..self.is_stepped.len()).filter(|k| self.is_stepped[*k]) {
             // SAFETY: `begin` and `write_progress` alone write it, and this is neither.
@@ -156,12 +154,8 @@ impl HostRecords {
 /// What a launch reads of a record: a segment that it does not step has no more than an action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
-    match record.action {
-        INSTEP_ACTION_STEP => read,
-        _ => InstepRecord { steps: 0, scalars: InstepScalars { words: [0; 6] }, ..read },
+    if record.action == INSTEP_ACTION_STEP {
+        return read;
     }
-}
-
-fn bytes_of(record: &InstepRecord) -> &[u8] {
-    bytes_of_all(slice::from_ref(record))
+    InstepRecord { steps: 0, scalars: InstepScalars { words: [0; 6] }, ..read }
 }

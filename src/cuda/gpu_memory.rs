@@ -11,18 +11,17 @@ use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective, Purpose};
-use crate::cuda::allocation::{Arena, pointer};
 use crate::cuda::driver::Driver;
 use crate::cuda::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
-use crate::cuda::owned::OwnedMapped;
+use crate::cuda::owned::{Arena, OwnedMapped, pointer};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
-    first_sets,
+    Assignment, BorrowedPieces, Progress, Region, Regions, StepConstants, action_code, first_control,
+    first_records, first_sets,
 };
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
@@ -50,7 +49,7 @@ impl DeviceMemory {
         stream: StreamHandle,
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
-        (comm, place): (&dyn Collective, Place),
+        comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
         mut host: Option<HostMemory>,
     ) -> Result<DeviceMemory> {
@@ -63,7 +62,7 @@ impl DeviceMemory {
         }
         let mut owned = |bytes: u64| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
-            let region = Region::whole(pointer(arena.address)?, bytes);
+            let region = Region::whole(pointer(arena.address())?, bytes);
             arenas.push(arena);
             Ok::<Region, Error>(region)
         };
@@ -71,7 +70,8 @@ impl DeviceMemory {
             [Memory::Params, Memory::Grads].map(|memory| Span::whole(memory, plan).bytes());
         let mut lent = Vec::new();
         let mut lent_or_owned = |purpose: Purpose, bytes: u64| {
-            let made = if bytes > 0 { comm.allocate(purpose, place, bytes)? } else { None };
+            let made =
+                if bytes > 0 { comm.allocate(purpose, Place::Cuda(driver.ordinal()), bytes)? } else { None };
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
             // SAFETY: the communicator has just made it, that long, which is not nothing.
@@ -115,7 +115,7 @@ impl DeviceMemory {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(assignment.counts(plan), |_, bytes| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
-            let region = Region::whole(pointer(arena.address)?, bytes);
+            let region = Region::whole(pointer(arena.address())?, bytes);
             arenas.push(arena);
             Ok(region)
         })?;
@@ -178,10 +178,10 @@ impl DeviceMemory {
         values: &[T],
     ) -> Result<*const T> {
         let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
-        let kept = pointer(arena.address)?.as_ptr().cast_const().cast();
+        let kept = pointer(arena.address())?.as_ptr().cast_const().cast();
         if !values.is_empty() {
             // SAFETY: just allocated for them.
-            unsafe { driver.upload(arena.address, bytes_of_all(values), stream)? };
+            unsafe { driver.upload(arena.address(), bytes_of_all(values), stream)? };
         }
         self.arenas.push(arena);
         Ok(kept)
@@ -202,6 +202,24 @@ pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: S
     }
 }
 
+/// Sets the progress of a record.
+///
+/// # Safety
+/// `at` is a device address of a record, which nothing else touches now.
+pub(super) unsafe fn write_progress(
+    driver: &dyn Driver,
+    at: *mut InstepRecord,
+    progress: Progress,
+    stream: StreamHandle,
+) -> Result<()> {
+    // SAFETY: the contract.
+    unsafe {
+        let mut record = fetch(driver, at.cast_const(), stream)?;
+        progress.set(&mut record);
+        driver.upload(address(at), bytes_of(&record), stream)
+    }
+}
+
 /// Returns a pointer as the driver's address.
 pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
     DevicePtr(pointer.addr() as u64)
@@ -213,8 +231,8 @@ pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-pub(super) fn bytes_of(control: &InstepControl) -> &[u8] {
-    bytes_of_all(std::slice::from_ref(control))
+pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    bytes_of_all(std::slice::from_ref(value))
 }
 
 /// The host's memory of steps that a GPU leaves to the host.

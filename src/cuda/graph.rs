@@ -12,7 +12,7 @@ use super::driver::Entered;
 use super::owned::OwnedGraph;
 use crate::error::{Error, Result};
 use crate::layout::Plan;
-use crate::op::Stream;
+use crate::op::{STREAMS, Stream};
 
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
@@ -34,35 +34,29 @@ impl std::fmt::Debug for CapturedPass {
 impl CudaDevice {
     /// Begins a capture of the trainer's stream and the streams that fork from it.
     pub(crate) fn begin_capture(&mut self) -> Result<()> {
-        let compute = self.streams.stream(Stream::Compute);
+        let compute = self.cuda.compute;
+        let refused = |wrong, remedy| Err(Error::unsupported("capture", wrong, remedy));
         if compute.0 <= 1 {
             let remedy = "name another stream with Cuda::compute_stream";
-            return Err(Error::unsupported(
-                "capture",
-                "the legacy default stream cannot be captured",
-                remedy,
-            ));
+            return refused("the legacy default stream cannot be captured", remedy);
         }
         if self.host.as_ref().is_some_and(|host| !host.is_pinned()) {
-            let remedy = "set OffloadPolicy::pin_memory";
-            return Err(Error::unsupported(
-                "capture",
-                "copies of pageable memory cannot be captured",
-                remedy,
-            ));
+            let wrong = "copies of pageable memory cannot be captured";
+            return refused(wrong, "set OffloadPolicy::pin_memory");
         }
         if self.host.is_some() && self.constants.loss_scale.external().is_some() {
             let wrong = "the trainer's thread would have to wait for the decision on its scaler";
-            return Err(Error::unsupported("capture", wrong, "leave grad_scaler or offload out"));
+            return refused(wrong, "leave grad_scaler or offload out");
         }
         self.notice_host();
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let _entered = Entered::new(&*self.driver)?;
+        let _entered = Entered::new(&*self.cuda.driver)?;
         // If the stream is being captured already, this is refused and nothing has failed.
-        OwnedGraph::begin(&*self.driver, compute)?;
+        OwnedGraph::begin(&*self.cuda.driver, compute)?;
         self.is_capturing = true;
+        self.forked = [false; STREAMS];
         // The capture may record events of the ring, and those cannot be queried afterwards.
         self.recorded = Default::default();
         Ok(())
@@ -72,15 +66,15 @@ impl CudaDevice {
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
         let failed = self.failed.take();
-        let compute = self.streams.stream(Stream::Compute);
-        let captured = Entered::new(&*self.driver).and_then(|_entered| {
+        let compute = self.cuda.compute;
+        let captured = Entered::new(&*self.cuda.driver).and_then(|_entered| {
             if failed.is_some() {
                 // A failed device puts no more waits on its streams. CUDA does not document that a capture whose
                 // streams have not joined takes all of them out when it ends.
-                let _ = self.streams.gather(Stream::Compute);
+                let _ = self.streams.gather(Stream::Compute, |other| self.forked[other.index()]);
             }
             let holds = self.comms.iter().filter_map(|comm| comm.hold()).collect();
-            let graph = OwnedGraph::end(&self.driver, compute)?;
+            let graph = OwnedGraph::end(&self.cuda.driver, compute)?;
             Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _holds: holds })
         });
         failed.map_or(captured, |error| Err(error.cause().clone()))
@@ -88,7 +82,7 @@ impl CudaDevice {
 
     /// Returns what ends the capture without this device, in case the trainer takes it away. Nothing is kept of it.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
-        let (driver, compute) = (Arc::clone(&self.driver), self.streams.stream(Stream::Compute));
+        let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {
             if let Ok(_entered) = Entered::new(&*driver) {
                 drop(OwnedGraph::end(&driver, compute));
@@ -98,15 +92,14 @@ impl CudaDevice {
 
     /// Runs a captured pass on the trainer's stream.
     pub(crate) fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
+        let refused = |wrong| Err(Error::order("captured pass", wrong, "capture it again"));
         if !Arc::ptr_eq(&captured.owner, &self.plan) {
-            let wrong = "made by another stepper, or before its buckets were rebuilt";
-            return Err(Error::order("captured pass", wrong, "capture it again"));
+            return refused("made by another stepper, or before its buckets were rebuilt");
         }
         if captured.bindings != self.bindings {
-            let wrong = "made before Stepper::rebind, with the tensors' old addresses";
-            return Err(Error::order("captured pass", wrong, "capture it again"));
+            return refused("made before Stepper::rebind, with the tensors' old addresses");
         }
-        let compute = self.streams.stream(Stream::Compute);
+        let compute = self.cuda.compute;
         self.guarded("a replay", |device| {
             device.fill_slot()?;
             captured.graph.launch(compute)?;

@@ -8,14 +8,12 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::driver::Driver;
 use super::pinned::{SLOTS, SettingsRing};
-use crate::abi::{InstepControl, InstepStatus};
 use crate::collective::{Comms, NoCalls};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
@@ -23,9 +21,9 @@ use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::host::runner::{Parts, Runner};
 use crate::host::streams::message_of;
-use crate::launch::{Assignment, Progress, Regions};
+use crate::launch::{Assignment, Regions};
 use crate::layout::Plan;
-use crate::op::{Action, Op, Phase, Span};
+use crate::op::{Action, Op, Phase};
 use crate::pool::Pool;
 
 /// What the host steps with.
@@ -147,49 +145,9 @@ impl HostSteps {
         self.shared.is_busy.load(Ordering::Relaxed)
     }
 
-    pub(super) fn latest(&self) -> Option<InstepStatus> {
-        self.shared.memories.latest()
-    }
-
-    /// # Safety
-    /// No call that writes control memory is running, here and below.
-    pub(super) unsafe fn read_control(&self) -> InstepControl {
-        // SAFETY: the contract.
-        unsafe { self.shared.memories.read_control() }
-    }
-
-    /// # Safety
-    /// As above.
-    pub(super) unsafe fn read_progress(&self, record: usize) -> Progress {
-        // SAFETY: the contract.
-        Progress::of(&unsafe { self.shared.memories.read_record(record) })
-    }
-
-    /// # Safety
-    /// As above, and none that has been enqueued is still to run.
-    pub(super) unsafe fn write_progress(&self, record: usize, progress: Progress) {
-        // SAFETY: the contract.
-        unsafe { self.shared.memories.write_progress(record, progress) }
-    }
-
-    /// Copies a span of the host's.
-    ///
-    /// # Safety
-    /// No call or copy that writes it is running.
-    pub(super) unsafe fn read(&self, span: Span, into: &mut [u8]) {
-        assert_eq!(span.bytes(), into.len() as u64);
-        // SAFETY: one run of bytes by `resolve`; the rest is the contract.
-        unsafe { ptr::copy_nonoverlapping(self.shared.memories.resolve(span), into.as_mut_ptr(), into.len()) }
-    }
-
-    /// Copies to a span of the host's.
-    ///
-    /// # Safety
-    /// Nothing that touches it is running.
-    pub(super) unsafe fn write(&self, span: Span, from: &[u8]) {
-        assert_eq!(span.bytes(), from.len() as u64);
-        // SAFETY: in bounds by `resolve`, as long as the slice by the assertion; nothing else touches it, by the contract.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.shared.memories.resolve(span), from.len()) }
+    /// Returns the host's memory.
+    pub(super) fn memories(&self) -> &Memories {
+        &self.shared.memories
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::abi::{
     INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
-    InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
+    InstepGiven, InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
 use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
 use crate::cuda::gpu_memory::{DeviceMemory, address};
@@ -34,7 +34,7 @@ pub(super) struct BucketLaunch {
     moved_bytes: u64,
     /// Of a norm and of the user's own code, the first field alone.
     args: Box<InstepStepLaunch>,
-    custom: Option<EnqueuedParams>,
+    custom: Option<Vec<EnqueuedParam>>,
 }
 
 /// Inputs that all launches of one stepper share.
@@ -113,21 +113,42 @@ impl Preparation<'_> {
             Kind::Step => self.kernels.step(args.optimizer, args.moments == INSTEP_MOMENTS_8BIT),
             Kind::Norm => self.kernels.norm,
         };
-        let grid = if is_custom {
-            Grid::One
-        } else {
-            let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
-            self.grid(kernel, measures)?
-        };
+        let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
+        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures)? };
         let shape = grid.shape(&mut args, moved_bytes);
         Ok(BucketLaunch {
             kernel,
             grid,
             shape,
             moved_bytes,
-            custom: is_custom.then(|| EnqueuedParams::new(&args, tiles, self.plan, self.assignment)),
-            args: with_nothing_given(args),
+            custom: is_custom.then(|| self.custom_params(&args, tiles)),
+            args: Box::new(InstepStepLaunch { args, given: nothing_given() }),
         })
+    }
+
+    /// Returns the calls of the user's code after a launch, one per parameter.
+    fn custom_params(&self, args: &InstepStepArgs, tiles: &[InstepTile]) -> Vec<EnqueuedParam> {
+        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
+        let segments = self.plan.segments();
+        let call = |tile: &InstepTile| {
+            let record = tile.record as usize;
+            let (optimizer, segment) = (record / segments.len(), record % segments.len());
+            let (rule, name, state_count) = self.assignment.custom(optimizer, segment)?;
+            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
+            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
+            Some(EnqueuedParam {
+                rule: Arc::clone(rule),
+                name: name.to_owned(),
+                segment,
+                len: segments[segment].len,
+                param: DevicePtr(tile.param),
+                grad: at(args.grads.addr(), tile.grad_offset),
+                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
+                state_count,
+                scalars: DevicePtr(record_at + SCALARS_AT),
+            })
+        };
+        tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect()
     }
 
     fn grid(&self, kernel: Kernel, measures: bool) -> Result<Grid> {
@@ -187,18 +208,20 @@ fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
 }
 
-/// Completes the argument of a launch that reads records where they are.
-fn with_nothing_given(args: InstepStepArgs) -> Box<InstepStepLaunch> {
+/// Returns what a launch is given that reads records where they are.
+pub(super) fn nothing_given() -> InstepGiven {
     // SAFETY: zeros are numbers, and records of zeros.
-    Box::new(InstepStepLaunch { args, given: unsafe { MaybeUninit::zeroed().assume_init() } })
+    unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, but for its table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
-        if let Some(custom) = &mut self.custom {
-            custom.rebind(plan, regions);
+        for param in self.custom.iter_mut().flatten() {
+            let segment = &plan.segments()[param.segment];
+            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
+            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
         }
     }
 
@@ -212,9 +235,9 @@ impl BucketLaunch {
         self.custom.is_some()
     }
 
-    /// Returns its table of tiles: the address, the bytes, and that it is only read.
-    pub(super) fn table(&self) -> (usize, u64, bool) {
-        (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64, false)
+    /// Returns its table of tiles, which is only read: the address and the bytes.
+    pub(super) fn table(&self) -> (usize, u64) {
+        (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
     /// Returns how many tiles its table has.
@@ -265,17 +288,14 @@ impl BucketLaunch {
         }
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
         unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
-        neighbours.filter_map(|launch| launch.custom.as_ref()).try_for_each(|custom| custom.enqueue(stream))
+        let mut params = neighbours.filter_map(|launch| launch.custom.as_ref()).flatten();
+        params.try_for_each(|param| param.enqueue(stream))
     }
 }
 
 const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
 
-/// The calls of one launch.
-pub(super) struct EnqueuedParams {
-    params: Vec<EnqueuedParam>,
-}
-
+/// A call of the user's code for one parameter.
 struct EnqueuedParam {
     rule: Arc<dyn StepParam>,
     name: String,
@@ -288,58 +308,17 @@ struct EnqueuedParam {
     scalars: DevicePtr,
 }
 
-impl EnqueuedParams {
-    pub(super) fn new(
-        args: &InstepStepArgs,
-        tiles: &[InstepTile],
-        plan: &Plan,
-        assignment: &Assignment,
-    ) -> EnqueuedParams {
-        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
-        let call = |tile: &InstepTile| {
-            let (record, segments) = (tile.record as usize, plan.segments().len());
-            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
-            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
-            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
-            Some(EnqueuedParam {
-                rule: Arc::clone(rule),
-                name: name.to_owned(),
-                segment: record % segments,
-                len: plan.segments()[record % segments].len,
-                param: DevicePtr(tile.param),
-                grad: at(args.grads.addr(), tile.grad_offset),
-                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
-                state_count,
-                scalars: DevicePtr(record_at + SCALARS_AT),
-            })
-        };
-        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
-        EnqueuedParams { params }
-    }
-
-    /// Follows the caller's tensors to other addresses.
-    pub(super) fn rebind(&mut self, plan: &Plan, regions: &Regions) {
-        for param in &mut self.params {
-            let segment = &plan.segments()[param.segment];
-            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
-            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
-        }
-    }
-
-    /// Calls the user's code for every parameter.
-    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
-        for param in &self.params {
-            param.rule.enqueue_param(&EnqueuedStep {
-                name: &param.name,
-                stream,
-                len: param.len,
-                param: param.param,
-                grad_sum: param.grad,
-                states: &param.states[..param.state_count],
-                scalars: param.scalars,
-            })?;
-        }
-        Ok(())
+impl EnqueuedParam {
+    fn enqueue(&self, stream: StreamHandle) -> Result<()> {
+        self.rule.enqueue_param(&EnqueuedStep {
+            name: &self.name,
+            stream,
+            len: self.len,
+            param: self.param,
+            grad_sum: self.grad,
+            states: &self.states[..self.state_count],
+            scalars: self.scalars,
+        })
     }
 }
 
@@ -353,10 +332,10 @@ mod tests {
         for resident in [1, 7, 528] {
             for tiles in 0..3300u64 {
                 let blocks = short_shares(tiles, resident, tiles * tile_bytes);
-                assert!(share(tiles, blocks) <= 4, "{tiles} tiles, {resident} resident");
-                assert!(u64::from(blocks) * share(tiles, blocks) >= tiles);
+                let taken = share(tiles, blocks);
+                let fits = taken <= 4 && u64::from(blocks) * taken >= tiles;
                 assert!(
-                    u64::from(blocks) >= tiles.min(resident.into()),
+                    fits && u64::from(blocks) >= tiles.min(resident.into()),
                     "{tiles} tiles, {resident} resident"
                 );
             }
@@ -368,16 +347,9 @@ mod tests {
         for most in [1, 2, 7, 8, 528] {
             for tiles in 0..3300 {
                 let blocks = even_shares(tiles, most);
-                assert!(
-                    blocks <= most && u64::from(blocks) <= tiles,
-                    "{tiles} tiles, at most {most}: {blocks}"
-                );
-                let fullest = tiles.div_ceil(most.into());
-                assert_eq!(
-                    tiles.div_ceil(u64::from(blocks).max(1)),
-                    fullest,
-                    "{tiles} tiles, at most {most}: {blocks}"
-                );
+                let (case, own) = (format!("{tiles} tiles, at most {most}: {blocks}"), u64::from(blocks));
+                assert!(blocks <= most && own <= tiles, "{case}");
+                assert_eq!(tiles.div_ceil(own.max(1)), tiles.div_ceil(most.into()), "{case}");
             }
         }
     }

@@ -162,10 +162,11 @@ impl Direct {
         let mut name = ptr::null();
         // SAFETY: it takes every number, and writes the address of a string of its own, or null.
         let known = unsafe { (self.cuGetErrorName)(code, &mut name) };
-        let name = match known == 0 && !name.is_null() {
+        let name = if known == 0 && !name.is_null() {
             // SAFETY: a string of the driver's, which is never freed.
-            true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
-            false => "a code that the driver does not name".to_owned(),
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        } else {
+            "a code that the driver does not name".to_owned()
         };
         Error::Device { call: documented(symbol), code, name }
     }

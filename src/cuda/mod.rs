@@ -4,7 +4,6 @@
 //! launched, LAMB two, and an event is recorded. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
-mod allocation;
 mod any_stream;
 mod bucket;
 mod built;

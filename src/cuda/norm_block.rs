@@ -3,16 +3,15 @@
 //! Its calls may come on any stream: each waits for the last one (`any_stream.rs`).
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
-use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
-use super::allocation::Arena;
 use super::any_stream::AnyStream;
-use super::driver::{Driver, Kernel, Shape};
+use super::driver::Driver;
+use super::engine::launch_one;
 use super::gpu_memory::{bytes_of, fetch};
 use super::kernels::Kernels;
+use super::owned::Arena;
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepControl};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
@@ -35,7 +34,7 @@ impl NormBlock {
             let arena = Arena::zeroed(&driver, size_of::<InstepControl>() as u64, own)?;
             let control = first_control(&StepConstants::PLAIN);
             // SAFETY: just allocated for it. The host waits for the copy, so every stream finds it.
-            unsafe { driver.upload(arena.address, bytes_of(&control), own)? };
+            unsafe { driver.upload(arena.address(), bytes_of(&control), own)? };
             Ok(Block { driver, kernels, arena })
         });
         Ok(NormBlock(made?))
@@ -50,12 +49,12 @@ impl NormBlock {
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
-        let mut args = begin_block(self.0.inner().pointer());
-        scale(&mut args);
-        // SAFETY: the kernel takes this struct; the stream is the caller's promise.
-        unsafe {
-            self.launch(|kernels| kernels.begin, INSTEP_GPU_THREADS, ptr::from_ref(&args).cast(), stream)
-        }
+        self.0.on_stream(stream, |block, _| {
+            let mut args = begin_block(block.pointer());
+            scale(&mut args);
+            // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
+            unsafe { launch_one(&*block.driver, block.kernels.begin, INSTEP_GPU_THREADS, stream, &args) }
+        })
     }
 
     /// Decides by what was added.
@@ -68,9 +67,11 @@ impl NormBlock {
         skip_nonfinite: bool,
         stream: StreamHandle,
     ) -> Result<()> {
-        let args = decide_block(self.0.inner().pointer(), max_norm, skip_nonfinite);
-        // SAFETY: the kernel takes this struct, whose block is this object's own.
-        unsafe { self.launch(|kernels| kernels.decide, 1, ptr::from_ref(&args).cast(), stream) }
+        self.0.on_stream(stream, |block, _| {
+            let args = decide_block(block.pointer(), max_norm, skip_nonfinite);
+            // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
+            unsafe { launch_one(&*block.driver, block.kernels.decide, 1, stream, &args) }
+        })
     }
 
     /// Returns the block after all calls.
@@ -85,28 +86,12 @@ impl NormBlock {
         stream: StreamHandle,
         work: impl FnOnce(DevicePtr) -> Result<T>,
     ) -> Result<T> {
-        self.0.on_stream(stream, |block, _| work(block.arena.address))
-    }
-
-    /// # Safety
-    /// The kernel takes the struct at `args`, and the stream is this device's.
-    unsafe fn launch(
-        &mut self,
-        kernel: impl FnOnce(&Kernels) -> Kernel,
-        threads: u32,
-        args: *const c_void,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        self.0.on_stream(stream, |block, _| {
-            let shape = Shape { blocks: 1, threads };
-            // SAFETY: the caller's promise; the block is alive.
-            unsafe { block.driver.launch(kernel(&block.kernels), shape, stream, args) }
-        })
+        self.0.on_stream(stream, |block, _| work(block.arena.address()))
     }
 }
 
 impl Block {
     fn pointer(&self) -> *mut InstepControl {
-        ptr::with_exposed_provenance_mut(self.arena.address.0 as usize)
+        self.arena.base().cast()
     }
 }

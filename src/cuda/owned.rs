@@ -1,123 +1,132 @@
-//! Streams, events, code, graphs and pinned memory of a GPU that are given back with their last owner.
+//! Streams, events, code, graphs and memory of a GPU that are given back with their last owner.
 //!
 //! A handle of this file lives as long as its value. A stream that comes as a plain handle is alive too: it is one of
-//! these, or the trainer's, by the promise of the caller who named it. Queued work outlives all of them.
+//! these, or the trainer's, by the promise of the caller who named it. Queued work outlives all of them: stream-ordered
+//! memory is freed after the work that is on its stream, and neither of its calls waits. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::driver::{Driver, Entered, Graph, Mapped, Module};
 use crate::abi::InstepStatus;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
+
+/// A driver's call that takes a handle back.
+type Free<H> = unsafe fn(&(dyn Driver + 'static), H);
+
+/// A handle, and the call that takes it back.
+pub(super) struct Owned<H: Copy> {
+    driver: Arc<dyn Driver>,
+    handle: H,
+    free: Free<H>,
+}
+
+impl<H: Copy> Owned<H> {
+    fn new(driver: &Arc<dyn Driver>, handle: H, free: Free<H>) -> Owned<H> {
+        Owned { driver: Arc::clone(driver), handle, free }
+    }
+
+    pub(super) fn handle(&self) -> H {
+        self.handle
+    }
+}
+
+impl<H: Copy> Drop for Owned<H> {
+    fn drop(&mut self) {
+        // SAFETY: every constructor below makes the handle by this driver, beside the call that frees it, for this owner alone.
+        unsafe { (self.free)(&*self.driver, self.handle) }
+    }
+}
 
 /// A position on a stream, from its last [`record`](Self::record). Clones are the same event.
 #[derive(Clone)]
-pub(crate) struct Event(Arc<OwnedEvent>);
+pub(crate) struct Event(Arc<Position>);
 
-struct OwnedEvent {
-    driver: Arc<dyn Driver>,
-    handle: EventHandle,
+struct Position {
+    event: Owned<EventHandle>,
+    is_recorded: AtomicBool,
 }
 
 impl Event {
     pub(crate) fn new(driver: &Arc<dyn Driver>, timed: bool) -> Result<Event> {
-        let handle = driver.create_event(timed)?;
-        Ok(Event(Arc::new(OwnedEvent { driver: Arc::clone(driver), handle })))
+        let event = Owned::new(driver, driver.create_event(timed)?, <dyn Driver>::destroy_event);
+        Ok(Event(Arc::new(Position { event, is_recorded: AtomicBool::new(false) })))
     }
 
-    #[cfg(feature = "bench")]
     pub(crate) fn handle(&self) -> EventHandle {
-        self.0.handle
+        self.0.event.handle
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.0.is_recorded.load(Ordering::Relaxed)
     }
 
     /// Makes it the stream's position of now.
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
+        self.0.is_recorded.store(true, Ordering::Relaxed);
         // SAFETY: both are alive.
-        unsafe { self.0.driver.record(self.0.handle, stream) }
+        unsafe { self.0.event.driver.record(self.handle(), stream) }
     }
 
-    /// Makes later work on the stream wait for it.
+    /// Makes later work on the stream wait for its last position, if there is one.
     pub(crate) fn hold(&self, stream: StreamHandle) -> Result<()> {
+        if !self.is_recorded() {
+            return Ok(());
+        }
         // SAFETY: both are alive.
-        unsafe { self.0.driver.wait(stream, self.0.handle) }
+        unsafe { self.0.event.driver.wait(stream, self.handle()) }
     }
 
     /// Whether its last position has been passed, or there is none.
     pub(crate) fn is_passed(&self) -> Result<bool> {
         // SAFETY: the event is alive.
-        unsafe { self.0.driver.is_passed(self.0.handle) }
+        Ok(!self.is_recorded() || unsafe { self.0.event.driver.is_passed(self.handle())? })
     }
 
-    /// Returns the time from this one to another; both are timed, and passed.
-    pub(crate) fn ns_until(&self, later: &Event) -> Result<f64> {
-        later.ns_since(self.0.handle)
+    /// Blocks until its last position has been passed, if there is one.
+    pub(super) fn block(&self) -> Result<()> {
+        while !self.is_passed()? {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
-    /// The same since an event by its handle, whose owner is alive.
+    /// Returns the time since an event by its handle, whose owner is alive; both are timed, and passed.
     pub(crate) fn ns_since(&self, zero: EventHandle) -> Result<f64> {
         // SAFETY: both are alive. The driver refuses others.
-        unsafe { self.0.driver.elapsed_ns(zero, self.0.handle) }
-    }
-}
-
-impl Drop for OwnedEvent {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`, and this was its last owner.
-        unsafe { self.driver.destroy_event(self.handle) }
+        unsafe { self.0.event.driver.elapsed_ns(zero, self.handle()) }
     }
 }
 
 /// A stream of the crate's own.
-pub(super) struct OwnedStream {
-    driver: Arc<dyn Driver>,
-    handle: StreamHandle,
-}
+pub(super) type OwnedStream = Owned<StreamHandle>;
 
 impl OwnedStream {
-    pub(super) fn new(driver: &Arc<dyn Driver>, priority: i32) -> Result<OwnedStream> {
-        let handle = driver.create_stream(priority)?;
-        Ok(OwnedStream { driver: Arc::clone(driver), handle })
-    }
-
-    pub(super) fn handle(&self) -> StreamHandle {
-        self.handle
+    pub(super) fn with_priority(driver: &Arc<dyn Driver>, priority: i32) -> Result<OwnedStream> {
+        Ok(Owned::new(driver, driver.create_stream(priority)?, <dyn Driver>::destroy_stream))
     }
 }
 
-impl Drop for OwnedStream {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`.
-        unsafe { self.driver.destroy_stream(self.handle) }
-    }
-}
-
-/// Code on the GPU.
-pub(super) struct OwnedModule {
-    driver: Arc<dyn Driver>,
-    handle: Module,
-}
+/// Code on the GPU, unloaded with the device current. The driver keeps the code of launches in flight.
+pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
-    /// Takes over a module that this driver has loaded.
-    pub(super) fn new(driver: &Arc<dyn Driver>, handle: Module) -> OwnedModule {
-        OwnedModule { driver: Arc::clone(driver), handle }
-    }
-}
-
-impl Drop for OwnedModule {
-    fn drop(&mut self) {
-        // SAFETY: loaded by this driver, which keeps the code of launches in flight.
-        unsafe { self.driver.unload(self.handle) }
+    pub(super) fn load(driver: &Arc<dyn Driver>) -> Result<OwnedModule> {
+        Ok(Owned::new(driver, driver.load(driver.image()?)?, |driver, module| {
+            if let Ok(_entered) = Entered::new(driver) {
+                // SAFETY: a module of this driver's, whose only owner is being dropped.
+                unsafe { driver.unload(module) }
+            }
+        }))
     }
 }
 
 /// A graph that was captured from a stream. Freed when dropped; what is in flight runs on.
-pub(super) struct OwnedGraph {
-    driver: Arc<dyn Driver>,
-    handle: Graph,
-}
+pub(super) type OwnedGraph = Owned<Graph>;
 
 impl OwnedGraph {
     /// Begins a capture of the stream, with the device current. If it is being captured already, this is refused.
@@ -129,12 +138,13 @@ impl OwnedGraph {
     /// Ends the capture, with the device current. One that is invalid ends with an error, and leaves no graph.
     pub(super) fn end(driver: &Arc<dyn Driver>, stream: StreamHandle) -> Result<OwnedGraph> {
         // SAFETY: the stream is alive.
-        let handle = unsafe { driver.end_capture(stream)? };
-        Ok(OwnedGraph { driver: Arc::clone(driver), handle })
-    }
-
-    pub(super) fn handle(&self) -> Graph {
-        self.handle
+        let graph = unsafe { driver.end_capture(stream)? };
+        Ok(Owned::new(driver, graph, |driver, graph| {
+            if let Ok(_entered) = Entered::new(driver) {
+                // SAFETY: a graph of this driver's, whose only owner is being dropped.
+                unsafe { driver.destroy_graph(graph) }
+            }
+        }))
     }
 
     /// Runs it on the stream, with the device current.
@@ -145,39 +155,74 @@ impl OwnedGraph {
     }
 }
 
-impl Drop for OwnedGraph {
-    fn drop(&mut self) {
-        if let Ok(_entered) = Entered::new(&*self.driver) {
-            // SAFETY: instantiated by `end`, and this was its only owner.
-            unsafe { self.driver.destroy_graph(self.handle) }
-        }
+/// One allocation of a GPU's memory, freed after the work that is on its stream.
+pub(super) struct Arena(Owned<(DevicePtr, StreamHandle)>);
+
+impl Arena {
+    /// Allocates memory with arbitrary contents, for work that comes after what is on the stream.
+    pub(super) fn new(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
+        let free: Free<(DevicePtr, StreamHandle)> = |driver, (address, stream)| {
+            // SAFETY: allocated by this driver; `CudaDevice` has made this stream wait for all others that use it.
+            unsafe { driver.free(address, stream) }
+        };
+        Ok(Arena(Owned::new(driver, (driver.allocate(bytes, stream)?, stream), free)))
     }
+
+    pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
+        let arena = Arena::new(driver, bytes, stream)?;
+        if bytes > 0 {
+            // SAFETY: just allocated, so many bytes long, on this stream.
+            unsafe { driver.zero(arena.address(), bytes, stream)? };
+        }
+        Ok(arena)
+    }
+
+    pub(super) fn address(&self) -> DevicePtr {
+        self.0.handle.0
+    }
+
+    /// Returns its first byte.
+    pub(super) fn base(&self) -> *mut u8 {
+        // Exposed, because in tests the device's memory is host memory.
+        ptr::with_exposed_provenance_mut(self.address().0 as usize)
+    }
+
+    /// Lets it be freed on another stream, which has come after all that use it.
+    pub(super) fn free_on(&mut self, stream: StreamHandle) {
+        self.0.handle.1 = stream;
+    }
+}
+
+/// Returns an address as a pointer, which is not null.
+pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
+    let none =
+        || Error::Device { call: "cuMemAllocFromPoolAsync", code: 0, name: "a null address".to_owned() };
+    NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
 /// Pinned memory under an address for the host and one for the GPU, all zeros at first. Its owner forgets it instead of
 /// dropping it while work that uses it may be in flight.
 pub(super) struct OwnedMapped {
-    driver: Arc<dyn Driver>,
-    memory: Mapped,
+    memory: Owned<Mapped>,
     bytes: usize,
 }
 
 impl OwnedMapped {
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<OwnedMapped> {
-        let memory = driver.allocate_mapped(bytes as u64)?;
+        let memory = Owned::new(driver, driver.allocate_mapped(bytes as u64)?, <dyn Driver>::free_mapped);
         // SAFETY: allocated for them; nothing else has the address yet.
-        unsafe { memory.host.as_ptr().write_bytes(0, bytes) };
-        Ok(OwnedMapped { driver: Arc::clone(driver), memory, bytes })
+        unsafe { memory.handle.host.as_ptr().write_bytes(0, bytes) };
+        Ok(OwnedMapped { memory, bytes })
     }
 
     /// Returns the GPU's address of its first byte.
     pub(super) fn device(&self) -> DevicePtr {
-        self.memory.device
+        self.memory.handle.device
     }
 
     /// Returns the host's address of its first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
-        self.memory.host
+        self.memory.handle.host
     }
 
     /// Writes words from word `at` on. No kernel reads them meanwhile, or it may read some of the old ones.
@@ -185,7 +230,7 @@ impl OwnedMapped {
         assert!((at + words.len()) * size_of::<u32>() <= self.bytes, "{at} and {} words", words.len());
         // SAFETY: inside the memory, which is aligned to a page, and the host's alone through `&mut self`.
         unsafe {
-            let to = self.memory.host.as_ptr().cast::<u32>().add(at);
+            let to = self.host().as_ptr().cast::<u32>().add(at);
             ptr::copy_nonoverlapping(words.as_ptr(), to, words.len());
         }
     }
@@ -196,7 +241,7 @@ impl OwnedMapped {
         assert!((slot + 1) * size_of::<InstepStatus>() <= self.bytes, "slot {slot}");
         // SAFETY: inside the memory, aligned; plain numbers, of which any bits are some. Volatile, because the GPU writes.
         unsafe {
-            let at = self.memory.host.cast::<InstepStatus>().add(slot).as_ptr();
+            let at = self.host().cast::<InstepStatus>().add(slot).as_ptr();
             let sequence = &raw const (*at).sequence;
             let before = sequence.read_volatile();
             between();
@@ -204,12 +249,5 @@ impl OwnedMapped {
             between();
             (before, status, sequence.read_volatile())
         }
-    }
-}
-
-impl Drop for OwnedMapped {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`; nothing in flight uses it, by the contract.
-        unsafe { self.driver.free_mapped(self.memory) }
     }
 }

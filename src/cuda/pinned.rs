@@ -25,8 +25,8 @@ pub(super) struct SettingsRing {
     words: Vec<u32>,
     /// Those of the latest slot that was written, for [`claims`](super::claims), which only builds with checks have.
     of_pass: Vec<u32>,
-    /// Per slot, the event after its Begin, and whether it was ever recorded.
-    read: Vec<(Event, bool)>,
+    /// Per slot, the event after its Begin.
+    read: Vec<Event>,
     /// Begins so far, which select the slot of the next one.
     pub(super) begun: u64,
 }
@@ -35,12 +35,8 @@ impl SettingsRing {
     pub(super) fn new(driver: &Arc<dyn Driver>, settings: &Settings) -> Result<SettingsRing> {
         let words = settings.words().to_vec();
         let ring = OwnedMapped::new(driver, SLOTS * size_of_val(&*words))?;
-        let (of_pass, read) = (words.clone(), Vec::with_capacity(SLOTS));
-        let mut settings = SettingsRing { ring, of_pass, words, read, begun: 0 };
-        for _ in 0..SLOTS {
-            settings.read.push((Event::new(driver, false)?, false));
-        }
-        Ok(settings)
+        let read = (0..SLOTS).map(|_| Event::new(driver, false)).collect::<Result<_>>()?;
+        Ok(SettingsRing { ring, of_pass: words.clone(), words, read, begun: 0 })
     }
 
     /// Replaces the settings. Each pass's Begin has a slot of its own, so no Begin that is still to run sees this.
@@ -49,9 +45,8 @@ impl SettingsRing {
     }
 
     /// Returns the event that must have passed before the next slot is written again.
-    pub(super) fn reader(&self) -> Option<&Event> {
-        let (event, used) = &self.read[slot(self.begun)];
-        used.then_some(event)
+    pub(super) fn reader(&self) -> &Event {
+        &self.read[slot(self.begun)]
     }
 
     /// Writes the next slot, whose last reader has finished.
@@ -74,8 +69,7 @@ impl SettingsRing {
 
     /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
     pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
-        let (event, used) = &mut self.read[slot(self.begun)];
-        *used = true;
+        let event = &self.read[slot(self.begun)];
         event.record(stream)?;
         self.begun += 1;
         Ok(event)

@@ -10,6 +10,7 @@ use super::driver::Driver;
 use super::owned::{Event, OwnedStream};
 use crate::error::Result;
 use crate::handle::StreamHandle;
+use crate::layout::Plan;
 use crate::op::{STREAMS, Stream, Ticket};
 
 /// The streams that the plan uses, with a ring of events for each.
@@ -18,11 +19,8 @@ pub(super) struct Streams {
     rings: [Vec<Event>; STREAMS],
     /// Marks positions that no ticket names.
     spare: Event,
-    reduce: OwnedStream,
-    optim: OwnedStream,
-    gather: Option<OwnedStream>,
-    download: Option<OwnedStream>,
-    upload: Option<OwnedStream>,
+    /// All but the trainer's.
+    own: [Option<OwnedStream>; STREAMS],
 }
 
 impl Streams {
@@ -30,54 +28,31 @@ impl Streams {
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         compute: StreamHandle,
-        priorities: Priorities,
-        used: &[Stream],
+        optim_priority: i32,
+        plan: &Plan,
         room: usize,
     ) -> Result<Streams> {
-        let own = |stream: Stream, priority: i32| {
-            used.contains(&stream).then(|| OwnedStream::new(driver, priority)).transpose()
-        };
-        let mut streams = Streams {
-            compute,
-            rings: std::array::from_fn(|_| Vec::with_capacity(room)),
-            spare: Event::new(driver, false)?,
-            reduce: OwnedStream::new(driver, priorities.reduce)?,
-            optim: OwnedStream::new(driver, priorities.optim)?,
-            gather: own(Stream::Gather, priorities.reduce)?,
-            download: own(Stream::Download, priorities.reduce)?,
-            upload: own(Stream::Upload, priorities.reduce)?,
-        };
-        let used: Vec<Stream> = streams.all().collect();
-        for stream in used {
-            let ring = &mut streams.rings[stream.index()];
-            for _ in 0..room {
-                ring.push(Event::new(driver, false)?);
-            }
+        let (rings, own) = Default::default();
+        let mut streams = Streams { compute, rings, spare: Event::new(driver, false)?, own };
+        for stream in Stream::used(plan) {
+            // Sums and copies come before steps; the driver clamps the priority.
+            let priority = if *stream == Stream::Optim { optim_priority } else { i32::MIN };
+            streams.own[stream.index()] = Some(OwnedStream::with_priority(driver, priority)?);
+        }
+        for stream in [Stream::Compute].iter().chain(Stream::used(plan)) {
+            let ring = (0..room).map(|_| Event::new(driver, false));
+            streams.rings[stream.index()] = ring.collect::<Result<_>>()?;
         }
         Ok(streams)
     }
 
     /// Returns the streams that there are.
-    pub(super) fn all(&self) -> impl Iterator<Item = Stream> + use<> {
-        let there: [bool; STREAMS] = Stream::ALL.map(|stream| match stream {
-            Stream::Compute | Stream::Reduce | Stream::Optim => true,
-            Stream::Gather => self.gather.is_some(),
-            Stream::Download => self.download.is_some(),
-            Stream::Upload => self.upload.is_some(),
-        });
-        Stream::ALL.into_iter().filter(move |stream| there[stream.index()])
+    pub(super) fn all(&self) -> impl Iterator<Item = Stream> + '_ {
+        Stream::ALL.into_iter().filter(|stream| !self.rings[stream.index()].is_empty())
     }
 
     pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
-        match stream {
-            Stream::Compute => self.compute,
-            Stream::Reduce => self.reduce.handle(),
-            Stream::Optim => self.optim.handle(),
-            // A plan that has no such stream has no op on it.
-            Stream::Gather => self.gather.as_ref().unwrap_or(&self.optim).handle(),
-            Stream::Download => self.download.as_ref().unwrap_or(&self.optim).handle(),
-            Stream::Upload => self.upload.as_ref().unwrap_or(&self.optim).handle(),
-        }
+        self.own[stream.index()].as_ref().map_or(self.compute, OwnedStream::handle)
     }
 
     /// Returns the event of a position.
@@ -100,19 +75,12 @@ impl Streams {
         Ok(&self.spare)
     }
 
-    /// Makes one stream wait for everything on the others: the optim stream before memory is freed on it, the
-    /// trainer's at the end of a capture.
-    pub(super) fn gather(&self, on: Stream) -> Result<()> {
-        for other in self.all().filter(|other| *other != on) {
+    /// Makes one stream wait for everything on others: the optim stream before memory is freed on it, the trainer's at the
+    /// end of a capture.
+    pub(super) fn gather(&self, on: Stream, others: impl Fn(Stream) -> bool) -> Result<()> {
+        for other in self.all().filter(|other| *other != on && others(*other)) {
             self.here(other)?.hold(self.stream(on))?;
         }
         Ok(())
     }
-}
-
-/// Priorities of the library's own streams; lower runs sooner.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Priorities {
-    pub(super) reduce: i32,
-    pub(super) optim: i32,
 }

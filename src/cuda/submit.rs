@@ -14,16 +14,13 @@ use super::full_buckets::{is_resharded, is_sharded};
 use super::gpu_memory::address;
 use super::launches::BucketLaunch;
 use super::pinned::SLOTS;
-use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepPublishArgs, InstepRecord};
+use crate::abi::{InstepAddArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
-
-/// Of one launch, in its first dimension.
-const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 impl CudaDevice {
     /// Runs ops up to the first that fails. One of them waits for the event of the caller's sum, if there is one.
@@ -32,7 +29,7 @@ impl CudaDevice {
         if self.failed.is_some() {
             return;
         }
-        let driver = Arc::clone(&self.driver);
+        let driver = Arc::clone(&self.cuda.driver);
         let entered = Entered::new(&*driver);
         if let Err(error) = entered {
             return self.fail("the device", error);
@@ -41,7 +38,7 @@ impl CudaDevice {
             let outcome = match (op.action, sum) {
                 // SAFETY: the event is this driver's and alive, as the caller of `bucket_ready_after` promises.
                 (Action::AwaitSum { .. }, Some(event)) => unsafe {
-                    self.driver.wait(self.streams.stream(op.stream), event)
+                    self.cuda.driver.wait(self.streams.stream(op.stream), event)
                 },
                 _ => self.run_timed(op),
             };
@@ -59,7 +56,7 @@ impl CudaDevice {
         }
         if let Some(bucket) = self.full_places(op) {
             let gather = self.streams.stream(Stream::Gather);
-            self.engine.memory.unsharded.take(&self.driver, bucket, [stream, gather])?;
+            self.engine.memory.unsharded.take(&self.cuda.driver, bucket, [stream, gather])?;
         }
         let claim = self.claim(op, stream);
         let outcome = self.run(op);
@@ -102,7 +99,11 @@ impl CudaDevice {
         match op.action {
             // Without an event nothing waits, and nothing may go on.
             Action::AwaitSum { bucket } => Err(unknown_sum(bucket)),
-            Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
+            Action::Wait(ticket) => {
+                self.streams.wait(op.stream, ticket)?;
+                self.forked[op.stream.index()] = true;
+                Ok(())
+            }
             Action::Record(ticket) => {
                 if !self.is_capturing {
                     self.recorded[op.stream.index()] = Some(ticket);
@@ -124,7 +125,7 @@ impl CudaDevice {
                 let at = address(self.engine.memory.regions.resolve(span));
                 // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
                 // guarantees and the checker proves for every op.
-                unsafe { self.driver.zero(at, span.bytes(), stream) }
+                unsafe { self.cuda.driver.zero(at, span.bytes(), stream) }
             }
             Action::Copy { src, dst, .. } => self.copy(op.stream, [src, dst]),
             Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
@@ -133,7 +134,7 @@ impl CudaDevice {
                 let Some(ones) = self.engine.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
                 // SAFETY: in bounds by `resolve`, and there are as many ones as any bucket counts; the schedule lets nothing else
                 // touch them meanwhile, which the checker proves for every op.
-                unsafe { self.driver.copy(at, address(ones), span.bytes(), stream) }
+                unsafe { self.cuda.driver.copy(at, address(ones), span.bytes(), stream) }
             }
             Action::Release(span) if is_sharded(span.memory, &self.plan) => {
                 self.engine.memory.unsharded.release(span);
@@ -160,7 +161,7 @@ impl CudaDevice {
 
     fn on_host(&mut self, op: &Op, stream: StreamHandle) -> Result<()> {
         let Some(host) = &mut *self.host else { return Ok(()) };
-        host.enqueue(&*self.driver, op, stream)
+        host.enqueue(&*self.cuda.driver, op, stream)
     }
 
     /// Copies inside the GPU's memory, or between it and the host's.
@@ -177,9 +178,9 @@ impl CudaDevice {
         // SAFETY: in bounds by `find`, and two memories never overlap; the schedule lets nothing else touch them meanwhile.
         unsafe {
             match (is_offloaded(src), is_offloaded(dst)) {
-                (true, _) => self.driver.copy_up(address(to), from, bytes, stream),
-                (_, true) => self.driver.copy_down(to, address(from), bytes, stream),
-                _ => self.driver.copy(address(to), address(from), bytes, stream),
+                (true, _) => self.cuda.driver.copy_up(address(to), from, bytes, stream),
+                (_, true) => self.cuda.driver.copy_down(to, address(from), bytes, stream),
+                _ => self.cuda.driver.copy(address(to), address(from), bytes, stream),
             }
         }
     }
@@ -188,9 +189,10 @@ impl CudaDevice {
         if !self.is_capturing {
             self.fill_slot()?;
         }
-        match self.is_on_host(op) {
-            true => self.on_host(op, stream)?,
-            false => self.engine.begin(&self.constants, |_| {}, stream)?,
+        if self.is_on_host(op) {
+            self.on_host(op, stream)?;
+        } else {
+            self.engine.begin(&self.constants, |_| {}, stream)?;
         }
         if self.is_capturing {
             return Ok(());
@@ -207,25 +209,29 @@ impl CudaDevice {
             // SAFETY: a word of a record of this device's, and one of its constants; nothing else touches the record now,
             // as for every op.
             unsafe {
-                self.driver.copy(to, address(self.engine.memory.left), size_of::<u32>() as u64, stream)?
+                self.cuda.driver.copy(
+                    to,
+                    address(self.engine.memory.left),
+                    size_of::<u32>() as u64,
+                    stream,
+                )?
             };
         }
         Ok(())
     }
 
-    /// Adds a part of a bucket's gradients to another one, with a thread for every four elements, or as many blocks as the
-    /// caller allows.
+    /// Adds a part of a bucket's gradients to another one.
     fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();
         let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
         let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
-        let rounds = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
-        let most = self.max_blocks.unwrap_or(MOST_BLOCKS);
-        let shape = Shape { blocks: rounds.min(most.into()) as u32, threads: INSTEP_GPU_THREADS };
+        let shape = Shape::of_elements(count, self.cuda.max_blocks);
         // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
         // for `Zero`.
-        unsafe { self.driver.launch(self.engine.kernels.add, shape, stream, ptr::from_ref(&args).cast()) }
+        unsafe {
+            self.cuda.driver.launch(self.engine.kernels.add, shape, stream, ptr::from_ref(&args).cast())
+        }
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
@@ -235,9 +241,7 @@ impl CudaDevice {
 
     /// Writes the next pass's settings to the slot that its Begin reads.
     pub(super) fn fill_slot(&mut self) -> Result<()> {
-        if let Some(event) = self.engine.settings.reader() {
-            self.block_on(event)?;
-        }
+        self.block_on(self.engine.settings.reader())?;
         self.engine.settings.write();
         Ok(())
     }
@@ -247,7 +251,7 @@ impl CudaDevice {
         part.try_for_each(|place| {
             let launches = buckets.iter().map(|launches| &launches[place]);
             // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
-            unsafe { BucketLaunch::enqueue(launches, &*self.driver, stream) }
+            unsafe { BucketLaunch::enqueue(launches, &*self.cuda.driver, stream) }
         })
     }
 }

@@ -1,46 +1,33 @@
 //! Tiles of launches after their tensors have moved: written to pinned memory, and copied by the stream, two in turn.
 //!
 //! [`TileTables`] are for a bucket whose parameters or gradients lie apart in each call. A table is written anew only if an
-//! address has changed, and never while it is in use. [`StagedTiles`] are for a stepper whose parameters have moved: each
+//! address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose parameters have moved: each
 //! launch keeps its table, and the copy comes after all that read the old addresses. The host waits only if addresses
 //! change faster than the GPU copies them.
 #![allow(unsafe_code)]
 
-use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::driver::{Driver, Mapped};
+use super::driver::Driver;
 use super::gpu_memory::{address, bytes_of_all};
 use super::launches::BucketLaunch;
-use super::owned::Event;
+use super::owned::{Arena, Event, OwnedMapped};
 use crate::abi::InstepTile;
 use crate::error::Result;
-use crate::handle::{DevicePtr, StreamHandle};
+use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
 /// See the module.
 pub(super) struct TileTables {
-    driver: Arc<dyn Driver>,
-    /// The stream on which the tables were allocated, and are freed.
-    stream: StreamHandle,
     /// With offsets in place of addresses.
     tiles: Vec<InstepTile>,
     /// The addresses in the current table.
     bases: Vec<Bases>,
-    tables: [Table; 2],
+    /// Each with the event after the last launch that read it. The engine makes their stream wait for all launches.
+    tables: [(Arena, Event); 2],
     current: usize,
-}
-
-struct Table {
-    staging: Mapped,
-    device: DevicePtr,
-    /// After the last copy from `staging`, and after the last launch that read the table.
-    copied: Event,
-    used: Event,
-    was_copied: bool,
-    was_used: bool,
+    staged: StagedTiles,
 }
 
 impl TileTables {
@@ -50,23 +37,14 @@ impl TileTables {
         stream: StreamHandle,
         tiles: Vec<InstepTile>,
     ) -> Result<TileTables> {
-        let bytes = size_of_val(&*tiles) as u64;
-        let table = || -> Result<Table> {
-            let (staging, device) = (driver.allocate_mapped(bytes)?, driver.allocate(bytes, stream)?);
+        let table = || -> Result<(Arena, Event)> {
+            let arena = Arena::new(driver, size_of_val(&*tiles) as u64, stream)?;
             // SAFETY: just allocated, so long. The host waits for the copy, so the memory is there for every stream.
-            unsafe { driver.upload(device, bytes_of_all(&tiles), stream)? };
-            Ok(Table {
-                staging,
-                device,
-                copied: Event::new(driver, false)?,
-                used: Event::new(driver, false)?,
-                was_copied: false,
-                was_used: false,
-            })
+            unsafe { driver.upload(arena.address(), bytes_of_all(&tiles), stream)? };
+            Ok((arena, Event::new(driver, false)?))
         };
-        let tables = [table()?, table()?];
-        let (driver, bases) = (Arc::clone(driver), Vec::new());
-        Ok(TileTables { driver, stream, tiles, bases, tables, current: 0 })
+        let (tables, staged) = ([table()?, table()?], StagedTiles::new(driver, tiles.len())?);
+        Ok(TileTables { tiles, bases: Vec::new(), tables, current: 0, staged })
     }
 
     /// Returns a table with these addresses of each segment, for launches that follow on `stream`.
@@ -80,62 +58,28 @@ impl TileTables {
             self.current = 1 - self.current;
             // Until the copy is enqueued no table is current.
             self.bases.clear();
-            self.write(bases, grad_bytes)?;
-            let bytes = size_of_val(&*self.tiles) as u64;
-            let table = &mut self.tables[self.current];
-            // SAFETY: both are so long; the staging memory's last copy has ended, and the stream waits for the table's
-            // last reader.
-            unsafe {
-                if table.was_used {
-                    table.used.hold(stream)?;
-                }
-                self.driver.copy(table.device, table.staging.device, bytes, stream)?;
-            }
-            table.copied.record(stream)?;
-            table.was_copied = true;
+            // Addresses of parameters, and gradients counted from address 0.
+            let placed = self.tiles.iter().map(|tile| {
+                let of_segment = &bases[tile.record as usize];
+                let (params, grads) = (of_segment.params() as u64, of_segment.grads() as u64);
+                let param = params.wrapping_add(tile.param);
+                let grad_offset = grads.wrapping_add(tile.grad_offset * grad_bytes) / grad_bytes;
+                InstepTile { param, grad_offset, ..*tile }
+            });
+            let (table, used) = &self.tables[self.current];
+            // The host waits for the memory's last copy first, so that nothing is enqueued if that has failed.
+            self.staged.turn()?;
+            used.hold(stream)?;
+            // SAFETY: the table is as long, and the stream has just come after its last reader.
+            unsafe { self.staged.send([(table.base().cast_const().cast(), placed)], stream)? };
             self.bases.extend_from_slice(bases);
         }
-        Ok(ptr::with_exposed_provenance(self.tables[self.current].device.0 as usize))
+        Ok(self.tables[self.current].0.base().cast_const().cast())
     }
 
     /// Marks the position on a stream after the launch that reads the current table.
     pub(super) fn mark_used(&mut self, stream: StreamHandle) -> Result<()> {
-        let table = &mut self.tables[self.current];
-        table.was_used = true;
-        table.used.record(stream)
-    }
-
-    /// Writes the current table's staging memory: addresses of parameters, and gradients counted from address 0.
-    fn write(&mut self, bases: &[Bases], grad_bytes: u64) -> Result<()> {
-        let table = &self.tables[self.current];
-        while table.was_copied && !table.copied.is_passed()? {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let to = table.staging.host.cast::<InstepTile>();
-        for (index, tile) in self.tiles.iter().enumerate() {
-            let of_segment = &bases[tile.record as usize];
-            let (params, grads) = (of_segment.params() as u64, of_segment.grads() as u64);
-            let tile = InstepTile {
-                param: params.wrapping_add(tile.param),
-                grad_offset: grads.wrapping_add(tile.grad_offset * grad_bytes) / grad_bytes,
-                ..*tile
-            };
-            // SAFETY: one of as many tiles as the memory was made for, aligned to a page.
-            unsafe { to.add(index).write(tile) };
-        }
-        Ok(())
-    }
-}
-
-impl Drop for TileTables {
-    fn drop(&mut self) {
-        for table in &self.tables {
-            // SAFETY: made by `new`; the engine has made `stream` wait for all launches, and the host for all copies.
-            unsafe {
-                self.driver.free(table.device, self.stream);
-                self.driver.free_mapped(table.staging);
-            }
-        }
+        self.tables[self.current].1.record(stream)
     }
 }
 
@@ -159,77 +103,64 @@ impl MovingTiles {
             let mut args = launch.args();
             // Lists that were made just now have the new addresses already.
             if rebind(Kind::Step, &mut args, tiles, plan, regions) || is_first && !tiles.is_empty() {
-                changed.push((args.tiles, &**tiles));
+                changed.push((args.tiles, tiles.iter().copied()));
             }
         }
+        self.staged.turn()?;
         // SAFETY: each list is as long as its launch's table, and they fit together; steps run on this stream alone, and
         // graphs that read the tables come before it, by the waits that follow a replay.
-        unsafe { self.staged.send(changed.into_iter(), stream) }
+        unsafe { self.staged.send(changed, stream) }
     }
 }
 
-/// Room for the tiles of all launches, on their way to the GPU.
+/// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device forgets
+/// them while such a copy may run.
 pub(super) struct StagedTiles {
     driver: Arc<dyn Driver>,
-    staging: [Staging; 2],
+    staging: [(OwnedMapped, Event); 2],
     current: usize,
-}
-
-struct Staging {
-    memory: Mapped,
-    /// After the last copies from it.
-    copied: Event,
-    was_copied: bool,
 }
 
 impl StagedTiles {
     /// Allocates room for that many tiles, twice.
     pub(super) fn new(driver: &Arc<dyn Driver>, tiles: usize) -> Result<StagedTiles> {
-        let bytes = (tiles * size_of::<InstepTile>()) as u64;
-        let staging = || -> Result<Staging> {
-            let (memory, copied) = (driver.allocate_mapped(bytes)?, Event::new(driver, false)?);
-            Ok(Staging { memory, copied, was_copied: false })
+        let staging = || -> Result<(OwnedMapped, Event)> {
+            let memory = OwnedMapped::new(driver, tiles * size_of::<InstepTile>())?;
+            Ok((memory, Event::new(driver, false)?))
         };
         Ok(StagedTiles { driver: Arc::clone(driver), staging: [staging()?, staging()?], current: 0 })
     }
 
-    /// Enqueues the copy of each list to its table.
+    /// Goes on to the other room, once its last copies have ended.
+    fn turn(&mut self) -> Result<()> {
+        self.current = 1 - self.current;
+        self.staging[self.current].1.block()
+    }
+
+    /// Enqueues the copy of each list to its table, from the room of the last [`turn`](Self::turn).
     ///
     /// # Safety
-    /// The tables are as long as their lists, alive, and read by launches on this stream alone. The lists fit the room.
-    unsafe fn send<'a>(
+    /// The tables are as long as their lists and alive, and the stream comes after all that read them. The lists fit the room.
+    unsafe fn send(
         &mut self,
-        lists: impl Iterator<Item = (*const InstepTile, &'a [InstepTile])>,
+        lists: impl IntoIterator<Item = (*const InstepTile, impl ExactSizeIterator<Item = InstepTile>)>,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.current = 1 - self.current;
-        let Staging { memory, copied, was_copied } = &mut self.staging[self.current];
-        while *was_copied && !copied.is_passed()? {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let (host, mut sent) = (memory.host.cast::<InstepTile>().as_ptr(), 0);
+        let (memory, copied) = &self.staging[self.current];
+        let (mut host, mut from) = (memory.host().cast::<InstepTile>().as_ptr(), memory.device());
         for (table, tiles) in lists {
-            let bytes = size_of_val(tiles) as u64;
-            let mut from = memory.device;
-            from.0 += (sent * size_of::<InstepTile>()) as u64;
+            let bytes = (tiles.len() * size_of::<InstepTile>()) as u64;
             // SAFETY: the room is long enough by the contract, and aligned to a page; the last copies from it have ended.
             // The stream orders the copy with the table's readers.
             unsafe {
-                host.add(sent).copy_from_nonoverlapping(tiles.as_ptr(), tiles.len());
+                for tile in tiles {
+                    host.write(tile);
+                    host = host.add(1);
+                }
                 self.driver.copy(address(table), from, bytes, stream)?;
             }
-            sent += tiles.len();
+            from.0 += bytes;
         }
-        *was_copied = true;
         copied.record(stream)
-    }
-}
-
-impl Drop for StagedTiles {
-    fn drop(&mut self) {
-        for Staging { memory, .. } in &self.staging {
-            // SAFETY: made by `new`; a device with work still in flight forgets its tiles instead.
-            unsafe { self.driver.free_mapped(*memory) }
-        }
     }
 }

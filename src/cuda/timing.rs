@@ -79,7 +79,7 @@ impl Timing {
     fn interval(&mut self, start: Event, end: Event) -> Result<Interval> {
         // The driver counts in f32 milliseconds. After ten minutes, a length computed from the origin would be off by
         // up to 60 us.
-        let (start_ns, length_ns) = (self.origin.ns_until(&start)?, start.ns_until(&end)?);
+        let (start_ns, length_ns) = (start.ns_since(self.origin.handle())?, end.ns_since(start.handle())?);
         let interval = Interval { start_ns: start_ns as u64, end_ns: (start_ns + length_ns) as u64 };
         self.spare.extend([start, end]);
         Ok(interval)

@@ -82,7 +82,7 @@ impl CudaDevice {
         self.guarded("a wait of the trainer's", |device| {
             let wait = || device.streams.wait(Stream::Compute, ticket);
             match device.timing.as_mut().filter(|_| !device.is_capturing) {
-                Some(timing) => timing.stall(device.streams.stream(Stream::Compute), wait),
+                Some(timing) => timing.stall(device.cuda.compute, wait),
                 None => wait(),
             }
         })
@@ -98,7 +98,7 @@ impl CudaDevice {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let driver = Arc::clone(&self.driver);
+        let driver = Arc::clone(&self.cuda.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
         // What it waited for may have failed.
         self.notice_host();

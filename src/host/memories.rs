@@ -398,6 +398,26 @@ impl Memories {
         unsafe { self.regions().records().add(record).read() }
     }
 
+    /// Copies a span to `into`.
+    ///
+    /// # Safety
+    /// No op or copy that writes the span is running.
+    pub(crate) unsafe fn read(&self, span: Span, into: &mut [u8]) {
+        assert_eq!(span.bytes(), into.len() as u64);
+        // SAFETY: in bounds by `resolve`, and as long as the slice; not written now, by the contract.
+        unsafe { ptr::copy_nonoverlapping(self.resolve(span), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies `from` to a span.
+    ///
+    /// # Safety
+    /// Nothing else touches the span.
+    pub(crate) unsafe fn write(&self, span: Span, from: &[u8]) {
+        assert_eq!(span.bytes(), from.len() as u64);
+        // SAFETY: in bounds by `resolve`, and as long as the slice; nothing else touches it, by the contract.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) }
+    }
+
     /// Sets the progress of a record.
     ///
     /// # Safety

@@ -4,8 +4,6 @@
 //! only in calls that say so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
 use crate::collective::Sums;
 use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
@@ -148,10 +146,7 @@ impl StepperBuilder<'_> {
             comms.agree(comms.words.fixed())?;
             comms.split(&plan)?;
             let device = CudaDevice::new(Parts {
-                driver: Arc::clone(&cuda.driver),
-                compute: cuda.compute,
-                optim_priority: cuda.optim_priority,
-                max_blocks: cuda.max_blocks,
+                cuda: cuda.clone(),
                 plan,
                 constants: assignment.constants,
                 assignment,

@@ -35,15 +35,7 @@ pub struct ncclUniqueId {
 layout!(ncclUniqueId: 128 bytes, aligned to 1; internal at 0);
 impl ncclResult_t {
     pub const ncclSuccess: ncclResult_t = ncclResult_t(0);
-    pub const ncclUnhandledCudaError: ncclResult_t = ncclResult_t(1);
-    pub const ncclSystemError: ncclResult_t = ncclResult_t(2);
-    pub const ncclInternalError: ncclResult_t = ncclResult_t(3);
-    pub const ncclInvalidArgument: ncclResult_t = ncclResult_t(4);
-    pub const ncclInvalidUsage: ncclResult_t = ncclResult_t(5);
-    pub const ncclRemoteError: ncclResult_t = ncclResult_t(6);
     pub const ncclInProgress: ncclResult_t = ncclResult_t(7);
-    pub const ncclTimeout: ncclResult_t = ncclResult_t(8);
-    pub const ncclNumResults: ncclResult_t = ncclResult_t(9);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -86,35 +78,18 @@ layout!(ncclConfig_v23100: 120 bytes, aligned to 8; size at 0, magic at 8, versi
 pub type ncclConfig_t = ncclConfig_v23100;
 impl ncclRedOp_t {
     pub const ncclSum: ncclRedOp_t = ncclRedOp_t(0);
-    pub const ncclProd: ncclRedOp_t = ncclRedOp_t(1);
     pub const ncclMax: ncclRedOp_t = ncclRedOp_t(2);
     pub const ncclMin: ncclRedOp_t = ncclRedOp_t(3);
-    pub const ncclAvg: ncclRedOp_t = ncclRedOp_t(4);
-    pub const ncclNumOps: ncclRedOp_t = ncclRedOp_t(5);
-    pub const ncclMaxRedOp: ncclRedOp_t = ncclRedOp_t(2147483647);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ncclRedOp_t(pub ::core::ffi::c_uint);
 impl ncclDataType_t {
-    pub const ncclInt8: ncclDataType_t = ncclDataType_t(0);
-    pub const ncclChar: ncclDataType_t = ncclDataType_t(0);
-    pub const ncclUint8: ncclDataType_t = ncclDataType_t(1);
-    pub const ncclInt32: ncclDataType_t = ncclDataType_t(2);
-    pub const ncclInt: ncclDataType_t = ncclDataType_t(2);
     pub const ncclUint32: ncclDataType_t = ncclDataType_t(3);
-    pub const ncclInt64: ncclDataType_t = ncclDataType_t(4);
     pub const ncclUint64: ncclDataType_t = ncclDataType_t(5);
     pub const ncclFloat16: ncclDataType_t = ncclDataType_t(6);
-    pub const ncclHalf: ncclDataType_t = ncclDataType_t(6);
     pub const ncclFloat32: ncclDataType_t = ncclDataType_t(7);
-    pub const ncclFloat: ncclDataType_t = ncclDataType_t(7);
-    pub const ncclFloat64: ncclDataType_t = ncclDataType_t(8);
-    pub const ncclDouble: ncclDataType_t = ncclDataType_t(8);
     pub const ncclBfloat16: ncclDataType_t = ncclDataType_t(9);
-    pub const ncclFloat8e4m3: ncclDataType_t = ncclDataType_t(10);
-    pub const ncclFloat8e5m2: ncclDataType_t = ncclDataType_t(11);
-    pub const ncclNumTypes: ncclDataType_t = ncclDataType_t(12);
 }
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]

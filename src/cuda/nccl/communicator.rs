@@ -12,8 +12,8 @@ use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, p
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::entry::{Entry, Members, Record};
 use crate::cuda::nccl::host::Host;
-use crate::cuda::nccl::library::{Library, Memory, unique_id};
-use crate::cuda::nccl::raw::{Raw, Registration, Seat, detached, issuing};
+use crate::cuda::nccl::library::{Library, unique_id};
+use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, Source, UniqueId, file};
 use crate::dtype::DType;
@@ -181,11 +181,8 @@ impl Nccl {
                 Err(_) => raw.abort_detached(),
             }
         }
-        let outcome = outcome.and_then(|()| match &self.shared.host {
-            Some(host) => host.part(self.shared.deadline),
-            None => Ok(()),
-        });
-        outcome.inspect_err(|error| self.shared.tell(error))
+        let part = |()| self.shared.host.as_ref().map_or(Ok(()), |host| host.part(self.shared.deadline));
+        outcome.and_then(part).inspect_err(|error| self.shared.tell(error))
     }
 }
 
@@ -221,10 +218,10 @@ impl Collective for Nccl {
 
     /// Of gradients, which the group's first communicator reduces in place.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
-        match purpose == Purpose::Gradients && self.reaches(place) {
-            true => allocate(&self.shared, bytes),
-            false => Ok(None),
+        if purpose != Purpose::Gradients || !self.reaches(place) {
+            return Ok(None);
         }
+        allocate(&self.shared, bytes)
     }
 
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
@@ -325,19 +322,6 @@ fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<Stri
     found
 }
 
-struct Owner {
-    shared: Arc<Shared>,
-    registration: Option<Registration>,
-    /// Dropped after the registration has been removed.
-    memory: Memory,
-}
-
-impl AsRef<Memory> for Owner {
-    fn as_ref(&self) -> &Memory {
-        &self.memory
-    }
-}
-
 /// Allocates memory, or returns `None` if the library cannot.
 pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
     let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
@@ -350,20 +334,15 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         Ok(Some((memory, registration)))
     })?;
     Ok(allocated.map(|(memory, registration)| {
-        Memory::lend(Owner { shared: Arc::clone(shared), registration, memory })
-    }))
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        if let Some(registration) = self.registration.take() {
+        let shared = Arc::clone(shared);
+        memory.lend(move || {
             // A communicator that has ended has no registrations.
-            let _ = self.shared.with_raw(&self.shared.first, |raw| {
-                raw.deregister(registration);
+            let _ = shared.with_raw(&shared.first, |raw| {
+                registration.into_iter().for_each(|own| raw.deregister(own));
                 Ok(())
             });
-        }
-    }
+        })
+    }))
 }
 
 #[cfg(test)]
@@ -377,10 +356,8 @@ mod tests {
                 set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
             let found = warnings(version, variable);
-            found
-                .iter()
-                .map(|line| line.split([':', '=']).next().unwrap_or_default().to_owned())
-                .collect::<Vec<_>>()
+            let name = |line: &String| line.split([':', '=']).next().unwrap_or_default().to_owned();
+            found.iter().map(name).collect::<Vec<_>>()
         };
         let (queues, order) = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_LAUNCH_ORDER_IMPLICIT");
         assert_eq!(of(23203, &[(queues, "1")]), [queues]);

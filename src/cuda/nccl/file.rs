@@ -164,6 +164,12 @@ mod tests {
         Options { rank, world_size: 3, job: job.to_owned(), deadline, ..Options::default() }
     }
 
+    fn place() -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("id");
+        (folder, path)
+    }
+
     /// What a process writes of which this is the run.
     fn of(options: &Options, run: u8, id: u8) -> String {
         text(options, &Found { run: [run; 128], id: [id; 128] })
@@ -177,8 +183,7 @@ mod tests {
 
     #[test]
     fn ranks_get_rank_0s_id_and_the_file_goes_once_all_have_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (folder, path) = place();
         // A file that another job has left.
         fs::write(&path, of(&options(0, "another test", SHORT), 9, 9)).unwrap();
         let barrier = std::sync::Barrier::new(3);
@@ -202,8 +207,7 @@ mod tests {
 
     #[test]
     fn a_second_group_takes_the_second_id_although_the_first_is_still_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let zero = options(0, "a test", SHORT);
         fs::write(&path, of(&zero, 21, 21)).unwrap();
         assert_eq!(join(1, &path, 0).unwrap(), [21; 128]);
@@ -218,8 +222,7 @@ mod tests {
 
     #[test]
     fn an_id_that_a_run_of_the_same_name_has_left_is_given_up_once_rank_0_has_written_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let own = options(1, "a test", Duration::from_secs(60));
         fs::write(&path, of(&own, 31, 31)).unwrap();
         let connect = |id: &UniqueId, _, wanted: &dyn Fn() -> Result<()>| {
@@ -238,8 +241,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_still_joins_when_rank_0_begins_the_next_group_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let own = options(1, "a test", Duration::from_secs(60));
         fs::write(&path, of(&own, 41, 41)).unwrap();
         let connect = |id: &UniqueId, _, wanted: &dyn Fn() -> Result<()>| {
@@ -256,8 +258,7 @@ mod tests {
 
     #[test]
     fn an_id_by_which_nobody_answers_is_given_up_for_the_one_that_rank_0_writes_later() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let own = options(1, "a test", Duration::MAX);
         fs::write(&path, of(&own, 51, 51)).unwrap();
         let refusal = || {
@@ -282,8 +283,7 @@ mod tests {
 
     #[test]
     fn rank_0_of_an_old_run_leaves_the_file_of_its_successor() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let [old, new] = ["a test:0", "a test:1"].map(|job| options(0, job, SHORT));
         let late = |_: &UniqueId, _, _: &dyn Fn() -> Result<()>| -> Result<()> {
             write(&path, &of(&new, 62, 62)).unwrap();
@@ -295,8 +295,7 @@ mod tests {
 
     #[test]
     fn a_rank_whose_file_never_comes_says_what_is_there() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("id");
+        let (_folder, path) = place();
         let cases = [
             (None, "No such file"),
             (Some(of(&options(0, "another test", SHORT), 9, 9)), "another job's"),
@@ -317,8 +316,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_named_by_rank_0() {
-        let folder = tempfile::tempdir().unwrap();
-        let missing = folder.path().join("nowhere/id");
+        let missing = place().1.with_file_name("nowhere/id");
         match join(0, &missing, 1) {
             Err(Error::File { what, .. }) => assert!(what.contains("nowhere"), "{what}"),
             other => panic!("{other:?}"),

@@ -72,23 +72,15 @@ impl Library {
         // SAFETY: looks symbols up by NCCL's names, whose types NCCL's header gives.
         let functions = load().map(|library| unsafe { Functions::from_library(library) });
         let functions = functions.map_err(|error| reason(&error))?;
-        let needed = [
-            ("ncclGetVersion", functions.ncclGetVersion.is_ok()),
-            ("ncclGetErrorString", functions.ncclGetErrorString.is_ok()),
-            ("ncclGetUniqueId", functions.ncclGetUniqueId.is_ok()),
-            ("ncclCommInitRankConfig", functions.ncclCommInitRankConfig.is_ok()),
-            ("ncclCommUserRank", functions.ncclCommUserRank.is_ok()),
-            ("ncclCommCount", functions.ncclCommCount.is_ok()),
-            ("ncclCommCuDevice", functions.ncclCommCuDevice.is_ok()),
-            ("ncclCommGetAsyncError", functions.ncclCommGetAsyncError.is_ok()),
-            ("ncclCommFinalize", functions.ncclCommFinalize.is_ok()),
-            ("ncclCommDestroy", functions.ncclCommDestroy.is_ok()),
-            ("ncclCommAbort", functions.ncclCommAbort.is_ok()),
-            ("ncclAllReduce", functions.ncclAllReduce.is_ok()),
-            ("ncclBroadcast", functions.ncclBroadcast.is_ok()),
-            ("ncclReduceScatter", functions.ncclReduceScatter.is_ok()),
-            ("ncclAllGather", functions.ncclAllGather.is_ok()),
-        ];
+        macro_rules! found {
+            ($($name:ident)*) => { [$((stringify!($name), functions.$name.is_ok())),*] };
+        }
+        let needed = found! {
+            ncclGetVersion ncclGetErrorString ncclGetUniqueId
+            ncclCommInitRankConfig ncclCommUserRank ncclCommCount ncclCommCuDevice ncclCommGetAsyncError
+            ncclCommFinalize ncclCommDestroy ncclCommAbort
+            ncclAllReduce ncclBroadcast ncclReduceScatter ncclAllGather
+        };
         if let Some((name, _)) = needed.iter().find(|(_, found)| !found) {
             return Err(format!("it has no {name}; NCCL 2.14 is the oldest that serves"));
         }
@@ -123,6 +115,7 @@ pub(super) struct Memory {
     library: &'static Library,
     device: u32,
     address: Address,
+    before_it_is_freed: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl Library {
@@ -138,7 +131,7 @@ impl Library {
             return Err(self.error(rank, "ncclMemAlloc", code));
         }
         let address = NonNull::new(address.cast()).map(Address::of);
-        Ok(address.map(|address| Memory { library: self, device, address }))
+        Ok(address.map(|address| Memory { library: self, device, address, before_it_is_freed: None }))
     }
 }
 
@@ -147,16 +140,19 @@ impl Memory {
         self.address.as_ptr().cast()
     }
 
-    /// Lends the memory in `owner`, until that is dropped.
-    pub(super) fn lend(owner: impl AsRef<Memory> + Send + Sync + 'static) -> Allocation {
-        let address = owner.as_ref().address.as_ptr();
-        // SAFETY: memory of this device, as long as was asked for, which the owner frees.
-        unsafe { Allocation::new(address, Box::new(owner)) }
+    /// Lends it until the allocation is dropped: then `before` runs, and then it is freed.
+    pub(super) fn lend(mut self, before: impl FnOnce() + Send + Sync + 'static) -> Allocation {
+        self.before_it_is_freed = Some(Box::new(before));
+        // SAFETY: memory of this device, as long as was asked for, which its owner frees.
+        unsafe { Allocation::new(self.address.as_ptr(), Box::new(self)) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if let Some(before) = self.before_it_is_freed.take() {
+            before();
+        }
         // A failure here means that the device is gone, and the memory with it.
         let _ = with_device(self.device, || {
             // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.

@@ -23,7 +23,6 @@ mod polling;
 #[cfg(feature = "cuda")]
 mod raw;
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 mod shared;
 #[cfg(not(feature = "cuda"))]
 mod stub;

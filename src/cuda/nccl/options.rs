@@ -46,16 +46,8 @@ pub struct Ctas {
 impl Default for Options {
     /// A group of one.
     fn default() -> Self {
-        let deadline = Duration::from_secs(60);
-        Options {
-            rank: 0,
-            world_size: 1,
-            device: 0,
-            job: String::new(),
-            deadline,
-            ledger: false,
-            ctas: Ctas::default(),
-        }
+        let (job, deadline, ctas) = (String::new(), Duration::from_secs(60), Ctas::default());
+        Options { rank: 0, world_size: 1, device: 0, job, deadline, ledger: false, ctas }
     }
 }
 
@@ -128,24 +120,20 @@ impl Options {
     /// Refuses options that need a host collective beside NCCL.
     pub(super) fn refuse_ledger(&self) -> Result<()> {
         let wrong = "ranks have no host collective to compare calls over";
-        match self.ledger {
-            true => Err(Error::config("INSTEP_LEDGER", 1, wrong, "use Nccl::beside, or no ledger")),
-            false => Ok(()),
+        if self.ledger {
+            return Err(Error::config("INSTEP_LEDGER", 1, wrong, "use Nccl::beside, or no ledger"));
         }
+        Ok(())
     }
 
     /// Refuses options with which a rank could not recognise its file.
     pub(super) fn refuse_job(&self) -> Result<()> {
         let wrong = "a file of another run would be taken for this one's";
-        match self.job.is_empty() {
-            true => Err(Error::config(
-                "job",
-                "(empty)",
-                wrong,
-                "name this run; torchrun sets TORCHELASTIC_RUN_ID",
-            )),
-            false => Ok(()),
+        if self.job.is_empty() {
+            let remedy = "name this run; torchrun sets TORCHELASTIC_RUN_ID";
+            return Err(Error::config("job", "(empty)", wrong, remedy));
         }
+        Ok(())
     }
 }
 

@@ -14,7 +14,6 @@ use std::{ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
-use crate::cuda::allocation::Arena;
 use crate::cuda::context::with_device;
 use crate::cuda::driver::Entered;
 use crate::cuda::nccl::UniqueId;
@@ -25,7 +24,7 @@ use crate::cuda::nccl::bindings::{
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
 use crate::cuda::nccl::polling::{Wall, poll};
-use crate::cuda::owned::{Event, OwnedStream};
+use crate::cuda::owned::{Arena, Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
@@ -103,12 +102,8 @@ impl Raw {
     /// It is null, or a communicator of this library, and lives until this value has been dropped.
     pub(super) unsafe fn adopt(library: &'static Library, comm: *mut c_void) -> Result<Raw> {
         if comm.is_null() {
-            return Err(Error::config(
-                "communicator",
-                "null",
-                "no communicator",
-                "make it before it is adopted",
-            ));
+            let remedy = "make it before it is adopted";
+            return Err(Error::config("communicator", "null", "no communicator", remedy));
         }
         let comm: ncclComm_t = comm.cast();
         let functions = &library.functions;
@@ -144,12 +139,12 @@ impl Raw {
         let driver = Cuda::open(self.seat.device)?.driver;
         let _entered = Entered::new(&*driver)?;
         // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
-        let (stream, event) = (OwnedStream::new(&driver, 0)?, Event::new(&driver, false)?);
+        let (stream, event) = (OwnedStream::with_priority(&driver, 0)?, Event::new(&driver, false)?);
         let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
         let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
         let (from, to) = (from?, to?);
         // SAFETY: allocated for them.
-        unsafe { driver.upload(from.address, own, stream)? };
+        unsafe { driver.upload(from.address(), own, stream)? };
         let kind = CollectiveKind::AllGather;
         let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 0 };
         // SAFETY: memory of these lengths, which only this stream touches.
@@ -168,7 +163,7 @@ impl Raw {
         passed?;
         let mut all = vec![0; bytes as usize];
         // SAFETY: the gather has filled them.
-        unsafe { driver.download(&mut all, to.address, stream)? };
+        unsafe { driver.download(&mut all, to.address(), stream)? };
         Ok(Some(all))
     }
 
@@ -193,27 +188,20 @@ impl Raw {
         };
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
-        let functions = &self.library.functions;
         // SAFETY: the call's buffers and stream are there by the promise of its maker.
         let (name, code) = unsafe {
+            use CollectiveKind::{AllGather, AllReduce, Broadcast, Max32, Min32, ReduceScatter, Sum64};
+            let (f, comm) = (&self.library.functions, self.comm);
             match call.kind {
-                CollectiveKind::AllReduce
-                | CollectiveKind::Sum64
-                | CollectiveKind::Max32
-                | CollectiveKind::Min32 => (
-                    "ncclAllReduce",
-                    functions.ncclAllReduce(src, dst, count, dtype, operation, self.comm, stream),
-                ),
-                CollectiveKind::Broadcast => {
-                    ("ncclBroadcast", functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream))
+                AllReduce | Sum64 | Max32 | Min32 => {
+                    ("ncclAllReduce", f.ncclAllReduce(src, dst, count, dtype, operation, comm, stream))
                 }
-                CollectiveKind::ReduceScatter => (
+                Broadcast => ("ncclBroadcast", f.ncclBroadcast(src, dst, count, dtype, 0, comm, stream)),
+                ReduceScatter => (
                     "ncclReduceScatter",
-                    functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
+                    f.ncclReduceScatter(src, dst, count, dtype, operation, comm, stream),
                 ),
-                CollectiveKind::AllGather => {
-                    ("ncclAllGather", functions.ncclAllGather(src, dst, count, dtype, self.comm, stream))
-                }
+                AllGather => ("ncclAllGather", f.ncclAllGather(src, dst, count, dtype, comm, stream)),
             }
         };
         self.settle(name, code, call.deadline(), wanted)
@@ -280,13 +268,15 @@ impl Raw {
         let mut handle = ptr::null_mut();
         // SAFETY: memory that the library has made, of this length.
         let code = unsafe { functions.ncclCommRegister(self.comm, address, bytes, &mut handle) };
-        (code == ncclResult_t::ncclSuccess && !handle.is_null()).then_some(Registration(handle))
+        (code == ncclResult_t::ncclSuccess && !handle.is_null())
+            .then(|| Registration(handle.expose_provenance()))
     }
 
     /// Removes a registration of this communicator.
     pub(super) fn deregister(&self, registration: Registration) {
+        let handle = ptr::with_exposed_provenance_mut(registration.0);
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
-        unsafe { self.library.functions.ncclCommDeregister(self.comm, registration.0) };
+        unsafe { self.library.functions.ncclCommDeregister(self.comm, handle) };
     }
 
     pub(super) fn library(&self) -> &'static Library {
@@ -310,12 +300,11 @@ impl Raw {
         wanted: impl Fn() -> Result<()>,
     ) -> Result<()> {
         let in_progress = ncclResult_t::ncclInProgress;
-        let code = match code == in_progress && !self.comm.is_null() {
-            true => {
-                let look = || Some(self.state()).filter(|code| *code != in_progress);
-                poll(Wall::start(), deadline, wanted, look)?
-            }
-            false => Some(code),
+        let code = if code == in_progress && !self.comm.is_null() {
+            let look = || Some(self.state()).filter(|code| *code != in_progress);
+            poll(Wall::start(), deadline, wanted, look)?
+        } else {
+            Some(code)
         };
         match code {
             Some(ncclResult_t::ncclSuccess) => Ok(()),
@@ -329,13 +318,7 @@ impl Raw {
 }
 
 /// Memory that is registered with a communicator.
-#[derive(Debug)]
-pub(super) struct Registration(*mut c_void);
-
-// SAFETY: a name, used only with the communicator.
-unsafe impl Send for Registration {}
-// SAFETY: no method changes it.
-unsafe impl Sync for Registration {}
+pub(super) struct Registration(usize);
 
 /// Runs a call that may block, on a new thread. If no thread can be started, the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {

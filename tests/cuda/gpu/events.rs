@@ -6,7 +6,7 @@ use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Error, EventHandle, Mode, Pass, Stepper, Sums};
+use instep::{AdamW, Borrowed, Error, EventHandle, Mode, ParamId, Pass, Stepper, Sums};
 
 use super::memory::Gpu;
 use crate::support::{MODES, layout};
@@ -25,18 +25,34 @@ enum Recorded {
 
 use Recorded::*;
 
+/// A GPU, and a stepper of two ranks' sums on its stream, with one parameter and the gradient that it lies beside.
+struct Scene {
+    gpu: Gpu,
+    id: ParamId,
+    values: *mut f32,
+    gradients: *mut f32,
+    stepper: Stepper<CudaDevice>,
+}
+
+impl Scene {
+    fn new(mode: Mode) -> Scene {
+        let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
+        let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+        let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
+        let id = layout.ids().next().unwrap();
+        let bucket = ForeignBucket::new(LENGTH).gradient(id, 0);
+        let memory = Borrowed::new().param(id, values).bucket(bucket, gradients);
+        let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
+        // SAFETY: memory and stream live as long as the process. What touches them keeps to the rules, but for a scene's fault,
+        // which this driver finds before any harm.
+        let stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda) }.unwrap();
+        Scene { gpu, id, values, gradients, stepper }
+    }
+}
+
 fn play(recorded: Recorded, mode: Mode) {
-    let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
-    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
-    let [values, gradients, read] = [0.5, 0.0, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
-    let id = layout.ids().next().unwrap();
-    let memory =
-        Borrowed::new().param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
-    let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
-    // SAFETY: memory and stream live as long as the process. What touches them keeps to the rules, but for the scene's fault,
-    // which this driver finds before any harm.
-    let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda) }.unwrap();
-    let sums = gpu.beside();
+    let Scene { gpu, id, values, gradients, mut stepper } = Scene::new(mode);
+    let (read, sums) = (gpu.upload(&[0.0; LENGTH]), gpu.beside());
     for _ in 0..3 {
         let (written, summed) = (Gpu::event(), Gpu::event());
         let mut pass = stepper.begin().unwrap();
@@ -70,17 +86,7 @@ fn play(recorded: Recorded, mode: Mode) {
 
 /// Two passes, the second one captured and replayed if `captures`: the parameters after it.
 fn trained(captures: bool) -> Vec<f32> {
-    let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
-    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
-    let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
-    let id = layout.ids().next().unwrap();
-    let memory =
-        Borrowed::new().param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
-    // SAFETY: memory and stream live as long as the process, and what touches them keeps to the rules.
-    let mut stepper = unsafe {
-        Stepper::builder(&layout, AdamW::default()).cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda)
-    }
-    .unwrap();
+    let Scene { gpu, id, values, gradients, mut stepper } = Scene::new(Mode::default());
     let sums = gpu.beside();
     let (written, summed) = (Gpu::event(), Gpu::event());
     let one_pass = |mut pass: Pass<'_, CudaDevice>| {
@@ -121,15 +127,7 @@ fn a_captured_pass_waits_for_the_event_that_it_has_recorded_and_a_replay_needs_n
 #[ignore = "scripts/software-gpu.sh runs it: needs the software GPU, which names races"]
 fn the_sum_of_a_frozen_bucket_ends_before_its_next_gradient_is_written_and_a_null_event_is_refused() {
     for mode in MODES {
-        let (gpu, layout) = (Gpu::open(), layout(&[LENGTH]));
-        let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
-        let [values, gradients] = [0.5, 0.0].map(|value| gpu.upload(&[value; LENGTH]));
-        let id = layout.ids().next().unwrap();
-        let memory =
-            Borrowed::new().param(id, values).bucket(ForeignBucket::new(LENGTH).gradient(id, 0), gradients);
-        let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
-        // SAFETY: the memory outlives the stepper.
-        let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 2), memory, &cuda) }.unwrap();
+        let Scene { gpu, id, gradients, mut stepper, .. } = Scene::new(mode);
         let (sums, summed) = (gpu.beside(), Gpu::event());
         stepper.set_frozen(id, true).unwrap();
         let mut pass = stepper.begin().unwrap();

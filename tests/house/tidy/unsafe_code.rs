@@ -48,7 +48,6 @@ const UNSAFE: &[&str] = &[
     "src/bucket_step/norm.rs",
     "src/bucket_step/tensors.rs",
     "src/collective/call.rs",
-    "src/cuda/allocation.rs",
     "src/cuda/any_stream.rs",
     "src/cuda/gpu_memory.rs",
     "src/cuda/bucket.rs",

@@ -113,6 +113,10 @@ const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLast
     CommInitRankConfig|CommUserRank|CommCount|CommCuDevice|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
     AllReduce|Broadcast|AllGather|ReduceScatter|MemAlloc|MemFree|CommRegister|CommDeregister)";
 
+/// The numbers that are used; all others stay out too.
+const NCCL_NUMBERS: &str = "ncclSuccess ncclInProgress ncclSum ncclMin ncclMax ncclUint32 ncclUint64 ncclFloat16 \
+    ncclFloat32 ncclBfloat16";
+
 /// What the software GPU has beside these, for other programs.
 const SOFTWARE_NCCL_FUNCTIONS: &str = "ncclCommInitRank";
 
@@ -295,7 +299,12 @@ fn nccl(root: &Path) -> Result<String, String> {
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
         .newtype_enum("nccl.*");
-    table(&compact(&generate(builder, NCCL_HEADER)?)?)
+    let bindings = compact(&generate(builder, NCCL_HEADER)?)?;
+    let is_used = |line: &&str| {
+        let number = line.strip_prefix("    pub const ").and_then(|number| number.split(':').next());
+        number.is_none_or(|number| NCCL_NUMBERS.split(' ').any(|used| used == number))
+    };
+    table(&bindings.split_inclusive('\n').filter(is_used).collect::<String>())
 }
 
 /// Puts the functions that the linker would look for into the table of [`FUNCTIONS_MACRO`].
