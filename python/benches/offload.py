@@ -17,10 +17,10 @@ copies, which are slower beside one another than alone. The bytes must be equal.
 `--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
 what the order of work leaves exposed, and nothing of the kernels' speed.
 
-    torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan target/debug/instep]
+    torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 
-With `--fsdp`, layers are units of `fully_shard` with CPUOffloadPolicy over gloo, and "after backward" is FSDP2 itself with a step
-after it. Gathers and sums are part of the pass without an optimizer, so a plan counts them as the GPU's work.
+With `--fsdp`, layers are units of `fully_shard` with CPUOffloadPolicy over gloo, and "after backward" is FSDP2 itself with
+a step after it. Gathers and sums are part of the pass without an optimizer, so a plan counts them as the GPU's work.
 """
 
 import argparse
