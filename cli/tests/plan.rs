@@ -174,7 +174,11 @@ fn pytorchs_offload_is_planned_to_the_byte() {
         folder.write("model.json", case["config"].to_string().as_bytes());
         let options = case["options"].as_array().unwrap().iter().map(|option| option.as_str().unwrap());
         let report = plan(&folder, &[&["--offload=torch"][..], &options.collect::<Vec<_>>()].concat());
-        let kept = report["host_bytes"].as_u64().unwrap() - report["page_locked_bytes"].as_u64().unwrap();
+        let bytes = |key: &str| report[key].as_u64().unwrap();
+        // FSDP's gradients are neither page-locked nor kept.
+        let gradients = case["gradient_bytes"].as_u64().unwrap_or_default();
+        assert!(gradients == 0 || held(&report, "gradients") == gradients, "{case}");
+        let kept = bytes("host_bytes") - bytes("page_locked_bytes") - gradients;
         let planned = (&report["page_locked_bytes"], &Value::from(kept));
         assert_eq!(planned, (&case["page_locked_bytes"], &case["kept_bytes"]), "{case}");
         let memory = report["memory"].as_array().unwrap().iter().map(|held| held["bytes"].as_u64().unwrap());
@@ -233,6 +237,77 @@ fn pytorchs_offload_takes_the_times_that_follow_from_the_speeds() {
     assert!(all["blocked_ns"].as_u64() < narrow["blocked_ns"].as_u64());
     let text = stdout(&folder.run(&["plan", "--config", "model.json", "--offload=torch"]));
     assert!(text.contains("page-locked") && text.contains("the model waits"), "{text}");
+}
+
+#[test]
+fn pytorchs_offload_of_shards_waits_for_steps_unit_by_unit() {
+    let folder = Folder::new();
+    let elements = 262_144.0;
+    let speed = |name: &str, value: f64| format!("--{name}={value}");
+    // Eight units of 1 MiB. Forward takes 5 ms for each, backward 10 ms, a copy 1 ms and a step 4 ms.
+    let speeds = [
+        speed("compute", 2.0 * elements * 1000.0 / 1e9),
+        speed("host-link", 4.0 * elements / 1e6),
+        speed("host-memory", 28.0 * elements / 4e6),
+        speed("bus", 4.0 * elements / 1e6),
+        "--tokens=5000".into(),
+        "--latency=0".into(),
+        "--launch=0".into(),
+        "--offload=torch".into(),
+        "--strategy=fsdp".into(),
+    ];
+    let repeated = |count: usize| {
+        format!(r#"{{"repeat": {count}, "params": [{{"name": "layer.{{}}", "shape": [1024, 256]}}]}}"#)
+    };
+    let alone = format!(r#"{{"params": [{}]}}"#, repeated(8));
+    let root = format!(r#"{{"params": [{{"name": "embed", "shape": [1024, 256]}}, {}]}}"#, repeated(7));
+    for model in [&alone, &root] {
+        folder.write("model.json", model.as_bytes());
+        let blocked = |more: &[&str], milliseconds: f64| {
+            let speeds = speeds.iter().map(String::as_str).chain(more.iter().copied());
+            let found =
+                plan(&folder, &speeds.collect::<Vec<_>>())["blocked_ns"].as_u64().unwrap() as f64 / 1e6;
+            assert!(
+                (found - milliseconds).abs() < 0.01,
+                "{model} {more:?}: {found} ms, not {milliseconds} ms"
+            );
+        };
+        // Backward waits for each copy down. Nothing hides the copy up of the first unit of backward, and of forward, whose
+        // step comes before that.
+        let (down, first) = (8.0, 1.0);
+        blocked(&[], down + first + 4.0 + 1.0);
+        blocked(&["--micro-batches=2"], down + 2.0 * (first + 1.0) + 4.0);
+        // A decision waits for the norm of the last unit; all steps come after it, beside forward.
+        let norm = 4.0 / 7.0;
+        blocked(&["--max-norm=1"], down + first + norm + 4.0 + 1.0);
+        // A scaler writes gradients after backward, so it waits for all steps.
+        blocked(&["--grad-scaler"], down + first + norm + 8.0 * 4.0 + 1.0);
+        // Halves take half as long, and a gather or a sum sends half of a unit.
+        blocked(&["--world-size=2"], 8.0 * (0.5 + 0.5) + (0.5 + 0.5) + 2.0 + (0.5 + 0.5));
+        // And so for two groups of two, whose replicas add their shards up.
+        blocked(&["--world-size=4", "--shard-size=2"], 8.0 * (0.5 + 0.5 + 0.5) + 1.0 + 2.0 + 1.0);
+    }
+}
+
+#[test]
+fn steps_after_a_decision_share_launches_in_a_plan() {
+    let folder = Folder::new();
+    // Twelve buckets of 32 MiB of gradients.
+    let model = r#"{"params": [{"repeat": 12, "params": [{"name": "layer.{}", "shape": [8192, 1024]}]}]}"#;
+    folder.write("model.json", model.as_bytes());
+    let steps = |mode: &str, more: &[&str]| {
+        let arguments = ["--world-size", "4", "--bucket-cap-mib", "1", "--mode", mode];
+        let report = plan(&folder, &[&arguments[..], more].concat());
+        let work = report["work"].as_array().unwrap();
+        work.iter().find(|work| work["what"] == "step").unwrap()["count"].as_u64().unwrap()
+    };
+    // The first-needed bucket has its own launch, and others have 128 MiB.
+    assert_eq!(steps("normed", &[]), 1 + 3);
+    assert_eq!(steps("sequential", &[]), 1);
+    assert_eq!(steps("sequential", &["--strategy", "zero"]), 1 + 3);
+    assert_eq!(steps("eager", &[]), 12);
+    // The host steps each by itself.
+    assert_eq!(steps("normed", &["--offload"]), 12);
 }
 
 #[test]
@@ -361,13 +436,19 @@ fn what_cannot_be_planned_is_refused_by_name() {
     refused(&three_of_8, "--shard-size 3: does not divide --world-size 8");
     refused(&["--ring-mib", "1"], "--ring-mib: is of instep.torch.offload; give --offload=torch too");
     refused(&["--offload", "--grad-scaler"], "--grad-scaler: is of instep.torch.offload");
-    for (option, value) in
-        [("--mode", "normed"), ("--strategy", "zero"), ("--trace", "t.json"), ("--picture", "p.svg")]
-    {
+    refused(
+        &["--offload=torch", "--strategy", "zero"],
+        "--strategy zero: instep.torch.offload has no such choice",
+    );
+    for (option, value) in [("--mode", "normed"), ("--trace", "t.json"), ("--picture", "p.svg")] {
         refused(
             &["--offload=torch", option, value],
             &format!("{option}: instep.torch.offload has no such choice"),
         );
+    }
+    for (option, value) in [("--ring-mib", "1"), ("--bucket-cap-mib", "2")] {
+        let given = ["--offload=torch", "--strategy", "fsdp", option, value];
+        refused(&given, &format!("{option}: FSDP copies gradients itself"));
     }
     refused(&["--offload=torch", "--measure"], "--measure: instep.torch.offload has no such choice");
     refused(&["--offload=gpu"], "--offload");
@@ -403,6 +484,16 @@ fn what_cannot_be_planned_is_refused_by_name() {
     }
     folder.write("model.json", br#"{"params": [{"name": "a", "shape": [1024, 1025]}]}"#);
     refused(&["--offload=torch", "--ring-mib", "4"], "--ring-mib 4: the largest bucket has 4198400 bytes");
+    for (text, word) in [
+        (r#"{"params": [{"name": "a", "shape": []}]}"#, "shape of \"a\": fully_shard takes no scalars"),
+        (
+            r#"{"params": [{"name": "a", "shape": [2]}], "dtypes": {"param": "bf16"}}"#,
+            "dtypes.grad = f32: FSDP",
+        ),
+    ] {
+        folder.write("model.json", text.as_bytes());
+        refused(&["--offload=torch", "--strategy", "fsdp"], word);
+    }
     #[cfg(target_os = "linux")]
     {
         // 4 TiB of parameters each.

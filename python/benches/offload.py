@@ -16,19 +16,28 @@ copies, which are slower beside one another than alone. The bytes must be equal.
 
 `--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
 what the order of work leaves exposed, and nothing of the kernels' speed.
+
+    torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
+
+With `--fsdp`, layers are units of `fully_shard` with CPUOffloadPolicy over gloo, and "after backward" is FSDP2 itself with
+a step after it. Gathers and sums are part of the pass without an optimizer, so a plan counts them as the GPU's work.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from instep.bench.machine import load, processor
 from instep.bench.rounds import Spread, milliseconds
@@ -81,6 +90,13 @@ class Work(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         work(2 * ctx.seconds / 3)
         return grad, torch.full(ctx.shape, 1e-3, device=grad.device), None
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """A unit of FSDP2 for each layer."""
+    for module in [*model, model]:
+        fully_shard(module, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    return model
 
 
 class Layer(nn.Module):
@@ -158,18 +174,22 @@ class AfterBackward:
 def foresee(instep: Path, arguments: argparse.Namespace, clips: bool, milliseconds_of: dict[str, float]) -> Any:
     """What `instep plan` says of a pass: the work of the GPU, a bucket's step and its copy take so long."""
     elements, tokens = arguments.layers * arguments.elements, 1_000_000
+    ranks = dist.get_world_size() if arguments.fsdp else 1
     speeds = {
         "compute": 6 * elements * tokens / (milliseconds_of["work"] * 1e9),
-        "host-memory": 28 * arguments.elements / (milliseconds_of["step"] * 1e6),
-        "host-link": 4 * arguments.elements / (milliseconds_of["copy"] * 1e6),
+        "host-memory": 28 * arguments.elements / ranks / (milliseconds_of["step"] * 1e6),
+        "host-link": 1e9 if arguments.fsdp else 4 * arguments.elements / (milliseconds_of["copy"] * 1e6),
+        "bus": 1e9,
+        "latency": 0.0,
         "launch": 0.0,
         "tokens": tokens,
     }
+    shape = ["--strategy=fsdp", "--world-size", ranks] if arguments.fsdp else ["--bucket-cap-mib=1"]
     layers = {"repeat": arguments.layers, "params": [{"name": "layer.{}", "shape": [arguments.elements]}]}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "model.json"
         config.write_text(json.dumps({"params": [layers]}))
-        command = [instep, "plan", "--offload=torch", "--json", "--config", config, "--bucket-cap-mib", "1"]
+        command = [instep, "plan", "--offload=torch", "--json", "--config", config, *shape]
         command += [f"--{name}={value}" for name, value in speeds.items()] + ["--max-norm=1"] * clips
         return json.loads(subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE).stdout)
 
@@ -183,6 +203,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, help="what a step sleeps, and a bucket's copy a fifth of its share")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--plan", type=Path, help="the command instep; layers then have at least 1 MiB")
+    parser.add_argument("--fsdp", action="store_true", help="shards of fully_shard with CPUOffloadPolicy, by torchrun")
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
@@ -190,6 +211,13 @@ def main() -> None:
         parser.error("--plan: the durations of copies and steps are recorded on the simulated device alone")
     if arguments.plan and arguments.elements < 1 << 18:
         parser.error("--plan: buckets of a plan have at least 1 MiB; give --elements of 262144 or more")
+    if arguments.fsdp and ("RANK" not in os.environ or arguments.device != "cpu"):
+        parser.error("--fsdp: start it by torchrun, on the CPU")
+    if arguments.fsdp:
+        dist.init_process_group("gloo")
+    is_first = not arguments.fsdp or dist.get_rank() == 0
+    if not is_first:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
     torch.set_num_threads(1)
     if arguments.device == "cuda":
         global cycles_per_second
@@ -208,13 +236,19 @@ def main() -> None:
     sides: dict[str, tuple[nn.Module, Any]] = {}
     for name in ("no optimizer", "after backward", "offload", "after backward, clip", "offload, clip"):
         model = nn.Sequential(*(Layer(arguments.elements) for _ in range(arguments.layers))).to(arguments.device)
+        model = sharded(model) if arguments.fsdp else model
         max_norm = 1.0 if "clip" in name else None
         if name == "no optimizer":
             for param in model.parameters():
                 param.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
             sides[name] = model, None
+        elif name.startswith("after") and arguments.fsdp:
+            sides[name] = model, FusedOptimizer(model.parameters(), "adamw", max_norm=max_norm, threads=arguments.threads)
         elif name.startswith("after"):
             sides[name] = model, AfterBackward(model, device(name), max_norm, arguments.threads)
+        elif arguments.fsdp:
+            sides[name] = model, offload(model, "adamw", max_norm=max_norm, threads=arguments.threads)
+            clocks[name] = sides[name][1]._offload.device.record = Clock()
         else:
             given = {"max_norm": max_norm, "bucket_bytes": 1, "threads": arguments.threads, "device": device(name)}
             sides[name] = model, offload(model, "adamw", **given)
@@ -226,10 +260,13 @@ def main() -> None:
             layer.seconds = seconds / len(model)
         model(x).sum().backward()  # Steps of the next forward pass count in the pass that they delay.
         settle()
+        if arguments.fsdp:
+            dist.barrier()
 
         def step() -> None:
             if optimizer is not None:
                 optimizer.step()
+            model.zero_grad()
             model(x).sum().backward()
             settle()
 
@@ -238,15 +275,22 @@ def main() -> None:
     for name in sides:
         train(name, 0.0)
     after = sides["after backward"][1]
-    stepping = statistics.median(milliseconds(after.optimizer.step) for _ in range(5))
+    step = after.step if arguments.fsdp else after.optimizer.step
+    stepping = statistics.median(milliseconds(step) for _ in range(5))
+    if arguments.fsdp:  # Ranks simulate the same work.
+        longest = torch.tensor(stepping)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        stepping = longest.item()
     if arguments.step_ms:
         for _, optimizer in list(sides.values())[1:]:
             inner = getattr(optimizer, "optimizer", optimizer)
             lengthen(inner._engine, arguments.step_ms, arguments.layers)
         stepping = arguments.step_ms
-    source, target = after.params[0].data, after.mirrors[0].data
-    copying = statistics.median(milliseconds(lambda: target.copy_(source)) for _ in range(9))
-    if arguments.step_ms:
+    copying = 0.0  # FSDP's own copies are no copies here.
+    if not arguments.fsdp:
+        source, target = after.params[0].data, after.mirrors[0].data
+        copying = statistics.median(milliseconds(lambda: target.copy_(source)) for _ in range(9))
+    if arguments.step_ms and not arguments.fsdp:
         copying = arguments.step_ms / arguments.layers / 5
     # Of the last bucket in backward, nothing of it can be hidden: its gradient goes down, its parameters go up.
     most = stepping / arguments.layers + 2 * copying
@@ -269,18 +313,21 @@ def main() -> None:
             print(f"GPU work {times} x step, {name}: exposed {exposed.show(1)} ms, {exposed.median / stepping:.2f} steps")
         for name in ("offload", "offload, clip") if arguments.plan else ():
             clock, work_ms = clocks[name], statistics.median(samples["no optimizer"])
-            took = {"work": work_ms, "step": clock.median("step"), "copy": clock.median("down", "up")}
+            took = {"work": work_ms, "step": clock.median("step")}
+            if not arguments.fsdp:
+                took["copy"] = clock.median("down", "up")
             plan = foresee(arguments.plan, arguments, "clip" in name, took)
-            assert plan["page_locked_bytes"] == sides[name][1].page_locked_bytes(), name
+            if not arguments.fsdp:  # Nothing can lock FSDP's shards here.
+                assert plan["page_locked_bytes"] == sides[name][1].page_locked_bytes(), name
             foreseen, measured = plan["pass_ns"] / 1e6, statistics.median(samples[name])
             ratio = f"{measured:.1f} ms measured, {foreseen:.1f} ms foreseen, ratio {foreseen / measured:.3f}"
             print(f"GPU work {times} x step, {name}: a pass takes {ratio}")
         print(f"GPU work {times} x step: with a clip, no forward pass hides more than all but {floors[times]:.1f} ms")
-    if arguments.csv:
+    if arguments.csv and is_first:
         lines = ["gpu_work_in_steps,side,exposed_ms_median,low,high,step_ms,bucket_step_and_copies_ms"]
         lines += [f"{times},{name.replace(',', ' with')},{e.row(2)},{stepping:.2f},{most:.2f}" for times, name, e in rows]
         arguments.csv.write_text("\n".join(lines) + "\n")
-    if arguments.svg:
+    if arguments.svg and is_first:
         arguments.svg.write_text(picture(rows, stepping, most))
     for _, optimizer in sides.values():
         if hasattr(optimizer, "close"):

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from instep.torch import FusedOptimizer, offload
@@ -197,6 +198,83 @@ def failing(rank: int, world: int) -> None:
         assert rank == 1 and "no memory" in str(error), error
     else:
         assert rank != 1
+
+
+def kept_bytes(optimizer: Any) -> int:
+    """The bytes of an optimizer's states, scales and masters."""
+    runs = []
+    for arena in optimizer._engine.arenas:
+        runs += [*arena.states.values(), *arena.scales.values(), *([] if arena.master is None else [arena.master])]
+    return sum(run.numel() * run.itemsize for run in runs)
+
+
+class Summed(nn.Module):
+    """Parameters of these shapes, and modules inside. The result is a sum, so every element has a gradient."""
+
+    def __init__(self, shapes: Any, dtype: torch.dtype, inner: Any = ()) -> None:
+        super().__init__()
+        self.own = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in shapes)
+        self.inner = nn.ModuleList(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in self.inner:
+            x = one(x)
+        return x + sum(param.float().sum() for param in self.own)
+
+
+class Locked:
+    """Stands in for memory that only a device's driver can lock: counts what PyTorch locks."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Tensor] = {}
+
+    def __enter__(self) -> "Locked":
+        self.real = Tensor.pin_memory, Tensor.is_pinned
+
+        def lock(tensor: Tensor, *_: Any) -> Tensor:
+            copied = tensor.clone()
+            self.runs[copied.untyped_storage().data_ptr()] = copied
+            return copied
+
+        Tensor.pin_memory = lock
+        Tensor.is_pinned = lambda tensor, *_: tensor.untyped_storage().data_ptr() in self.runs
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        Tensor.pin_memory, Tensor.is_pinned = self.real
+
+    @property
+    def bytes(self) -> int:
+        return sum(run.numel() * run.itemsize for run in self.runs.values())
+
+
+def held(
+    rank: int, world: int, entries: Any, optimizer: str, dtype: torch.dtype, scales: bool, replicas: int, **options: Any
+) -> dict[str, int]:
+    """The bytes that a training of offloaded shards holds, which it allocates before its second pass."""
+    repeated = [shapes for repeat, shapes in entries for _ in range(repeat or 0)]
+    root = Summed([shape for repeat, shapes in entries if repeat is None for shape in shapes], dtype)
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh if replicas > 1 else mesh["shard"]
+    with Locked() as locked:
+        root.inner.extend(Summed(shapes, dtype) for shapes in repeated)
+        for module in [*root.inner, root]:
+            fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy())
+        scaler = torch.amp.GradScaler("cpu") if scales else None
+        stepped = offload(root, optimizer, grad_scaler=scaler, **{"gradients": "average", **options})
+        found = []
+        for _ in range(2):
+            loss = root(torch.zeros((), requires_grad=True))
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is not None:
+                scaler.step(stepped)
+                scaler.update()
+            stepped.wait()
+            found.append((locked.bytes + stepped._offload.device.page_locked_bytes, kept_bytes(stepped)))
+        assert found[0] == found[1] and found[0][0] == stepped.page_locked_bytes()
+        grads = [shard_of(param.grad) for param in root.parameters()]
+        gradient_bytes = sum(grad.numel() * grad.itemsize for grad in grads)
+    return {"page_locked_bytes": found[0][0], "kept_bytes": found[0][1], "gradient_bytes": gradient_bytes}
 
 
 def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:

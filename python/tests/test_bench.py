@@ -5,11 +5,12 @@ import subprocess
 import sys
 import types
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 
 import pytest
 import torch
 
-from instep.bench.candidates import CANDIDATES, CHECKED_STEPS, FORMATS, LR, Candidate, Made, tolerance
+from instep.bench.candidates import CANDIDATES, CHECKED_STEPS, FORMATS, LR, OFFLOADED, Candidate, Made, tolerance
 
 PEERS = ("deepspeed", "bitsandbytes", "torchao")
 CASES = ("bucket", "in cache", "beyond cache")
@@ -112,6 +113,37 @@ def test_a_peer_that_fails_or_differs_is_named_and_not_timed():
     out = bench(BROKEN).stdout
     assert out.count("torchao AdamW8bit         does not run here: RuntimeError: no compiler") == len(CASES)
     assert out.count("bitsandbytes AdamW8bit    not timed: differs from AdamW in f64 by ") == len(CASES)
+
+
+def test_the_step_of_offloaded_training_has_its_own_candidates():
+    tables = bench(HIDDEN, "--offload").stdout.split("\n\n")[1 : 1 + len(CASES)]
+    assert [table.split(":")[0] for table in tables] == list(CASES)
+    for table in tables:
+        for candidate in OFFLOADED:
+            for shown in rows_of(table, candidate.name):
+                missing = shown == ["not", "installed"]
+                assert missing == (candidate.package in PEERS) and (missing or float(shown[0]) > 0)
+
+
+@pytest.mark.parametrize("format", ["f32", "8-bit states"])
+def test_copies_that_a_step_did_not_write_are_not_timed(format):
+    right = next(candidate for candidate in OFFLOADED if candidate.format == format and candidate.is_ours)
+    assert Made(right, 2, 5000).check() is None
+
+    def leaves_one(params):
+        optimizer = right.make(params)
+        step, last = optimizer.step, params[-1]
+
+        def and_restore():
+            before = last.detach().clone()
+            step()
+            last.data.copy_(before)
+
+        optimizer.step = and_restore
+        return optimizer
+
+    said = Made(replace(right, make=leaves_one), 2, 5000).check()
+    assert said == "copies are not the parameters in bf16 after step 1"
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from offload_cases import kept_bytes
 from torch import nn
 
 from instep.torch import offload
@@ -25,7 +26,8 @@ def params_of(config):
 
 
 def options_of(config, given):
-    dtypes, named = config["dtypes"], dict(zip(given[::2], given[1::2]))
+    dtypes = config["dtypes"]
+    named = {name: value for name, value in zip(given, [*given[1:], ""]) if name.startswith("--")}
     options = {"states": WORDS.get(dtypes.get("moments", "f32"), dtypes.get("moments"))}
     if "master" in dtypes:
         options["master"] = WORDS.get(dtypes["master"], dtypes["master"])
@@ -40,11 +42,17 @@ def options_of(config, given):
     return options
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: " ".join(plan["options"]) or "all unset")
+def is_sharded(plan):
+    return "fsdp" in plan["options"]
+
+
+def named(plans):
+    return pytest.mark.parametrize("plan", plans, ids=lambda plan: " ".join(plan["options"]) or "all unset")
+
+
+@named([plan for plan in PLANS if not is_sharded(plan)])
 def test_page_locked_memory_and_states_have_the_bytes_of_the_plan(plan):
-    config, given = plan["config"], [*plan["options"]]
-    if "--grad-scaler" in given:  # It has no value.
-        given.insert(given.index("--grad-scaler") + 1, None)
+    config, given = plan["config"], plan["options"]
     dtypes = config["dtypes"]
     model = nn.ParameterList(torch.zeros(shape, dtype=TYPES[dtypes["param"]]) for shape in params_of(config))
     for param in model:
@@ -52,9 +60,25 @@ def test_page_locked_memory_and_states_have_the_bytes_of_the_plan(plan):
     device = Simulated()
     optimizer = offload(model, config.get("optimizer", "adamw"), device=device, **options_of(config, given))
     assert optimizer.page_locked_bytes() == device.page_locked_bytes == plan["page_locked_bytes"]
-    kept = 0
-    for arena in optimizer._engine.arenas:
-        masters = [] if arena.master is None else [arena.master]
-        kept += sum(run.numel() * run.itemsize for run in [*arena.states.values(), *arena.scales.values(), *masters])
-    assert kept == plan["kept_bytes"]
+    assert kept_bytes(optimizer) == plan["kept_bytes"]
     optimizer.close()
+
+
+@named([plan for plan in PLANS if is_sharded(plan)])
+def test_shards_of_fsdp_have_the_bytes_of_the_plan(groups, plan):
+    config, given = plan["config"], plan["options"]
+    options = {"dtype": TYPES[config["dtypes"]["param"]], **options_of(config, [*given])}
+    options["scales"] = options.pop("grad_scaler", None) is not None
+    ranks = int(given[given.index("--world-size") + 1])
+    groups_of_ranks = ranks // int(given[given.index("--shard-size") + 1]) if "--shard-size" in given else 1
+    optimizer = config.get("optimizer", "adamw")
+    entries = [
+        (entry.get("repeat"), [param["shape"] for param in entry.get("params", [entry])]) for entry in config["params"]
+    ]
+    found = groups(ranks).run(
+        "offload_cases", "held", entries=entries, optimizer=optimizer, replicas=groups_of_ranks, **options
+    )
+    assert found[0] == {name: plan[name] for name in found[0]}
+    for other in found[1:]:  # The first rank's shards are the longest, and all are padded to its length.
+        assert other["page_locked_bytes"] == plan["page_locked_bytes"]
+        assert other["gradient_bytes"] <= plan["gradient_bytes"] and other["kept_bytes"] <= plan["kept_bytes"]

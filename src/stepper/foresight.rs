@@ -65,6 +65,12 @@ impl Foresight {
         self.0.run.get_mut().device.compute(ns);
     }
 
+    /// Foresees the launches of a GPU: after a decision, neighbouring buckets share one. Call it before the first pass.
+    pub fn share_launches(&mut self) {
+        let with_next = self.0.assignment.shares_with_next(&self.0.plan);
+        self.0.run.get_mut().schedule.share_launches(with_next);
+    }
+
     /// Waits, on the trainer's clock, until it may read a parameter or, in a pass, write a gradient, as an access to a
     /// real stepper does.
     ///

@@ -6,7 +6,8 @@ use instep::hazard::Traced;
 use instep::op::{Action, Interval, Op};
 use instep::{AdamW, Clip, Layout, Mode, ParamId, Precision, Sgd, Stepper, Strategy, Unused, in_process};
 
-use crate::support::layout;
+use crate::support::device::cuda;
+use crate::support::{MODES, Optim, Options, Presummed, layout};
 
 fn options(layout: &Layout, mode: Mode, strategy: Strategy) -> instep::StepperBuilder<'_> {
     let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(4096).record(true);
@@ -49,6 +50,50 @@ fn a_forecast_lists_the_ops_of_a_real_run_and_its_bytes() {
         let recording = stepper.take_recording().unwrap();
         assert!(stepper.check(&recording).is_empty(), "{mode:?} {strategy:?}");
         assert_eq!((ops(&recording.list), stepper.memory()), real.unwrap()[0], "{mode:?} {strategy:?}");
+    }
+}
+
+/// The first bucket of each launch of steps, how many it steps, and whether a mark follows at once.
+fn launches(list: &[Traced]) -> Vec<(u32, u32, bool)> {
+    let ops = ops(list);
+    let steps = ops.iter().enumerate().filter_map(|(at, op)| match op.action {
+        Action::Step { bucket, count } => {
+            let is_marked = matches!(ops.get(at + 1), Some(Op { action: Action::Record(_), .. }));
+            Some((bucket, count, is_marked))
+        }
+        _ => None,
+    });
+    steps.collect()
+}
+
+#[test]
+fn a_forecast_that_shares_launches_has_those_of_a_run_on_a_gpu() {
+    let layout = layout(&[300, 1, 700, 256, 5, 2000, 900, 4000]);
+    let adamw = Optim::of(AdamW::default());
+    for mode in MODES {
+        let max_norm = (mode != Mode::Eager).then_some(1.0);
+        let options = Options { mode, max_norm, cap: Some(4096), record: true, ..Options::default() };
+        let mut gpu = options.stepper_on(&cuda(), &layout, adamw, Presummed(4)).unwrap();
+        let foresee = |shares: bool| {
+            let mut stepper = options.builder(&layout, adamw).forecast(0, 4, |_, _| 10).unwrap();
+            if shares {
+                stepper.share_launches();
+            }
+            for _ in 0..2 {
+                stepper.begin().unwrap().finish().unwrap();
+            }
+            launches(&stepper.take_recording().unwrap().list)
+        };
+        for _ in 0..2 {
+            gpu.begin().unwrap().finish().unwrap();
+        }
+        let ran = launches(&gpu.take_recording().unwrap().list);
+        assert_eq!(foresee(true), ran, "{mode:?}");
+        let are_shared = ran.iter().any(|(_, count, _)| *count > 1);
+        assert_eq!(are_shared, mode != Mode::Eager, "{mode:?}: {ran:?}");
+        assert!(ran.iter().all(|(_, _, is_marked)| *is_marked), "{mode:?}: {ran:?}");
+        // One that was not asked to is of the host.
+        assert!(foresee(false).iter().all(|(_, count, _)| *count == 1), "{mode:?}");
     }
 }
 

@@ -6,6 +6,7 @@
 mod measure;
 mod model;
 mod report;
+mod shards;
 mod speeds;
 mod torch;
 mod trainer;
@@ -33,6 +34,9 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Passes that are foreseen. The first one broadcasts; the last but one is reported, and the last one ends its steps.
 const PASSES: u64 = 4;
 
+/// Size of a bucket, if none is given.
+const BUCKET_CAP_MIB: u64 = 25;
+
 /// Foresees the run of one rank: bytes held, bytes sent, schedule and times
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
@@ -52,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
     /// Steps run on the host, with states, masters and averages in its memory: by this library's stepper, or by
-    /// `instep.torch.offload`, for a plain module or under DDP
+    /// `instep.torch.offload`, for a plain module or under DDP, or with --strategy=fsdp for shards with CPUOffloadPolicy
     #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
     pub offload: Option<Engine>,
     /// Page-locked memory for gradients on their way, with --offload=torch [default: all gradients]
@@ -74,7 +78,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
     /// Size of a bucket
-    #[arg(long, value_name = "MIB", default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    #[arg(long, value_name = "MIB", default_value_t = BUCKET_CAP_MIB, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub bucket_cap_mib: u64,
     #[command(flatten)]
     speeds: Speeds,
@@ -141,7 +145,8 @@ impl Arguments {
             [("--ring-mib", self.ring_mib.is_some()), ("--grad-scaler", self.grad_scaler)].into_iter();
         let of_stepper = [
             ("--mode", self.mode != Order::Eager),
-            ("--strategy", self.strategy != Sharing::Replicated),
+            ("--strategy zero", self.strategy == Sharing::Zero),
+            ("--sum-micro-batches", self.sum_micro_batches),
             ("--release-gradients", self.release_gradients),
             ("--measure", self.measure),
             ("--trace", self.trace.is_some()),
@@ -151,6 +156,15 @@ impl Arguments {
             if let Some((option, _)) = of_stepper.into_iter().find(|(_, given)| *given) {
                 let wrong = "instep.torch.offload has no such choice, and makes no schedule to draw";
                 return refuse(option.into(), wrong, "leave it out, or use --offload=stepper");
+            }
+            let of_buckets = [
+                ("--ring-mib", self.ring_mib.is_some()),
+                ("--bucket-cap-mib", self.bucket_cap_mib != BUCKET_CAP_MIB),
+            ];
+            let given = of_buckets.into_iter().find(|(_, given)| *given && self.strategy == Sharing::Fsdp);
+            if let Some((option, _)) = given {
+                let wrong = "FSDP copies gradients itself, and its units are the buckets";
+                return refuse(option.into(), wrong, "leave it out");
             }
         } else if let Some((option, _)) = of_torch.into_iter().find(|(_, given)| *given) {
             return refuse(
@@ -246,6 +260,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let ranks = Ranks::new(*world_size, arguments.shard_size);
     let cost = speeds.cost(ranks, arguments.offload.is_some());
     let mut stepper = arguments.builder(&model).forecast(0, *world_size, cost).map_err(refused)?;
+    stepper.share_launches();
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {
         train(&mut stepper, &model.layout, speeds, (&mut peaks, arguments.micro_batches))?;

@@ -15,6 +15,8 @@ const MOST_PARAMS: usize = 1 << 20;
 /// A description that is spelled correctly.
 pub(super) struct Model {
     pub(super) layout: Layout,
+    /// Per parameter, the repetition that it is of, counted from 1, or 0 for one that does not repeat.
+    pub(super) repetitions: Vec<usize>,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) precision: Precision,
     /// What the optimizer is called.
@@ -112,8 +114,11 @@ impl Model {
             return Err(Failure::config("params", format_args!("{count} parameters"), remedy));
         }
         let mut builder = Layout::builder();
+        let (mut repetitions, mut count) = (Vec::new(), 0);
         for Repeated { repeat, params } in &entries {
             for time in 0..repeat.unwrap_or(1) {
+                count += usize::from(repeat.is_some());
+                repetitions.extend(params.iter().map(|_| if repeat.is_some() { count } else { 0 }));
                 for Param { name, shape } in params {
                     let numbered = repeat.map(|_| name.replace("{}", &time.to_string()));
                     builder = add(builder, numbered.as_ref().unwrap_or(name), shape)?;
@@ -122,6 +127,7 @@ impl Model {
         }
         Ok(Model {
             layout: builder.build()?,
+            repetitions,
             optimizer: descriptor.build(),
             precision: spelled.dtypes.precision()?,
             name: descriptor.name,

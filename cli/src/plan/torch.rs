@@ -8,13 +8,14 @@ use std::fmt;
 
 use instep::collective::CollectiveKind;
 use instep::op::Memory;
-use instep::{OffloadPolicy, Stepper, Unused};
+use instep::{Layout, OffloadPolicy, Precision, Stepper, Unused};
 use serde::Serialize;
 
 use super::model::Model;
 use super::report::{Held, mebibytes, milliseconds};
+use super::shards::Shards;
 use super::speeds::bus_bytes;
-use super::{Arguments, PASSES};
+use super::{Arguments, PASSES, Sharing};
 use crate::Failure;
 use crate::replay::refused;
 
@@ -23,16 +24,18 @@ const ALIGNMENT: u64 = 64;
 
 /// Parameters that go down, are stepped and come up together.
 #[derive(Default)]
-struct Bucket {
+pub(super) struct Bucket {
     /// Places in the layout, in the order in which backward has their gradients.
-    params: Vec<usize>,
-    mirror_bytes: u64,
-    gradient_bytes: u64,
-    sum_ns: u64,
-    down_ns: u64,
+    pub(super) params: Vec<usize>,
+    pub(super) param_bytes: u64,
+    pub(super) gradient_bytes: u64,
+    pub(super) sum_ns: u64,
+    pub(super) down_ns: u64,
     norm_ns: u64,
     step_ns: u64,
     up_ns: u64,
+    /// What makes a unit of shards whole: copies up and an all-gather.
+    pub(super) gather_ns: u64,
 }
 
 /// The plan of one rank.
@@ -58,11 +61,21 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(arguments: &Arguments, model: &Model) -> Result<Plan, Failure> {
         let decides = arguments.max_norm.is_some() || arguments.grad_scaler;
-        let states = states_of(model)?;
         let lengths: Vec<u64> = model.lengths().collect();
-        let elements: u64 = lengths.iter().sum();
+        let shards = match arguments.strategy {
+            Sharing::Fsdp => Some(Shards::new(arguments, model)?),
+            _ => None,
+        };
+        let (states, mut buckets, stepped) = match &shards {
+            Some(shards) => (shards.states(model)?, shards.cut(arguments, model), shards.lengths()),
+            None => {
+                let states = states_of(model, &model.layout, model.precision)?;
+                (states, cut(arguments, model, &lengths), lengths.clone())
+            }
+        };
         let kept: u64 = states.iter().map(|held| held.bytes).sum();
-        let buckets = cut(arguments, model, &lengths, kept as f64 / elements.max(1) as f64);
+        let kept = kept as f64 / stepped.iter().sum::<u64>().max(1) as f64;
+        buckets.iter_mut().for_each(|bucket| bucket.time(arguments, model, &stepped, kept));
         let gradients = || buckets.iter().map(|bucket| bucket.gradient_bytes);
         let most = gradients().max().unwrap_or_default();
         let ring = match arguments.ring_mib {
@@ -77,21 +90,28 @@ impl Plan {
                 "give at least that",
             ));
         }
+        // FSDP's copies of gradients are page-locked if no hook takes them.
+        let (params, of_ring, of_fsdp) = match shards {
+            None => ("mirrors of parameters", ring, 0),
+            Some(_) => ("shards of parameters", 0, gradients().sum()),
+        };
         let page_locked = [
-            ("mirrors of parameters", buckets.iter().map(|bucket| bucket.mirror_bytes).sum()),
-            ("ring of gradients", ring),
+            (params, buckets.iter().map(|bucket| bucket.param_bytes).sum()),
+            ("ring of gradients", of_ring),
             ("loss scale", if arguments.grad_scaler { ALIGNMENT } else { 0 }),
         ];
         let page_locked_bytes = page_locked.iter().map(|(_, bytes)| bytes).sum();
-        let page_locked = page_locked.into_iter().filter(|(_, bytes)| *bytes > 0);
-        let memory: Vec<Held> =
-            page_locked.map(|(what, bytes)| Held::on_host(what, bytes)).chain(states).collect();
-        let (pass_ns, compute_ns, optimizer_busy_ns) =
-            Run::new(&buckets, decides, ring).train(arguments, &lengths);
+        let held = page_locked.into_iter().chain([("gradients", of_fsdp)]).filter(|(_, bytes)| *bytes > 0);
+        let memory: Vec<Held> = held.map(|(what, bytes)| Held::on_host(what, bytes)).chain(states).collect();
+        let run = Run::new(&buckets, decides, ring);
+        let (pass_ns, compute_ns, optimizer_busy_ns) = match &shards {
+            Some(shards) => shards.train(run, arguments, model),
+            None => run.train(arguments, &lengths),
+        };
         Ok(Plan {
             world_size: arguments.world_size,
             parameters: lengths.len(),
-            elements,
+            elements: lengths.iter().sum(),
             buckets: buckets.len(),
             optimizer: model.name,
             page_locked_bytes,
@@ -105,20 +125,31 @@ impl Plan {
 }
 
 /// Bytes of states and masters, which lie in one run each, every parameter at a multiple of 256 elements.
-fn states_of(model: &Model) -> Result<Vec<Held>, Failure> {
-    let builder = Stepper::builder(&model.layout, model.optimizer.clone())
-        .precision(model.precision)
-        .unused(Unused::StepZero);
+pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) -> Result<Vec<Held>, Failure> {
+    let builder = Stepper::builder(layout, model.optimizer.clone()).precision(precision);
+    let builder = builder.unused(Unused::StepZero);
     let stepper = builder.offload(OffloadPolicy::default()).forecast(0, 1, |_, _| 0).map_err(refused)?;
-    let names = model.layout.ids().next().and_then(|id| stepper.state_names(id).ok()).unwrap_or_default();
+    let names = layout.ids().next().and_then(|id| stepper.state_names(id).ok()).unwrap_or_default();
     let kept = stepper.memory().into_iter().filter(|(memory, bytes)| {
         *bytes > 0 && matches!(memory, Memory::State(_) | Memory::Scales(_) | Memory::Master)
     });
     Ok(kept.map(|(memory, bytes)| Held::on_host(&super::report::kind(memory, &names), bytes)).collect())
 }
 
-/// Cuts parameters into buckets, from the last one back. `kept` are the bytes of states for each element.
-fn cut(arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) -> Vec<Bucket> {
+impl Bucket {
+    /// Sets what its norm and its step take. `kept` are the bytes of states for each element.
+    fn time(&mut self, arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) {
+        let elements = self.params.iter().filter_map(|place| lengths.get(*place)).sum::<u64>() as f64;
+        let of = |bytes: u64| elements * bytes as f64;
+        let (params, grads) = (of(model.precision.param.bytes()), of(model.precision.grad.bytes()));
+        let speed = arguments.speeds.host_memory;
+        self.norm_ns = (grads / speed) as u64;
+        self.step_ns = ((grads + 2.0 * params + 2.0 * kept * elements) / speed) as u64;
+    }
+}
+
+/// Cuts parameters into buckets, from the last one back.
+fn cut(arguments: &Arguments, model: &Model, lengths: &[u64]) -> Vec<Bucket> {
     let cap = arguments.bucket_cap_mib << 20;
     let (of_param, of_grad) = (model.precision.param.bytes(), model.precision.grad.bytes());
     let (mut buckets, mut size) = (Vec::<Bucket>::new(), cap);
@@ -129,7 +160,7 @@ fn cut(arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) -> Vec<
         }
         let Some(bucket) = buckets.last_mut() else { break };
         bucket.params.push(place);
-        bucket.mirror_bytes += (len * of_param).next_multiple_of(ALIGNMENT);
+        bucket.param_bytes += (len * of_param).next_multiple_of(ALIGNMENT);
         bucket.gradient_bytes += (len * of_grad).next_multiple_of(ALIGNMENT);
         size += len * of_param;
     }
@@ -144,14 +175,12 @@ fn cut(arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) -> Vec<
         }
         bucket.down_ns = copy_ns(grads);
         bucket.up_ns = copy_ns(params);
-        bucket.norm_ns = (grads / speeds.host_memory) as u64;
-        bucket.step_ns = ((grads + 2.0 * params + 2.0 * kept * elements) / speeds.host_memory) as u64;
     }
     buckets
 }
 
 /// A task of the thread that steps, and when it was given.
-enum Task {
+pub(super) enum Task {
     /// Waits for the copy of a bucket; then adds its norm, or lets it be stepped.
     Arrival(usize),
     /// Steps one of the buckets that may be, after those that were sent meanwhile have come.
@@ -161,15 +190,15 @@ enum Task {
 }
 
 /// A run: when each queue is free, and what the thread that steps has to do. All times are in nanoseconds.
-struct Run<'a> {
-    buckets: &'a [Bucket],
-    decides: bool,
+pub(super) struct Run<'a> {
+    pub(super) buckets: &'a [Bucket],
+    pub(super) decides: bool,
     ring: Ring,
     sums_free: u64,
     downloads_free: u64,
     uploads_free: u64,
     worker_free: u64,
-    busy: u64,
+    pub(super) busy: u64,
     tasks: VecDeque<(u64, Task)>,
     /// What may be stepped. The last one is stepped first: the next forward pass asks for it first.
     ready: BTreeSet<usize>,
@@ -232,8 +261,8 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// When a bucket's parameters have come up.
-    fn up(&mut self, bucket: usize) -> u64 {
+    /// When a bucket's parameters have come up, or its shards are stepped.
+    pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
                 Some(uploaded) => return uploaded,
@@ -253,6 +282,20 @@ impl<'a> Run<'a> {
         self.uploaded[index] = None;
         self.give(sent, Task::Arrival(index));
         if is_alone { sent } else { now }
+    }
+
+    /// Sums a unit of shards and copies it down, both of which backward waits for, and sends it. Returns when it goes on.
+    pub(super) fn hand_over(&mut self, index: usize, now: u64) -> u64 {
+        let Bucket { sum_ns, down_ns, .. } = self.buckets[index];
+        self.copied[index] = now + sum_ns + down_ns;
+        self.uploaded[index] = None;
+        self.give(self.copied[index], Task::Arrival(index));
+        self.copied[index]
+    }
+
+    /// When all steps have ended.
+    pub(super) fn finish(&mut self) -> u64 {
+        (0..self.buckets.len()).map(|bucket| self.up(bucket)).max().unwrap_or_default()
     }
 
     /// When the ring has room for a bucket.
@@ -277,7 +320,7 @@ impl<'a> Run<'a> {
     }
 
     /// Gives the thread that steps a task. Tasks run in the order in which they were given.
-    fn give(&mut self, at: u64, task: Task) {
+    pub(super) fn give(&mut self, at: u64, task: Task) {
         let later = self.tasks.partition_point(|(given, _)| *given <= at);
         self.tasks.insert(later, (at, task));
     }

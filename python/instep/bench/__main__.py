@@ -3,6 +3,9 @@
 It takes about a minute, longer on a busy machine. The first use of DeepSpeed or torchao also compiles their kernels.
 Before any is timed, all candidates make their first steps from the same values, and are compared with AdamW in f64.
 Then every round runs each candidate once, and ratios divide times of the same round.
+
+With --offload it times the step of training whose states lie in the host's memory: from f32 gradients there, it makes f32
+parameters and bf16 copies of them for the device. instep's step writes both. The others copy after theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 import instep
 
 from . import machine
-from .candidates import CANDIDATES, CHECKED_STEPS, FORMATS, Candidate, Made, tolerance
+from .candidates import CANDIDATES, CHECKED_STEPS, OFFLOADED, Candidate, Made, tolerance
 from .picture import draw
 from .report import Case, Line, Results, csv, table
 from .rounds import in_turn, milliseconds
@@ -111,10 +114,10 @@ def rounds(fewest: int, most: int, seconds: float, say: Callable[[float], None])
         yield number
 
 
-def run(case: Case, quick: bool, until: float, progress: Progress) -> Results:
+def run(case: Case, candidates: list[Candidate], quick: bool, until: float, progress: Progress) -> Results:
     """Makes, compares and times all candidates of a case."""
     lines, sides = [], {}
-    for candidate in CANDIDATES:
+    for candidate in candidates:
         progress.stage(f"{case.name}: {candidate.format}, {candidate.name}, first steps compared")
         line, ready = made(candidate, case)
         lines.append(line)
@@ -142,7 +145,11 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draws a picture")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="writes every figure")
     parser.add_argument("--quick", action="store_true", help="an eighth of each size, two rounds; the figures mean little")
+    parser.add_argument("--offload", action="store_true", help="times the step of offloaded training")
     arguments = parser.parse_args()
+    if arguments.offload and not hasattr(torch.Tensor, "grad_dtype"):
+        parser.error("--offload: parameters of bf16 have gradients of f32 only in a newer PyTorch; update it")
+    candidates = OFFLOADED if arguments.offload else CANDIDATES
     if arguments.threads < 1:
         parser.error(f"--threads {arguments.threads}: at least one thread is needed")
     torch.set_num_threads(arguments.threads)
@@ -159,16 +166,19 @@ def main() -> None:
     ]
     if arguments.quick:
         head.append("quick: an eighth of each size, two rounds; the figures mean little")
-    allowed = ", ".join(f"{format} {tolerance(format, CHECKED_STEPS):.0e}" for format in FORMATS)
+    if arguments.offload:
+        head.append("offloaded: f32 gradients in host memory; f32 parameters and bf16 copies of them after the step")
+    formats = dict.fromkeys(candidate.format for candidate in candidates)
+    allowed = ", ".join(f"{format} {tolerance(format, CHECKED_STEPS):.0e}" for format in formats)
     print(*head, sep="\n")
     print(f"compared after {CHECKED_STEPS} steps with AdamW in f64, at most apart by: {allowed}", flush=True)
 
     sizes = cases(arguments.quick)
-    progress = Progress(len(sizes) * (len(CANDIDATES) + 1))
+    progress = Progress(len(sizes) * (len(candidates) + 1))
     all_results = []
     for number, case in enumerate(sizes, 1):
         until = start + WHOLE_S * number / len(sizes)
-        all_results.append(run(case, arguments.quick, until, progress))
+        all_results.append(run(case, candidates, arguments.quick, until, progress))
         progress.end()
         print(f"\n{table(all_results[-1])}", flush=True)
     if arguments.csv:

@@ -35,11 +35,18 @@ class Candidate:
     make: Make
     package: str = "torch"
     """The package that has to be installed."""
+    copies: bool = False
+    """Whether the step makes bf16 copies of f32 parameters too, as training does that steps on the host for a device."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of parameters and gradients."""
         return torch.bfloat16 if self.format == "bf16" else torch.float32
+
+    @property
+    def keeps_masters(self) -> bool:
+        """Whether its parameters are the copies, and the f32 parameters its masters."""
+        return self.copies and self.is_ours
 
     @property
     def is_ours(self) -> bool:
@@ -87,6 +94,25 @@ CANDIDATES = [
     Candidate("8-bit states", "bitsandbytes AdamW8bit", _peer("bitsandbytes.optim", "AdamW8bit"), "bitsandbytes"),
     Candidate("8-bit states", "torchao AdamW8bit", _peer("torchao.optim", "AdamW8bit"), "torchao"),
 ]
+
+
+def _with_masters(states: str) -> Make:
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        options: dict[str, Any] = {"lr": LR, "weight_decay": WEIGHT_DECAY, "states": states, "master": "float32"}
+        return instep.torch.FusedOptimizer(params, "adamw", **options)
+
+    return make
+
+
+# Peers copy after their step. All begin with f32 gradients in the host's memory, and end with f32 parameters and bf16 copies.
+OFFLOADED = [
+    Candidate("f32", "FusedOptimizer, masters", _with_masters("float32"), "instep", True),
+    Candidate("f32", "torch AdamW, fused=True", CANDIDATES[1].make, "torch", True),
+    Candidate("f32", "DeepSpeedCPUAdam", CANDIDATES[3].make, "deepspeed", True),
+    Candidate("8-bit states", "FusedOptimizer, masters", _with_masters("8bit"), "instep", True),
+    Candidate("8-bit states", "bitsandbytes AdamW8bit", CANDIDATES[8].make, "bitsandbytes", True),
+    Candidate("8-bit states", "torchao AdamW8bit", CANDIDATES[9].make, "torchao", True),
+]
 FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 
@@ -124,19 +150,32 @@ class Made:
         values = _values(tensors + length)
         for tensor in range(tensors):
             grad, start = (value[tensor : tensor + length].to(candidate.dtype, copy=True) for value in values)
-            param = torch.nn.Parameter(start)
+            param = torch.nn.Parameter(start.bfloat16() if candidate.keeps_masters else start)
+            if candidate.keeps_masters:
+                param.grad_dtype = grad.dtype
             param.grad = grad
             self.params.append(param)
         self.optimizer = candidate.make(self.params)
+        self.copies: list[Tensor] = []
+        if candidate.copies:
+            self.copies = [p.data if candidate.keeps_masters else p.detach().bfloat16() for p in self.params]
 
     def step(self) -> None:
         """One step."""
         self.optimizer.step()
+        if self.copies and not self.candidate.keeps_masters:
+            torch._foreach_copy_(self.copies, [param.data for param in self.params])
 
     def steps(self, count: int) -> None:
         """Several steps."""
         for _ in range(count):
-            self.optimizer.step()
+            self.step()
+
+    def values(self) -> list[Tensor]:
+        """The parameters as they are stepped, after the first step."""
+        if self.candidate.keeps_masters:
+            return [self.optimizer.state[param]["master"] for param in self.params]
+        return [param.detach() for param in self.params]
 
     def check(self) -> Optional[str]:
         """Makes the first steps. Returns how they differ from AdamW in f64, or None if they agree."""
@@ -147,13 +186,15 @@ class Made:
             allowed = tolerance(self.candidate.format, number)
             if not worst <= allowed:  # NaN is not within it either.
                 return f"differs from AdamW in f64 by {worst:.1e} after step {number}; {allowed:.1e} is allowed"
+            if any(not torch.equal(copy, value.bfloat16()) for copy, value in zip(self.copies, self.values())):
+                return f"copies are not the parameters in bf16 after step {number}"
         return None
 
     def _distance(self, steps: int) -> float:
         expected = _stepped(len(self.params) + self.length, steps)
         apart = [
-            (param.detach().double() - expected[tensor : tensor + self.length]).abs().max().item()
-            for tensor, param in enumerate(self.params)
+            (value.double() - expected[tensor : tensor + self.length]).abs().max().item()
+            for tensor, value in enumerate(self.values())
         ]
         return math.nan if any(map(math.isnan, apart)) else max(apart)
 

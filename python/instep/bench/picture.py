@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from .candidates import FORMATS
 from .report import MIB, Line, Results
 
 NAMES, COLUMN, BAR, ROW, TOP = 210, 290, 140, 24, 104
@@ -36,7 +35,7 @@ def draw(machine: str, versions: str, all_results: list[Results]) -> str:
         say(NAMES + COLUMN * column, 84, results.case.name, "bold")
         say(NAMES + COLUMN * column, 98, size, "small")
     y = TOP
-    for format in FORMATS:
+    for format in all_results[0].formats:
         y += ROW
         say(10, y, format, "bold")
         rows = [[line for line in results.lines if line.candidate.format == format] for results in all_results]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
-from .candidates import FORMATS, Candidate
+from .candidates import Candidate
 from .rounds import Spread, ratios
 
 MIB = 1 << 20
@@ -58,6 +58,11 @@ class Results:
     case: Case
     lines: list[Line]
 
+    @property
+    def formats(self) -> list[str]:
+        """The formats of its candidates, in order."""
+        return list(dict.fromkeys(line.candidate.format for line in self.lines))
+
     def compare(self) -> None:
         """Sets the ratios, after all candidates are timed."""
         ours = {line.candidate.format: line.times for line in self.lines if line.candidate.is_ours}
@@ -72,7 +77,7 @@ def table(results: Results) -> str:
     head = f"  {'':<28}{'ms per step (range)':<30}{'ns per element':<17}time / instep's (range)"
     rounds = max(len(line.times) for line in results.lines)
     text = [f"{case.title}; {rounds} round{'s' * (rounds != 1)}", head]
-    for format in FORMATS:
+    for format in results.formats:
         text.append(f"  {format}")
         for line in (line for line in results.lines if line.candidate.format == format):
             name = f"    {line.candidate.name:<26}"

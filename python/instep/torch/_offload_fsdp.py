@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ._norm import GlobalNorm
 from ._offload_bucket import Bucket, Decider
-from ._offload_device import Cuda, Device, place_of_scale
+from ._offload_device import ALIGNMENT, Cuda, Device, place_of_scale
 from ._offload_engine import Offload
 from ._offload_simulated import Simulated
 from ._wrapped import OfOneModel
@@ -40,6 +40,11 @@ class Shards(Offload):
         records = [self.params_of_fsdp.get(id(param)) for param in present]
         events = [event for record in records if (event := getattr(record, "grad_offload_event", None)) is not None]
         self.send(bucket, grads, [Copied(event) for event in events])
+
+    def page_locked_bytes(self) -> int:
+        """Bytes of FSDP's page-locked shards, padding included, and of a loss scale."""
+        locked = [param._sharded_param_data for param in self.params_of_fsdp.values() if param.pin_memory]
+        return (0 if self.scale is None else ALIGNMENT) + sum(shard.numel() * shard.itemsize for shard in locked)
 
 
 class Copied:

@@ -292,6 +292,13 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._streams[device].wait_stream(torch.cuda.current_stream(device))
         return torch.cuda.stream(self._streams[device])
 
+    def page_locked_bytes(self) -> int:
+        """Bytes of page-locked memory that ``CPUOffloadPolicy`` and a scaler need: shards with padding, and a loss scale.
+
+        PyTorch's allocator of page-locked memory rounds each shard up to a power of two, which is not counted.
+        """
+        return 0 if self._offload is None else self._offload.page_locked_bytes()
+
     @torch.no_grad()
     def _end(self) -> None:
         """After backward and FSDP's own callback: steps the units that wait, and lets the caller's stream wait for them."""
