@@ -158,7 +158,7 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
-    /// Returns the intervals in which the trainer's stream stood still since the last call, if the device measures and
+    /// Returns the intervals in which the trainer's stream waited since the last call, if the device measures and
     /// the trainer is a stream. A thread's own waits are timed in the code that waits.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub enum Work {
     Begin,
     /// The op that turns a norm into a clip coefficient.
     Decide,
-    /// The driver's device-to-device copies. Each moves so many bytes, half of them read and half written.
+    /// The driver's device-to-device copies. Each moves this number of bytes, half of them read and half written.
     Copy(u64),
     /// The same copies by a kernel.
     SmCopy(u64),

@@ -1,4 +1,4 @@
-//! Steps a single bucket at once: the fused launch without a stepper, on the caller's memory.
+//! Steps a single bucket now: the fused launch without a stepper, on the caller's memory.
 //!
 //! It depends on `launch` and the devices, and knows no schedule, no pass and no collective. A stepper runs the same
 //! launches, so both give the same bits. A call writes nothing before it has checked everything.

@@ -124,7 +124,7 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
             file.write_all(&checksum_bytes(&checksums)).map_err(failed)
         })
     });
-    // Of a failure before the first word, this is the first one. After one of the group nobody hears it.
+    // If this rank failed before the first word, this is its first word. If the group has failed, nobody hears it.
     let told = tell(stepper, outcome.clone().map(|()| Start::default()));
     outcome.and(told.map(drop))
 }

@@ -62,7 +62,7 @@ impl CastKernel {
     /// `Layout` if an address is misaligned, `Device` if the driver refuses the launch.
     ///
     /// # Safety
-    /// Both are memory of this GPU with so many elements, which do not overlap. Until the stream has passed the call, nothing
+    /// Both are memory of this GPU with `count` elements, which do not overlap. Until the stream has passed the call, nothing
     /// else writes the source or touches the destination.
     pub unsafe fn cast(
         &self,

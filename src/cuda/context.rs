@@ -70,7 +70,7 @@ impl Primary {
         Ok(primary)
     }
 
-    /// Makes it current on the calling thread, where another one or none is, and says whether it was: then
+    /// Makes it current on the calling thread if another one or none is, and returns whether it changed that: then
     /// [`leave`](Self::leave) has to follow. A trainer's thread usually has it current already.
     pub(super) fn enter(&self) -> Result<bool> {
         let mut current = ptr::null_mut();

@@ -39,7 +39,7 @@ pub struct CudaDevice {
     pub(super) steps: Vec<Vec<BucketLaunch>>,
     /// Per bucket, where its step stops for norms of whole parameters.
     stops: Vec<Vec<NormStop>>,
-    /// Tiles that follow parameters of the caller's, once one has moved.
+    /// Tiles of all steps; `None` until the caller first moves a parameter.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
     /// What runs the steps, if the GPU leaves them to the host.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,

@@ -114,7 +114,7 @@ pub unsafe trait Driver: Send + Sync {
     fn allocate_mapped(&self, bytes: u64) -> Result<Mapped>;
     unsafe fn free_mapped(&self, memory: Mapped);
 
-    /// Fills with zero bytes.
+    /// Fills memory with zeros.
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies inside the device's memory.
     ///
@@ -123,7 +123,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies to the host's memory. Returns at once if that is page-locked.
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
-    /// Copies from the host's memory: at once, and not in the stream's order, what is not page-locked.
+    /// Copies from the host's memory. Memory that is not page-locked is copied at once, not in the stream's order.
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies after the work that is on the stream, and returns when the copy is done.
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;

@@ -2,7 +2,7 @@
 //!
 //! A shard keeps its address. A whole bucket has one from its all-gather to its release, and its memory is taken and freed in
 //! the order of streams, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
-//! there. With offload the host has the shard, and the GPU nothing but whole buckets, from their uploads on. (Zhao et al., VLDB
+//! there. With offload the host has the shard, and the GPU only whole buckets, from their uploads on. (Zhao et al., VLDB
 //! 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
 
 use std::sync::Arc;

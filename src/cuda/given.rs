@@ -133,7 +133,7 @@ impl HostRecords {
     /// `write_progress` is called any more.
     pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
         let bytes = to.counts().control_bytes() as u64;
-        // SAFETY: both are so long and do not overlap; the stream orders the copy with the launches that use the memory.
+        // SAFETY: both are of this length and do not overlap; the stream orders the copy with the launches that use the memory.
         unsafe {
             driver.copy(address(to.control()), self.mapped[0].device(), bytes, stream)?;
             Ok(self.memories.read_control().passes)

@@ -32,7 +32,7 @@ pub(super) struct DeviceMemory {
     arenas: Vec<Arena>,
     /// The word that makes a pass leave a segment alone; null without tensors.
     pub(super) left: *const u32,
-    /// With offload, ones of each type of gradients, as many as a bucket counts at most.
+    /// With offload: for each type of gradients, ones for the longest tail block of a bucket.
     ones: Vec<(DType, *const u8)>,
     /// With offload, the host's part. Not stream-ordered, as `lent`.
     pub(super) host: Option<HostMemory>,
@@ -74,7 +74,7 @@ impl DeviceMemory {
                 if bytes > 0 { comm.allocate(purpose, Place::Cuda(driver.ordinal()), bytes)? } else { None };
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
-            // SAFETY: the communicator has just made it, that long, which is not nothing.
+            // SAFETY: the communicator has just made it, of `bytes` bytes, which is not 0.
             unsafe { driver.zero(DevicePtr(base.addr().get() as u64), bytes, stream)? };
             lent.push(allocation);
             Ok(Region::whole(base, bytes))

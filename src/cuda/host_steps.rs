@@ -140,7 +140,7 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Returns whether the host is running an op: then the GPU may wait for that, and not for other ranks.
+    /// Returns whether the host is running an op. If so, the GPU may be waiting for that, and not for other ranks.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.is_busy.load(Ordering::Relaxed)
     }

@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::handle::StreamHandle;
 
-/// A stream, who claims, and so many ranges. Without a name the claim ends.
+/// A stream, the name of the claimant, ranges and their number. Without a name the claim ends.
 pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
 
 /// A driver's function that takes claims.

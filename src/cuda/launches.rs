@@ -32,7 +32,7 @@ pub(super) struct BucketLaunch {
     grid: Grid,
     shape: Shape,
     moved_bytes: u64,
-    /// Of a norm and of the user's own code, the first field alone.
+    /// A norm and the user's own code use the first field alone.
     args: Box<InstepStepLaunch>,
     custom: Option<Vec<EnqueuedParam>>,
 }
@@ -175,7 +175,7 @@ enum Grid {
 }
 
 impl Grid {
-    /// Returns the shape of a launch over the tiles of these arguments, and tells them a block's share.
+    /// Returns the shape of a launch over these arguments' tiles, and sets `args.share`, the tiles per block.
     fn shape(self, args: &mut InstepStepArgs, moved_bytes: u64) -> Shape {
         let tiles = args.tile_count;
         let blocks = match self {

@@ -39,7 +39,7 @@ impl TileTables {
     ) -> Result<TileTables> {
         let table = || -> Result<(Arena, Event)> {
             let arena = Arena::new(driver, size_of_val(&*tiles) as u64, stream)?;
-            // SAFETY: just allocated, so long. The host waits for the copy, so the memory is there for every stream.
+            // SAFETY: just allocated, of this length. The host waits for the copy, so the memory is there for every stream.
             unsafe { driver.upload(arena.address(), bytes_of_all(&tiles), stream)? };
             Ok((arena, Event::new(driver, false)?))
         };

@@ -61,7 +61,7 @@ impl CudaDevice {
         Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
 
-    /// Returns whether an event passes within the grace period, which begins anew as long as the host runs a step.
+    /// Returns whether an event passes within the grace period, which restarts while the host runs a step.
     pub(super) fn is_passed_soon(&self, event: &Event) -> bool {
         let mut since = Instant::now();
         loop {

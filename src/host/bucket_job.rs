@@ -245,7 +245,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// The trial of a launch of so many chunks. The first launch also maps pages, so it does not count.
+    /// The trial of a launch of `chunks` chunks. The first launch also maps pages, so it does not count.
     fn new(prefetches: Prefetches, chunks: usize) -> Trial {
         let (pairs_left, wins) = match prefetches {
             Prefetches::Never => (0, 0),
@@ -266,7 +266,7 @@ impl Trial {
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
     }
 
-    /// Counts a chunk's time. Threads may count at once: the choice then rests on a few pairs more or less.
+    /// Counts a chunk's time. Threads may count concurrently; the choice then rests on a few pairs more or less.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {

@@ -167,7 +167,7 @@ pub(crate) struct Memories {
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates zeroed memory for a plan, except for borrowed tensors: arenas, or memory of `comm` if it allocates.
+    /// Allocates a plan's zeroed memory without borrowed tensors: from `comm` what it allocates, else from arenas.
     pub(crate) fn new(
         plan: &Plan,
         assignment: &Assignment,

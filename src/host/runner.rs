@@ -144,8 +144,7 @@ impl Runner {
         &self.plan
     }
 
-    /// Returns whether a bucket was stepped, and the other ranks' shards of it were not gathered yet. No op may be
-    /// running.
+    /// Returns whether a bucket has been stepped, but not yet gathered from the other ranks. No op may be running.
     pub(crate) fn is_partly_gathered(&self, bucket: u32) -> bool {
         self.partly_gathered[bucket as usize].load(Ordering::Relaxed)
     }

@@ -204,8 +204,8 @@ impl Plan {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step writes full buckets of parameters again. Then that op must also come after
-    /// a read of a frozen parameter, which the step itself leaves unchanged.
+    /// Returns whether an op after the step writes full buckets of parameters again. If so, that op must also come
+    /// after the trainer's reads of frozen parameters, which the step does not write.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }

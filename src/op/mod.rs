@@ -222,8 +222,8 @@ pub enum Action {
         /// Which segment of the plan.
         segment: u32,
     },
-    /// Copies a part of a bucket. With [offload](crate::StepperBuilder::offload) it copies between the device's memory
-    /// and the host's, with [`Accumulation::Summed`](crate::Accumulation) the first micro-batch's sums. Both spans have
+    /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's memory and the
+    /// host's; [`Accumulation::Summed`](crate::Accumulation) copies the first micro-batch's sums. Both spans have
     /// the same type and length.
     Copy {
         /// Which bucket.

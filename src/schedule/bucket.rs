@@ -265,11 +265,11 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Rank 0's parameters for all: at once if they are of one type, or one by one where they lie apart.
+    /// Broadcasts rank 0's parameters: in one call if they are of one type, or one by one where they lie apart.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
-        // Of shards, every rank has written its own, and ranks compare what they wrote.
+        // Every rank has written its own shards, and ranks compare what they wrote.
         if !plan.rewrites_params()
             && plan.storages().iter().any(|storage| storage.precision.master != Master::None)
         {
@@ -305,7 +305,7 @@ impl Schedule {
         received
     }
 
-    /// Rank 0's parameters of one bucket for all: at once, or one by one where they lie apart.
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one where they lie apart.
     fn broadcast_params(&mut self, bucket: u32) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

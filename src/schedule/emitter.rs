@@ -35,7 +35,7 @@ pub(super) struct Emitter {
 }
 
 impl Emitter {
-    /// An empty list with room for so many ops between two drains.
+    /// An empty list with room for `ops` ops between two drains.
     pub(super) fn with_room(ops: usize) -> Self {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
@@ -71,7 +71,7 @@ impl Emitter {
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
-            // Of two marks that imply each other (the same one twice) the first stays.
+            // If two marks imply each other (the same one twice), the first stays.
             let implied = marks.iter().enumerate().any(|(j, by)| {
                 by.is_some_and(|by| j != k && by.implies(mark) && !(mark.implies(&by) && k < j))
             });

@@ -75,7 +75,7 @@ impl Schedule {
         self.all_gather(bucket)
     }
 
-    /// Makes a stream wait for the trainer, which may read what this pass does not step, before that is written once more, with
+    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. Its next op writes them again, with
     /// the same values.
     pub(super) fn after_readers(&mut self, stream: Stream, bucket: u32) {
         let plan = Arc::clone(&self.plan);

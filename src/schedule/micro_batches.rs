@@ -18,8 +18,8 @@ pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
 }
 
 impl Schedule {
-    /// Gives every parameter back to the trainer for the next micro-batch. If this one has sums, launches what is left, with zeros
-    /// for what was not handed over.
+    /// Gives every parameter back to the trainer for the next micro-batch. If this one has sums, launches the
+    /// remaining buckets, with zeros for gradients that were not handed over.
     ///
     /// # Errors
     /// `Order` if no pass is open or this was the last one.
@@ -56,7 +56,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether a parameter had a gradient in a micro-batch before this one, and that has been summed.
+    /// Returns whether a parameter's gradient of an earlier micro-batch has been summed.
     pub(crate) fn has_contributed(&self, param: usize) -> bool {
         self.open && self.readiness.has_contributed(param)
     }

@@ -389,7 +389,7 @@ impl Schedule {
         self.readiness.set_frozen(&self.plan, param, frozen);
     }
 
-    /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
+    /// Closes the pass: launches the remaining buckets, with zeros for gradients that were not handed over, and the steps.
     ///
     /// # Errors
     /// `Order` if no pass is open, or micro-batches are still to come.

@@ -1,6 +1,6 @@
 //! Copies between the device's memory and the host's, where steps are offloaded: sums down, stepped parameters up.
 //!
-//! Without offload, nothing here writes an op. No copy waits for anything but the ops that touch the same bytes: a download
+//! Without offload, nothing here writes an op. A copy waits only for the ops that touch the same bytes: a download
 //! for its sum and the last step, an upload for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 
 use std::sync::Arc;

@@ -103,7 +103,7 @@ impl Readiness {
         }
     }
 
-    /// Returns whether a bucket waits for nothing but that.
+    /// Returns whether a bucket waits only for its release.
     pub(super) fn waits_for_release(&self, bucket: u32) -> bool {
         let is_waiting = self.pending[bucket as usize] == 0 && !self.is_launched[bucket as usize];
         is_waiting && !self.keeps_order && !self.complete.contains(&bucket)

@@ -9,8 +9,8 @@ use std::ops::Range;
 use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
-/// Most bytes of gradients that a launch of several buckets steps. A bucket of that many reaches nearly a copy's speed, and what
-/// waits for one bucket waits for no more (kernels/PERFORMANCE.md).
+/// Limits the bytes of gradients in a shared launch, if anything waits for single buckets. A launch of this size nearly reaches a
+/// copy's speed, and a larger one would prolong the waits (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {

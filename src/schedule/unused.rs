@@ -56,7 +56,7 @@ impl Schedule {
         !self.is_frozen(param) && !is_unused
     }
 
-    /// Returns whether a bucket waits for nothing but its [hand-over](Self::hand_over_bucket).
+    /// Returns whether a bucket waits only for its [hand-over](Self::hand_over_bucket).
     pub fn waits_for_release(&self, bucket: u32) -> bool {
         self.open && self.readiness.waits_for_release(bucket)
     }

@@ -379,7 +379,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Clips one group of the layout alone, by the norm of its own gradients, exactly; or, with `None`, does not clip it. All
-    /// other groups are clipped together, by [`clip`](Self::clip). What is clipped together shares no bucket with what is not.
+    /// other groups are clipped together, by [`clip`](Self::clip). Groups that are clipped apart share no bucket.
     /// [`Stepper::group_norm`](crate::Stepper::group_norm) is the norm. Refused in Eager, and beside [`Clip::Previous`] and
     /// [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a loss scaler, a gradient that is not finite in any
     /// group skips the steps of all.
@@ -436,8 +436,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Runs everything on the thread that calls the stepper: the hand-over that completes a bucket reduces and steps
-    /// it. Nothing overlaps. The stepper starts no thread but those of its pool, and with [`threads`](Self::threads) of
-    /// 1 none at all. This is for engines with threads of their own, and for processes that must not start any. Ranks
+    /// it. Nothing overlaps. The stepper starts only the threads of its pool, and with [`threads(1)`](Self::threads)
+    /// it starts none. This is for engines with threads of their own, and for processes that must not start any. Ranks
     /// of one process still need a thread each, because an all-reduce waits for the other ranks.
     ///
     /// ```

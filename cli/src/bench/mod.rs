@@ -204,7 +204,7 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     options.sizes.refuse_empty(HOST_BYTES)?;
     let (machine, watch) = (Machine::this()?, Watch::start());
     print_line(&machine.to_string())?;
-    let mut record = Record::new(options, &machine);
+    let mut record = Record::new(&machine, options.quick, options.json.clone(), options.svg.clone());
     if options.wants(Bench::Step) {
         step::run(options, &mut record)?;
     }

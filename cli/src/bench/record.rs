@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Arguments;
 use super::load::Load;
 use super::machine::Machine;
 use super::plot::{self, Point};
@@ -26,11 +25,9 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The record of a run with these options, without a figure.
-    pub(super) fn new(options: &Arguments, machine: &Machine) -> Record {
-        let Arguments { quick, json, svg, .. } = options;
-        let (json, svg) = (json.clone(), svg.clone());
-        Record { machine: machine.clone(), quick: *quick, figures: Vec::new(), rows: Vec::new(), json, svg }
+    /// The record of a run without a figure, and the files that it writes.
+    pub(super) fn new(machine: &Machine, quick: bool, json: Option<PathBuf>, svg: Option<PathBuf>) -> Record {
+        Record { machine: machine.clone(), quick, figures: Vec::new(), rows: Vec::new(), json, svg }
     }
 
     /// Adds one figure; `quantity` ends in its unit.

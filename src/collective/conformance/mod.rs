@@ -91,8 +91,8 @@ impl std::error::Error for Failures {}
 /// Runs every property of the suite on this rank; every rank of the group calls it at about the same time.
 ///
 /// `make` makes this rank's end of a new group of the same ranks. The suite calls it once for each property, on every
-/// rank in the same order, and drops all groups at its end. `patience` is the longest deadline of a call. A property has
-/// failed if it takes longer than twice that; 20 seconds are enough on a busy machine.
+/// rank in the same order, and drops all groups at its end. `patience` is the longest deadline of a call. A property
+/// fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices on a busy machine.
 ///
 /// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It tests
 /// all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The collective must

@@ -162,7 +162,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
             }
             continue;
         }
-        // Of this round, so that the sum of another one is noticed.
+        // Each round has a value of its own, so that the sum of another round is noticed.
         let value = (round % 120 + 1) as f32;
         let own = if rank.rank == 0 { value } else { 0.0 };
         let summed = rank.sum(DType::F32, &vec![own; elements], IN_PLACE)?;

@@ -216,7 +216,7 @@ impl Collective for Nccl {
         Ok(Arc::new(self.another(ranks)?))
     }
 
-    /// Of gradients, which the group's first communicator reduces in place.
+    /// Allocates gradients, which the group's first communicator reduces in place.
     fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
         if purpose != Purpose::Gradients || !self.reaches(place) {
             return Ok(None);

@@ -113,7 +113,7 @@ impl Nccl {
     /// as soon as the host's [`check`](Collective::check) returns it, and no rank waits for its deadline. With
     /// [`Options::ledger`], ranks also compare every call over `host`.
     ///
-    /// Of the options, only device, deadline and ledger are used.
+    /// It uses device, deadline and ledger of the options, and no other option.
     ///
     /// # Ordering
     /// Returns once all ranks have joined. After that, only this group may use `host`.

@@ -1,7 +1,7 @@
 //! Connects schedule and device: it submits the schedule's ops to the device. No other code sees both.
 //!
-//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes it only before it next touches
-//! memory, or before its position is next recorded. On a GPU it is executed at once, because only the stream waits.
+//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes it before its next access of memory,
+//! or before the next Record of that stream. On a GPU it is executed at once, because only the stream waits.
 //! Every op and every access is recorded before it happens.
 
 use crate::device::Device;
@@ -55,12 +55,12 @@ impl Debt {
     }
 }
 
-/// The ops and accesses of one rank in submission order, and the times at which its trainer stood still.
+/// The ops and accesses of one rank in submission order, and the times at which its trainer waited.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// Ops and trainer accesses, for [`hazard::check`](crate::hazard::check).
     pub list: Vec<Traced>,
-    /// When the trainer, thread or stream, stood still.
+    /// When the trainer, thread or stream, waited.
     pub blocked: Vec<Interval>,
     /// The ops that the streams ran, each stream in order.
     pub ran: Vec<TimedOp>,
