@@ -5,6 +5,7 @@
 
 mod measure;
 mod model;
+mod offload_run;
 mod report;
 mod shards;
 mod speeds;

@@ -8,9 +8,9 @@ use instep::op::Group;
 use instep::{Layout, Moments, Precision};
 
 use super::model::Model;
+use super::offload_run::{Bucket, Run, Task, states_of};
 use super::report::Held;
 use super::speeds::{Ranks, bus_bytes};
-use super::torch::{Bucket, Run, Task, states_of};
 use super::{Arguments, PASSES};
 use crate::Failure;
 
