@@ -24,7 +24,7 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`]. If you call it some time before the
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call it some time before the
     /// access, the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a
     /// pass or between passes. It does nothing to a bucket that is full already.
     ///
@@ -95,7 +95,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`]. No other rank takes part. The
+    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). No other rank takes part. The
     /// launch of a bucket does the same, once its gradients and those of earlier buckets are handed over. So does the
     /// end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
