@@ -24,9 +24,9 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call it some time before the
-    /// access, the all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a
-    /// pass or between passes. It does nothing to a bucket that is full already.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call it
+    /// some time before the access, the all-gather runs beside other work. All ranks unshard the same buckets in the same
+    /// order, inside a pass or between passes. It does nothing to a bucket that is full already.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -95,9 +95,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). No other rank takes part. The
-    /// launch of a bucket does the same, once its gradients and those of earlier buckets are handed over. So does the
-    /// end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
+    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). No other rank
+    /// takes part. The launch of a bucket does the same, once its gradients and those of earlier buckets are handed over. So
+    /// does the end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.
