@@ -101,7 +101,8 @@ impl BucketJob {
         args.tiles = tiles.as_ptr();
         let wanted = tiles.len() / (CHUNKS_PER_THREAD * execution.threads);
         let tiles_per_chunk = wanted.clamp(*TILES_PER_CHUNK.start(), *TILES_PER_CHUNK.end());
-        let trial = Trial::new(execution.prefetches, tiles.len().div_ceil(tiles_per_chunk));
+        let prefetches = if kind == Kind::Step { execution.prefetches } else { Prefetches::Never };
+        let trial = Trial::new(prefetches, tiles.len().div_ceil(tiles_per_chunk));
         BucketJob {
             kind,
             args: UnsafeCell::new(args),
@@ -151,6 +152,13 @@ impl BucketJob {
         }
     }
 
+    /// Returns whether the pass steps anything: it is not skipped.
+    fn is_stepping(&self) -> bool {
+        // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide, which write the
+        // word, come before the step.
+        unsafe { (&raw const (*(*self.args.get()).control).skip).read() == 0 }
+    }
+
     /// Runs a chunk of tiles with this job's arguments.
     fn run_between(&self, first: usize, last: usize, ahead_bytes: u64) {
         // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses.
@@ -189,7 +197,11 @@ impl Chunks for BucketJob {
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
         let last = (first + self.tiles_per_chunk).min(self.tile_count);
-        self.trial.run(chunk, last - first, |ahead_bytes| self.run_between(first, last, ahead_bytes));
+        self.trial.run(
+            last - first,
+            || self.is_stepping(),
+            |ahead_bytes| self.run_between(first, last, ahead_bytes),
+        );
     }
 }
 
@@ -240,27 +252,37 @@ impl Prefetches {
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
+    /// Chunks so far: every second one prefetches, also where a launch is one chunk.
+    chunks: AtomicU32,
     /// Picoseconds per tile of the latest chunk, without prefetches and with them.
     latest: [AtomicU64; 2],
 }
 
 impl Trial {
-    /// The trial of a launch of `chunks` chunks. The first launch also maps pages, so it does not count.
+    /// The trial of a launch of `chunks` chunks. The first launch that steps also maps pages, so it does not count.
     fn new(prefetches: Prefetches, chunks: usize) -> Trial {
         let (pairs_left, wins) = match prefetches {
             Prefetches::Never => (0, 0),
             Prefetches::Always => (0, WINS),
-            Prefetches::WhereFaster => (PAIRS + chunks as u32 / 2, 0),
+            Prefetches::WhereFaster => (PAIRS + (chunks as u32).div_ceil(2), 0),
         };
-        Trial { pairs_left: pairs_left.into(), wins: wins.into(), latest: Default::default() }
+        Trial {
+            pairs_left: pairs_left.into(),
+            wins: wins.into(),
+            chunks: AtomicU32::default(),
+            latest: Default::default(),
+        }
     }
 
-    /// Runs a chunk, and tells `work` how far ahead to prefetch.
-    fn run(&self, chunk: usize, tiles: usize, work: impl FnOnce(u64)) {
+    /// Runs a chunk, and tells `work` how far ahead to prefetch. A chunk that steps nothing takes part in no comparison.
+    fn run(&self, tiles: usize, steps: impl FnOnce() -> bool, work: impl FnOnce(u64)) {
         if self.pairs_left.load(Ordering::Relaxed) == 0 {
             return work(if self.wins.load(Ordering::Relaxed) >= WINS { AHEAD_BYTES } else { 0 });
         }
-        let is_ahead = chunk % 2 == 1;
+        if !steps() {
+            return work(0);
+        }
+        let is_ahead = self.chunks.fetch_add(1, Ordering::Relaxed) % 2 == 1;
         let start = Instant::now();
         work(if is_ahead { AHEAD_BYTES } else { 0 });
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
@@ -294,7 +316,7 @@ mod tests {
             trial.count(is_ahead, time);
         }
         let mut chosen = u64::MAX;
-        trial.run(0, 1, |ahead_bytes| chosen = ahead_bytes);
+        trial.run(1, || true, |ahead_bytes| chosen = ahead_bytes);
         chosen
     }
 
@@ -309,8 +331,22 @@ mod tests {
     fn what_is_asked_for_or_lies_in_a_cache_needs_no_trial() {
         for (prefetches, expected) in [(Prefetches::Always, AHEAD_BYTES), (Prefetches::Never, 0)] {
             let mut chosen = u64::MAX;
-            Trial::new(prefetches, 64).run(1, 1, |ahead_bytes| chosen = ahead_bytes);
+            Trial::new(prefetches, 64).run(1, || true, |ahead_bytes| chosen = ahead_bytes);
             assert_eq!(chosen, expected);
         }
+    }
+
+    #[test]
+    fn launches_of_one_chunk_end_their_trial_and_skipped_ones_take_no_part() {
+        let trial = Trial::new(Prefetches::WhereFaster, 1);
+        for _ in 0..100 {
+            trial.run(1, || false, |ahead_bytes| assert_eq!(ahead_bytes, 0));
+        }
+        assert_eq!(trial.pairs_left.load(Ordering::Relaxed), PAIRS + 1);
+        for _ in 0..2 * (PAIRS + 1) {
+            assert_ne!(trial.pairs_left.load(Ordering::Relaxed), 0);
+            trial.run(1, || true, |_| {});
+        }
+        assert_eq!(trial.pairs_left.load(Ordering::Relaxed), 0);
     }
 }

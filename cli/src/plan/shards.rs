@@ -38,7 +38,7 @@ impl Shard {
 fn shards_of(model: &Model, ranks: u32) -> Result<Vec<Shard>, Failure> {
     let cut = |parameter: &instep::layout::Parameter| match parameter.shape.split_first() {
         Some((rows, row)) => {
-            Ok(Shard { rows: rows.div_ceil(ranks.into()), row: row.iter().product::<u64>().max(1) })
+            Ok(Shard { rows: rows.div_ceil(ranks.into()), row: row.iter().product::<u64>() })
         }
         None => Err(Failure::config(
             format_args!("shape of {:?}", parameter.name),
