@@ -298,10 +298,18 @@ def converted_before(rank: int, world: int, entry: str, back: bool) -> None:
     assert "0.weight: converted after it was wrapped" in raised(lambda: register(model, "sgd", lr=0.1))
     model = DistributedDataParallel(net())
     model(torch.ones(2, 4)).sum().backward()  # Its gradients have a graph no longer.
-    register(model, "sgd", lr=0.1)
+    optimizer = register(model, "sgd", lr=0.1)
     before = values(model)
     model(torch.ones(2, 4)).sum().backward()
-    assert not torch.equal(before[0], values(model)[0]) or entry == "offload"
+    if entry == "offload":
+        optimizer.wait()
+    assert not torch.equal(before[0], values(model)[0])
+    model = net()
+    model[0].weight.requires_grad_(False)
+    model = DistributedDataParallel(model)
+    model.module[0].weight.requires_grad_(True)
+    assert "0.weight: converted after it was wrapped, or unfrozen" in raised(lambda: register(model, "sgd", lr=0.1))
+    register(model, "sgd", lr=0.1, params=[model.module[1].weight])
 
 
 def delayed(rank: int, world: int) -> None:
@@ -316,6 +324,11 @@ def delayed(rank: int, world: int) -> None:
     before = values(model)
     ddp(torch.ones(2, 4)).sum().backward()
     assert [torch.equal(one, two) for one, two in zip(before, values(model))] == [True, False, False, False]
+    model = net()
+    apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
+    given = {"delay_all_reduce_named_params": [("0.weight", model[0].weight)], "param_to_hook_all_reduce": model[0].bias}
+    ddp = DistributedDataParallel(model, **given)
+    assert "delay_all_reduce_named_params" in raised(lambda: ddp(torch.ones(2, 4)).sum().backward())
 
 
 ENTRIES = [*WRAPPERS, "in-backward", "in-backward-ddp", "offload", "offload-ddp", "offload-fsdp"]

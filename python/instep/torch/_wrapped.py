@@ -86,22 +86,11 @@ class Wrapped:
 class WrappedByDDP(Wrapped):
     """The parameters that DDP reduces. Its hooks are on the nodes that accumulated their gradients when they were wrapped."""
 
-    def __init__(self, ddp: DistributedDataParallel, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
-        super().__init__(ddp, stepped, frozen)
-        if not ddp._use_python_reducer:  # It hooks the parameters, which a conversion does not change.
-            self._refuse_unhooked()
+    def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(model, stepped, frozen)
         self._strides = list(map(Tensor.stride, self.params))
         self._nodes = list(map(_node_of, self.params))
         self._note_storages()
-
-    def _refuse_unhooked(self) -> None:
-        """Raises if a parameter was converted after it was wrapped: only nodes with DDP's hooks outlive this line."""
-        for name, param in zip(self.names, self.params):
-            _metadata_of(param)[_SEEN] = True
-            if _metadata_of(param).pop(_SEEN, None) is None:
-                raise RuntimeError(
-                    f"{name}: converted after it was wrapped, and the hooks did not follow; convert first, then wrap"
-                )
 
     def refuse_changed(self) -> None:
         """Raises if DDP would not find a gradient, or would lay it out otherwise than its parameter."""
@@ -127,6 +116,20 @@ class WrappedByDDP(Wrapped):
         # A weak reference keeps the address, but no memory: a conversion gives memory back, and may get the same again.
         self._seen = [StorageWeakRef(param.untyped_storage()) for param in self.params]
         self._storages = list(map(_storage_of, self.params))
+
+
+def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> None:
+    """Raises if DDP has no hook on a parameter. It keeps nodes with its hooks; others go at once, or with their graph."""
+    if ddp._use_python_reducer:  # It hooks the parameters, which a conversion does not change.
+        return
+    names = {id(param): name for name, param in ddp.module.named_parameters()}
+    for param in params:
+        _metadata_of(param)[_SEEN] = True
+        if _metadata_of(param).pop(_SEEN, None) is None:
+            raise RuntimeError(
+                f"{names.get(id(param), 'parameter')}: converted after it was wrapped, or unfrozen, and DDP has no hook on it; "
+                "convert and unfreeze first, then wrap"
+            )
 
 
 def _storage_of(param: Tensor) -> int:

@@ -27,7 +27,7 @@ from ._norm import GlobalNorm
 from ._running import claim, refuse_attached, refuse_claimed
 from ._stepped import SteppedGradients
 from ._usage import usage_of
-from ._wrapped import WrappedByDDP, before_backward, before_forward
+from ._wrapped import WrappedByDDP, before_backward, before_forward, refuse_unhooked
 from .optimizer import address
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class DDPOptimizer(BackwardOptimizer):
             raise RuntimeError(
                 "register_ddp: this model has a communication hook, and DDP takes one; name it in hook= instead"
             )
+        refuse_unhooked(ddp, self._own)
         self._wrapped = WrappedByDDP(ddp, managed, frozen_in(ddp.module) if params is None else [])
         self._group = ddp.process_group
         self._world_size = dist.get_world_size(self._group)

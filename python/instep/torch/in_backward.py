@@ -154,7 +154,14 @@ class BucketHook:
     def __init__(self, ddp: DistributedDataParallel, gradient_is_bucket_view: bool) -> None:
         self.group, self.is_view = ddp.process_group, gradient_is_bucket_view
         self.world_size = dist.get_world_size(self.group)
-        self.params = [p for p in ddp._get_data_parallel_params(ddp.module) if p.requires_grad]
+        delayed = set(ddp._delay_all_reduce_params)
+        if any(getattr(param, ATTACHED, []) for param in delayed):
+            raise NotImplementedError(
+                "delay_all_reduce_named_params: optimizers in backward would step these with this rank's own gradients; "
+                "wrap without it"
+            )
+        trained = [p for p in ddp._get_data_parallel_params(ddp.module) if p.requires_grad]
+        self.params = [param for param in trained if param not in delayed]
         self.usage = usage_of(ddp, self.params)
         self.is_queued = False
         self.agreement = Agreement((self.group, param.device) for param in self.params[:1])
