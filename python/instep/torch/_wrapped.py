@@ -126,8 +126,9 @@ def refuse_unhooked(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> N
     for param in params:
         _metadata_of(param)[_SEEN] = True
         if _metadata_of(param).pop(_SEEN, None) is None:
+            name = names.get(id(param), "parameter")
             raise RuntimeError(
-                f"{names.get(id(param), 'parameter')}: converted after it was wrapped, or unfrozen, and DDP has no hook on it; "
+                f"{name}: converted after it was wrapped, or unfrozen, so DDP has no hook on it; "
                 "convert and unfreeze first, then wrap"
             )
 
