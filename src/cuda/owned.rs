@@ -162,16 +162,19 @@ impl Arena {
     /// Allocates memory with arbitrary contents, for work that comes after what is on the stream.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let free: Free<(DevicePtr, StreamHandle)> = |driver, (address, stream)| {
-            // SAFETY: allocated by this driver; `CudaDevice` has made this stream wait for all others that use it.
+            // SAFETY: allocated by this driver. The owner's drop (`CudaDevice`, `AnyStream`) or the caller of `free_on` has
+            // made this stream come after all work that uses it.
             unsafe { driver.free(address, stream) }
         };
-        Ok(Arena(Owned::new(driver, (driver.allocate(bytes, stream)?, stream), free)))
+        let address = driver.allocate(bytes, stream)?;
+        pointer(address)?;
+        Ok(Arena(Owned::new(driver, (address, stream), free)))
     }
 
     pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let arena = Arena::new(driver, bytes, stream)?;
         if bytes > 0 {
-            // SAFETY: just allocated, so many bytes long, on this stream.
+            // SAFETY: just allocated, `bytes` bytes long, on this stream.
             unsafe { driver.zero(arena.address(), bytes, stream)? };
         }
         Ok(arena)
