@@ -1,4 +1,4 @@
-/* Encodes values as 8-bit codes on a CPU, a vector at a time, by comparison with thresholds; codes.h defines the codes.
+/* Encodes values as 8-bit codes on a CPU, a vector at a time, by roots or by comparison with thresholds; codes.h defines both.
  *
  * The codes are bit for bit those of codes.h. The self-test compares all thresholds with those of the roots. */
 #ifndef INSTEP_CPU_CODING_H
@@ -41,103 +41,94 @@ INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) 
 
 INSTEP_INLINE Words mixed_words(const Coding& c, uint32_t i) { return c.position.mixed(lane_numbers() + i); }
 
-/* Values on the way to their codes. Those of an unsigned state are not below zero. */
-struct Rough {
-    Floats x, power, root;
+/* Whether a state is coded by thresholds (codes.h) and not by roots. A threshold takes more operations than a square root, and
+ * fewer than two. Draws take so many that two roots are computed beside them. */
+template <bool SIGNED, bool STOCHASTIC>
+constexpr bool HAS_THRESHOLDS = !SIGNED && !STOCHASTIC;
+
+/* Floats from here to twice this are the whole numbers. So a sum with it has a whole number in its lowest bits. */
+constexpr float WHOLE = 0x1p23f;
+
+/* Values on the way to their codes. Those of an unsigned state are not below zero. `sum` is WHOLE and the code, or the one below
+ * it, or the one next to the threshold. */
+struct Begun {
+    Floats x, power, sum;
 };
 
 /* By the sign bit, as integers: one instruction. */
 INSTEP_INLINE Floats positive(Floats x) { return float_of(reinterpret_cast<Words>(larger(reinterpret_cast<Integers>(x), Integers{}))); }
 
-template <bool SIGNED>
-INSTEP_INLINE Floats rough_root(Floats power) {
-    return SIGNED ? rough_square_root(power) : rough_inverse_root(rough_inverse_root(power)) * 15.9375f;
+/* WHOLE and the whole part of a rough root of an unsigned power. Smaller powers are taken for 2^-14, whose root is above 1: so the
+ * root of zero is finite, and all that is above zero has the code 1 at least. */
+INSTEP_INLINE Floats rough_sum(Floats power) {
+    const Floats enough = float_of(larger(bits_of(power), Words{} + bits_of(0x1p-14f)));
+    return rough_inverse_root(rough_inverse_root(enough)) * 15.9375f + (WHOLE - 0.5f);
 }
 
-/* Of a value of a signed state, or of one without a sign bit. */
-template <bool SIGNED>
-INSTEP_INLINE Rough roughly(const Coding& c, Floats x) {
+/* Takes a value of a signed state, or one without a sign bit. */
+template <bool SIGNED, bool STOCHASTIC>
+INSTEP_INLINE Begun begin_code(const Coding& c, Floats x) {
     const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
-    return {x, power, rough_root<SIGNED>(power)};
+    if (HAS_THRESHOLDS<SIGNED, STOCHASTIC>) return {x, power, rough_sum(power)};
+    const Floats root = root_of(SIGNED, power);
+    return {x, power, (STOCHASTIC ? positive(root - 0.5f) : root) + WHOLE};
 }
-
-template <bool SIGNED>
-INSTEP_INLINE Rough roughly(const Coding& c, uint32_t i) {
-    const Floats stored = load_floats(c.values + i);
-    return roughly<SIGNED>(c, SIGNED ? stored : positive(stored));
-}
-
-/* The threshold next to a rough root, its power, distance_to it, and the code just below it. */
-struct Candidate {
-    Floats x, power, threshold, threshold_power;
-    Words distance, below;
-};
 
 template <bool SIGNED, bool STOCHASTIC>
-INSTEP_INLINE Candidate candidate_of(const Rough& r) {
-    const Words below = STOCHASTIC ? Words{} : reinterpret_cast<Words>(truncated(r.root));
-    const Floats threshold = STOCHASTIC ? rounded(r.root) : real(below) + 0.5f, power = power_of(SIGNED, threshold);
-    return {r.x, r.power, threshold, power, distance_to(power, r.power), below};
+INSTEP_INLINE Begun begin_code(const Coding& c, uint32_t i) {
+    const Floats stored = load_floats(c.values + i);
+    return begin_code<SIGNED, STOCHASTIC>(c, SIGNED ? stored : positive(stored));
 }
 
-/* Whether a draw next to a whole code may depend on which side of it the root lies: at most 6 of 65536 do at either end.
- * Any other draw gives the whole code. So an element that equals the scale gets the largest code. */
-INSTEP_INLINE Integers is_extreme(Words word) { return reinterpret_cast<Integers>(word + (8u << 16) < 16u << 16); }
+/* From the threshold next to a rough root, which is half a code above the whole part. */
+INSTEP_INLINE Words distance_of(const Begun& b) { return distance_to(power_of(false, b.sum - (WHOLE - 0.5f)), b.power); }
 
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
-/* Codes the WIDTH elements from number i on, and adds to what says whether one was too close to a threshold. `mixed` is
- * used only if rounding is stochastic. */
+/* Ends the codes of the WIDTH elements from number i on. With thresholds, `closest` becomes the largest distance. `mixed` is used
+ * only if rounding is stochastic. */
 template <bool SIGNED, bool STOCHASTIC>
-INSTEP_INLINE void encode(const Coding& c, const Candidate& near, uint32_t i, Words mixed, Words& closest) {
-    Words code;
+INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words mixed, Words& closest) {
+    const Words most = bits_of(Floats{} + (WHOLE + (SIGNED ? 127.0f : 255.0f)));
+    Words code = bits_of(b.sum);
+    if (HAS_THRESHOLDS<SIGNED, STOCHASTIC>) {
+        const Words distance = distance_of(b);
+        closest = larger(closest, distance);
+        code = with_top_bit_of(code, distance);
+    }
     if (STOCHASTIC) {
-        /* The other end of the interval that the power lies in. */
-        const Floats other = near.threshold - one_with_sign_of(near.distance), other_power = power_of(SIGNED, other);
-        const Floats low = smaller(near.threshold_power, other_power), high = larger(near.threshold_power, other_power);
-        const Words word = c.position.word(mixed, c.stream);
-        const auto above = draws_above(near.power, low, high, word >> 16);
-        code = one_more(reinterpret_cast<Words>(truncated(smaller(near.threshold, other))), reinterpret_cast<Integers>(above));
-        closest = larger(closest, is_extreme(word) ? near.distance : Words{});
-    } else {
-        code = near.below + (near.distance >> 31);
-        closest = larger(closest, near.distance);
+        const Floats below = b.sum - WHOLE;
+        const Words random = c.position.word(mixed, c.stream) >> 16;
+        const Integers above = draws_above(b.power, power_of(SIGNED, below), power_of(SIGNED, below + 1.0f), random);
+        code = smaller(one_more(code, reinterpret_cast<Integers>(above)), most);
+        if (!SIGNED) code = larger(b.x == c.scale ? most : code, bits_of(Floats{} + (WHOLE + 1.0f))); /* above zero stays so */
     }
-    if (SIGNED) {
-        store_bytes(c.codes + i, with_sign_of(code, near.x));
-    } else {
-        store_bytes(c.codes + i, larger(code, smaller(bits_of(near.x), Words{} + 1u))); /* above zero stays so */
-    }
+    store_bytes(c.codes + i, SIGNED ? with_sign_of(code, b.x) : where_not_zero(code, bits_of(b.x)));
 }
 
 /* Whether the roots agree next to each threshold, where they are just not asked. Roots never fall as powers rise, so
- * they agree everywhere else too. */
-template <bool SIGNED, bool STOCHASTIC>
+ * they agree everywhere else too. What is below the threshold of 2 has the code 1 or is zero, whatever the roots say. */
 __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     bool agrees = true;
-    for (uint32_t code = 1; code <= (SIGNED ? 127u : 255u); ++code) {
-        const uint32_t threshold = bits_of(power_of(SIGNED, real(code) - (STOCHASTIC ? 0.0f : 0.5f)));
+    for (uint32_t code = 2; code <= 255; ++code) {
+        const uint32_t threshold = bits_of(power_of(false, real(code) - 0.5f));
         for (int side = 0; side < 2; ++side) {
-            const Floats power = float_of(Words{} + (side ? threshold + ABOVE : threshold - (BELOW + 1))), root = root_of(SIGNED, power);
-            const Candidate found = candidate_of<SIGNED, STOCHASTIC>({power, power, rough_root<SIGNED>(power)});
-            const Floats below = STOCHASTIC ? found.threshold - 1.0f : real(found.below), whole = below + real(found.distance >> 31);
-            agrees &= !is_close(found.distance) && whole[0] == (STOCHASTIC ? whole_below(root) : nearest_whole(root))[0];
+            const Floats power = float_of(Words{} + (side ? threshold + ABOVE : threshold - (BELOW + 1)));
+            const Begun begun = {power, power, rough_sum(power)};
+            const Words distance = distance_of(begun);
+            const Floats whole = begun.sum - WHOLE + real(distance >> 31);
+            agrees &= !is_close(distance) && whole[0] == nearest_whole(root_of(false, power))[0];
         }
     }
     return agrees;
 }
 
 /* Codes again, by the roots, the vectors with a value that is too close to a threshold. */
-template <bool SIGNED, bool STOCHASTIC>
 __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t count) {
     const Coding c = coding;
     for (uint32_t i = 0; i + WIDTH <= count; i += WIDTH) {
-        const Words word = STOCHASTIC ? c.position.word(mixed_words(c, i), c.stream) : Words{};
-        const Words distance = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, i)).distance;
-        if (!is_close(STOCHASTIC ? (is_extreme(word) ? distance : Words{}) : distance)) continue;
-        const Floats x = load_floats(c.values + i);
-        store_bytes(c.codes + i, SIGNED ? signed_code(x, c.scale, c.factor, STOCHASTIC, word >> 16)
-                                        : unsigned_code(x, c.scale, c.factor, STOCHASTIC, word >> 16));
+        if (!is_close(distance_of(begin_code<false, false>(c, i)))) continue;
+        store_bytes(c.codes + i, unsigned_code(load_floats(c.values + i), c.scale, c.factor, false, Words{}));
     }
 }
 
@@ -175,20 +166,22 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
     }
     uint32_t i = 0;
 #if INSTEP_HAS_VECTORS
-    /* In rounds, since a code is a long chain of operations: a vector is begun while the ones before it are finished. */
-    if (count >= 2 * WIDTH) {
-        const auto mixed = [&](uint32_t at) __attribute__((always_inline)) { return STOCHASTIC ? mixed_words(c, at) : Words{}; };
+    /* In rounds, since a root takes long: a vector is begun while the one before it is ended. */
+    if (count >= WIDTH) {
         Words closest = {};
-        Candidate older = candidate_of<SIGNED, STOCHASTIC>(roughly<SIGNED>(c, 0));
-        Rough newer = roughly<SIGNED>(c, WIDTH);
-        for (i = 2 * WIDTH; i + WIDTH <= count; i += WIDTH) {
-            encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, mixed(i - 2 * WIDTH), closest);
-            older = candidate_of<SIGNED, STOCHASTIC>(newer);
-            newer = roughly<SIGNED>(c, i);
+        Begun begun = begin_code<SIGNED, STOCHASTIC>(c, 0u);
+        const auto end = [&]() __attribute__((always_inline)) {
+            const Words mixed = STOCHASTIC ? mixed_words(c, i) : Words{};
+            end_code<SIGNED, STOCHASTIC>(c, begun, i, mixed, closest);
+            i += WIDTH;
+        };
+        while (i + 2 * WIDTH <= count) {
+            const Begun next = begin_code<SIGNED, STOCHASTIC>(c, i + WIDTH);
+            end();
+            begun = next;
         }
-        encode<SIGNED, STOCHASTIC>(c, older, i - 2 * WIDTH, mixed(i - 2 * WIDTH), closest);
-        encode<SIGNED, STOCHASTIC>(c, candidate_of<SIGNED, STOCHASTIC>(newer), i - WIDTH, mixed(i - WIDTH), closest);
-        if (is_close(closest)) encode_close<SIGNED, STOCHASTIC>(c, i);
+        end();
+        if (HAS_THRESHOLDS<SIGNED, STOCHASTIC> && is_close(closest)) encode_close(c, i);
     }
 #endif
     encode_by_roots<SIGNED, STOCHASTIC>(c, i, count);

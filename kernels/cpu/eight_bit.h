@@ -18,26 +18,26 @@ struct Stepped {
     bool is_open;
 };
 
-/* Codes a block in two rounds, since a rough root takes long: a vector is begun while the one before it is finished. */
+/* Codes a block in two rounds, since a root takes long: a vector is begun while the one before it is ended. */
 template <class Rule, bool STOCHASTIC>
 struct Coder {
     const Stepped block;
-    Rough rough[Rule::STATES];
+    Begun begun[Rule::STATES];
     Words closest[Rule::STATES];
 
-    INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), rough(), closest() {}
+    INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), begun(), closest() {}
 
     INSTEP_INLINE void begin(uint32_t i) {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = block.states[k];
-            rough[k] = roughly<(Rule::SIGNED >> k & 1) != 0>(c, load_floats(c.values + i)); /* no rule gives an unsigned state a sign */
+            begun[k] = begin_code<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, load_floats(c.values + i)); /* no rule gives an unsigned state a sign */
         });
     }
     INSTEP_INLINE void end(uint32_t i) {
         const Words mixed = STOCHASTIC ? mixed_words(block.states[0], i) : Words{}; /* of all states alike */
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
-            encode<SIGNED, STOCHASTIC>(block.states[k], candidate_of<SIGNED, STOCHASTIC>(rough[k]), i, mixed, closest[k]);
+            end_code<SIGNED, STOCHASTIC>(block.states[k], begun[k], i, mixed, closest[k]);
         });
     }
     /* A block without codes is zero, whatever was written. */
@@ -47,9 +47,9 @@ struct Coder {
             const Coding& c = block.states[k];
             if (!is_coded(c.scale)) {
                 __builtin_memset(c.codes, 0, INSTEP_QUANTUM);
-            } else if (is_close(closest[k])) {
+            } else if (HAS_THRESHOLDS<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC> && is_close(closest[k])) {
                 const Coding copy = c; /* so that the original may stay in registers */
-                encode_close<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(copy, INSTEP_QUANTUM);
+                encode_close(copy, INSTEP_QUANTUM);
             }
         });
     }

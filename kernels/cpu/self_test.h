@@ -10,8 +10,7 @@ namespace {
 
 INSTEP_INLINE bool has_thresholds() {
 #if INSTEP_HAS_VECTORS
-    return has_thresholds_of_the_roots<true, false>() && has_thresholds_of_the_roots<false, false>() &&
-           has_thresholds_of_the_roots<true, true>() && has_thresholds_of_the_roots<false, true>();
+    return has_thresholds_of_the_roots();
 #else
     return true;
 #endif

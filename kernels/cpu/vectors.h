@@ -48,7 +48,6 @@ INSTEP_INLINE Floats magnitude(Floats x) { return float_of(bits_of(x) & 0x7fffff
 INSTEP_INLINE Floats real(Integers x) { return __builtin_convertvector(x, Floats); }
 INSTEP_INLINE Floats real(Words x) { return real(reinterpret_cast<Integers>(x)); } /* below 2^31 */
 
-INSTEP_INLINE Integers truncated(Floats x) { return __builtin_convertvector(x, Integers); }
 template <class V>
 INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
 
@@ -56,23 +55,20 @@ INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
 
 /* With a mask, since g++ 12 warns of the intrinsics without one. */
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm512_maskz_rsqrt14_ps(0xffff, x); }
-/* Cheaper than a rough inverse of it, but NaN of 0. */
-INSTEP_INLINE Floats rough_square_root(Floats x) { return x * rough_inverse_root(x); }
-/* To the nearest integer, ties to even, and to the one not above. */
-INSTEP_INLINE Floats rounded(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INSTEP_INLINE Floats rounded_down(Floats x) { return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+/* A comparison, since a move of sign bits takes a port that arithmetic needs. */
+INSTEP_INLINE __mmask16 has_top_bit(Words x) { return _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(x), _mm512_setzero_si512()); }
 /* Negated where x has a sign bit. The code of a zero is zero. */
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     const __m512i codes = reinterpret_cast<__m512i>(code);
-    return reinterpret_cast<Words>(_mm512_mask_sub_epi32(codes, _mm512_movepi32_mask(reinterpret_cast<__m512i>(x)), _mm512_setzero_si512(), codes));
-}
-/* 1, or -1 where x has its top bit. */
-INSTEP_INLINE Floats one_with_sign_of(Words x) {
-    const __m512i sign = _mm512_set1_epi32(INT32_MIN), one = _mm512_castps_si512(_mm512_set1_ps(1.0f));
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(x), sign, one, 0xea));
+    return reinterpret_cast<Words>(_mm512_mask_sub_epi32(codes, has_top_bit(bits_of(x)), _mm512_setzero_si512(), codes));
 }
 /* x + 1 where `chosen` is all ones. */
 INSTEP_INLINE Words one_more(Words x, Integers chosen) { return chosen ? x + 1u : x; }
+/* x + 1 where y has its top bit. */
+INSTEP_INLINE Words with_top_bit_of(Words x, Words y) {
+    const __m512i less = reinterpret_cast<__m512i>(x);
+    return reinterpret_cast<Words>(_mm512_mask_add_epi32(less, has_top_bit(y), less, _mm512_set1_epi32(1)));
+}
 INSTEP_INLINE Floats square_root(Floats x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) {
     return _mm512_cmplt_epu32_mask(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(static_cast<int>(limit))) != 0;
@@ -94,13 +90,15 @@ INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
 }
+/* x, or 0 where y is 0. */
+INSTEP_INLINE Words where_not_zero(Words x, Words y) {
+    const __m512i bits = reinterpret_cast<__m512i>(y);
+    return reinterpret_cast<Words>(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, bits), reinterpret_cast<__m512i>(x)));
+}
 
 #elif defined(__AVX2__)
 
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm256_rsqrt_ps(x); }
-INSTEP_INLINE Floats rough_square_root(Floats x) { return _mm256_rcp_ps(_mm256_rsqrt_ps(x)); }
-INSTEP_INLINE Floats rounded(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INSTEP_INLINE Floats rounded_down(Floats x) { return _mm256_floor_ps(x); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     return reinterpret_cast<Words>(_mm256_sign_epi32(reinterpret_cast<__m256i>(code), reinterpret_cast<__m256i>(x)));
 }
@@ -132,9 +130,6 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 #else
 
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm_rsqrt_ps(x); }
-INSTEP_INLINE Floats rough_square_root(Floats x) { return _mm_rcp_ps(_mm_rsqrt_ps(x)); }
-INSTEP_INLINE Floats rounded(Floats x) { return (x + 12582912.0f) - 12582912.0f; } /* of 0 <= x < 2^22 */
-INSTEP_INLINE Floats rounded_down(Floats x) { return real(truncated(x)); }
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     const Words sign = reinterpret_cast<Words>(reinterpret_cast<Integers>(x) >> 31);
     return (code ^ sign) - sign;
@@ -168,10 +163,12 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 #endif
 
 #if !defined(__AVX512F__)
-/* 1, or -1 where x has its top bit. */
-INSTEP_INLINE Floats one_with_sign_of(Words x) { return float_of((x & 0x80000000u) | 0x3f800000u); }
 /* x + 1 where `chosen` is all ones. */
 INSTEP_INLINE Words one_more(Words x, Integers chosen) { return x - reinterpret_cast<Words>(chosen); }
+/* x + 1 where y has its top bit. */
+INSTEP_INLINE Words with_top_bit_of(Words x, Words y) { return x + (y >> 31); }
+/* x, or 0 where y is 0. */
+INSTEP_INLINE Words where_not_zero(Words x, Words y) { return x & ~reinterpret_cast<Words>(y == 0u); }
 #endif
 
 INSTEP_INLINE Words lane_numbers() {
@@ -211,10 +208,13 @@ INSTEP_INLINE Halves lowered(Halves x, Halves y) {
 }
 
 INSTEP_INLINE bool any_sign(Words x) {
-    uint32_t lanes[WIDTH], any = 0;
-    __builtin_memcpy(lanes, &x, sizeof x);
-    for (uint32_t i = 0; i < WIDTH; ++i) any |= lanes[i];
-    return any >> 31 != 0;
+#if defined(__AVX512F__)
+    return has_top_bit(x) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(float_of(x)) != 0;
+#else
+    return _mm_movemask_ps(float_of(x)) != 0;
+#endif
 }
 
 }  // namespace

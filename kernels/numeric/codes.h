@@ -68,9 +68,8 @@ INSTEP_INLINE F root_of(bool is_signed, F power) {
     return is_signed ? square_root(power) : square_root(square_root(power)) * 15.9375f;
 }
 
-/* Roots are slow, and codes are few. So both devices take a rough root, which gives the threshold next to a power. A
- * threshold is the code less 1/2, or the code itself if the floor of the root is needed. The threshold's power takes a few
- * products, and comparing the two powers gives the code. Roots are rounded, so the least power to which code_of gives a
+/* Roots are slow, and codes are few. So where a rough root costs less than the root, it gives the threshold next to a power. A
+ * threshold is the code less 1/2. The threshold's power takes a few products, and comparing the two powers gives the code. Roots are rounded, so the least power to which code_of gives a
  * code lies between BELOW last places under the power of its threshold and ABOVE over it. Powers that close to a threshold
  * are coded by the roots. So every code has the bits of code_of if the rough root's error is less than half a code. */
 constexpr uint32_t BELOW = 9, ABOVE = 5;

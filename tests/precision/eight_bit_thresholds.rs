@@ -1,6 +1,6 @@
 //! 8-bit codes bit by bit against their definition by roots, above all next to the thresholds between them.
 //!
-//! On x86-64 the kernels compare with thresholds instead of taking roots. The definition is here once more, in Rust, whose
+//! Some of the kernels' loops compare with thresholds instead of taking roots. The definition is here once more, in Rust, whose
 //! root and division are correctly rounded as well. Must compare codes, not values: a code beside the right one is within
 //! the bounds of `precision::eight_bit`.
 
