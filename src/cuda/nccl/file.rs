@@ -19,8 +19,9 @@ use crate::error::{Error, Result};
 /// How often a rank reads the file.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Ids by which ranks of this process have joined. A later group of this process has another id.
-static JOINED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
+/// Ids by which ranks of this process have joined, or tried to. A later group of this process has another id, and so has a
+/// later try.
+static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
 /// The first id that this process has written. It is in every file of this process, and in no other's.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
@@ -71,22 +72,19 @@ pub(super) fn meet<T>(
             if is_stale { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
         };
         let outcome = connect(&found.id, left(), &wanted);
+        tried(|ids| ids.push((found.id, options.rank)));
         match outcome {
             // Where nobody answers, the id may be one that a run has left: rank 0 may still write its own.
             Err(error @ (Error::Collective { .. } | Error::PeerLost { .. })) if !left().is_zero() => {
                 refused = Some((found, error));
             }
-            Err(error) => return Err(error),
-            Ok(connected) => {
-                joined(|ids| ids.push((found.id, options.rank)));
-                return Ok(connected);
-            }
+            outcome => return outcome,
         }
     }
 }
 
-fn joined<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
-    look(&mut JOINED.lock().unwrap_or_else(PoisonError::into_inner))
+fn tried<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
+    look(&mut TRIED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Waits for the file of this job, with another id than the refused one.
@@ -101,8 +99,8 @@ fn read_until(
             Ok(found) if refused.as_ref().is_some_and(|(refused, _)| *refused == found) => {
                 "nobody answers by its id".to_owned()
             }
-            Ok(found) if joined(|ids| ids.contains(&(found.id, options.rank))) => {
-                "it is an earlier group's".to_owned()
+            Ok(found) if tried(|ids| ids.contains(&(found.id, options.rank))) => {
+                "it has the id of an earlier group or try".to_owned()
             }
             Ok(found) => return Ok(found),
             Err(why) => why,
@@ -266,7 +264,7 @@ mod tests {
             Error::Collective { rank: 1, call, code: 6, message }
         };
         let connect = |id: &UniqueId, _, _: &dyn Fn() -> Result<()>| {
-            if *id == [51; 128] { Err(refusal()) } else { Ok(*id) }
+            if *id == [52; 128] { Ok(*id) } else { Err(refusal()) }
         };
         thread::scope(|scope| {
             let one = scope.spawn(|| meet(&own, &path, || Ok([0; 128]), connect));
@@ -275,10 +273,29 @@ mod tests {
             assert_eq!(one.join().unwrap().unwrap(), [52; 128]);
         });
         // If rank 0 never writes, the refusal is the cause.
-        fs::write(&path, of(&own, 51, 51)).unwrap();
+        fs::write(&path, of(&own, 53, 53)).unwrap();
         let own = Options { deadline: SHORT, ..own };
         let alone = meet(&own, &path, || Ok([0; 128]), connect);
         assert!(matches!(&alone, Err(Error::Collective { code: 6, .. })), "{alone:?}");
+    }
+
+    #[test]
+    fn a_later_call_waits_for_another_id_than_the_one_that_was_tried_in_vain() {
+        let (_folder, path) = place();
+        let own = options(1, "a test", SHORT);
+        fs::write(&path, of(&own, 71, 71)).unwrap();
+        let given_up = |id: &UniqueId, left: Duration, _: &dyn Fn() -> Result<()>| -> Result<()> {
+            assert_eq!(*id, [71; 128]);
+            thread::sleep(left);
+            Err(Error::Hook("the deadline".to_owned()))
+        };
+        meet(&own, &path, || Ok([0; 128]), given_up).unwrap_err();
+        thread::scope(|scope| {
+            let again = scope.spawn(|| join(1, &path, 0).unwrap());
+            thread::sleep(4 * POLL);
+            write(&path, &of(&own, 71, 72)).unwrap();
+            assert_eq!(again.join().unwrap(), [72; 128]);
+        });
     }
 
     #[test]

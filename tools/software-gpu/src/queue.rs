@@ -93,6 +93,12 @@ impl Queue {
         Mark { lane, position: row.issued, clock: row.clock.clone() }
     }
 
+    /// Returns the places after all work of a context, also of streams that are destroyed.
+    pub(crate) fn tails(&self, context: usize) -> Vec<Mark> {
+        let own = (0..self.lanes.len()).filter(|lane| self.lanes[*lane].context == context);
+        own.map(|lane| self.tail(lane)).collect()
+    }
+
     /// Returns the place before the last work of a lane.
     pub(crate) fn before_work(&self, lane: usize) -> Mark {
         self.lanes[lane].before_work.clone()

@@ -153,8 +153,6 @@ impl Gpu {
     /// Returns the places after all work of the current context.
     pub(crate) fn ends(&mut self) -> Answer<Vec<Mark>> {
         let context = self.current()?;
-        let own = self.streams.iter().filter(|(_, stream)| stream.context == context);
-        let lanes: Vec<usize> = own.map(|(_, stream)| stream.lane).collect();
-        Ok(lanes.into_iter().map(|lane| self.queue.tail(lane)).collect())
+        Ok(self.queue.tails(context))
     }
 }

@@ -55,6 +55,19 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
 }
 
 #[test]
+fn a_wait_for_the_context_sees_the_work_of_a_stream_that_is_destroyed() {
+    ends_well(|| {
+        open();
+        let (memory, copy, stream) = (filled(64, 1), allocate(64), stream!());
+        ok!(cuMemsetD8Async(memory, 2, 64, stream));
+        ok!(cuMemcpyDtoDAsync_v2(copy, memory, 64, stream));
+        ok!(cuStreamDestroy_v2(stream));
+        ok!(cuCtxSynchronize());
+        assert_eq!(read(copy, 64), [2; 64]);
+    });
+}
+
+#[test]
 fn a_stream_that_is_asked_often_enough_ends() {
     ends_well(|| {
         open();
