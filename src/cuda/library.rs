@@ -74,6 +74,8 @@ macro_rules! direct {
         /// The functions that answer numbers.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
+            /// Since CUDA 12.5: it gives the primary context of a green one's streams.
+            stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
             /// No function of NVIDIA's driver: only the software GPU of the tests holds work to claims.
             pub(super) judge: Option<Judge>,
         }
@@ -89,6 +91,8 @@ macro_rules! direct {
                         });
                         found.ok_or(stringify!($name))?
                     },)*
+                    // SAFETY: the type is the one that `cuda.h` gives this symbol; a green context is a pointer too.
+                    stream_contexts: unsafe { library.get(b"cuStreamGetCtx_v2") }.ok().map(|found| *found),
                     judge: judge(library),
                 })
             }
@@ -144,6 +148,24 @@ pub(super) struct PoolProps {
 }
 
 impl Direct {
+    /// Returns the context of a stream: of one in a green context, its device's primary one.
+    ///
+    /// # Safety
+    /// A live stream.
+    pub(super) unsafe fn context_of(&self, stream: CUstream) -> Result<CUcontext> {
+        let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
+        let Some(stream_contexts) = self.stream_contexts else {
+            // SAFETY: the stream is alive by the contract, and the place takes one value.
+            unsafe { call!(cuStreamGetCtx(stream, &mut context))? };
+            return Ok(context);
+        };
+        // SAFETY: as above, with two places.
+        match unsafe { stream_contexts(stream, &mut context, &mut green) } {
+            0 => Ok(context),
+            code => Err(self.error("cuStreamGetCtx_v2", code)),
+        }
+    }
+
     /// Returns whether the work before an event's latest record has ended. Polled, so the usual answer makes no error.
     ///
     /// # Safety

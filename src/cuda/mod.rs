@@ -97,7 +97,8 @@ impl Cuda {
     }
 
     /// Sets the stream that forward and backward run on. Unset: the legacy default stream. The per-thread default
-    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread.
+    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a green context of
+    /// this device is taken too (CUDA 12.5 or newer); streams of other contexts are refused.
     ///
     /// Create it with a higher priority than the steps' ([`optim_priority`](Self::optim_priority)), such as -1
     /// (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). Blocks of an equal priority wait their turn, so a

@@ -200,10 +200,8 @@ unsafe impl Driver for System {
             // A default stream belongs to the current context.
             return Ok(());
         }
-        let mut context = ptr::null_mut();
         // SAFETY: the promise of every call (see the impl).
-        unsafe { call!(cuStreamGetCtx(stream_of(stream), &mut context))? };
-        if self.primary.is(context) {
+        if self.primary.is(unsafe { self.direct.context_of(stream_of(stream))? }) {
             return Ok(());
         }
         let thing = format_args!("stream {:#x}", stream.0);

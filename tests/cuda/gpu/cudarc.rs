@@ -2,12 +2,15 @@
 //!
 //! The host's step gives the bits to compare with. `calls.rs` counts what cudarc's tracking of slices adds.
 
+use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use instep::bucket_step::{Lent, OnGpu, StepTensors};
 use instep::cuda::Cuda;
 use instep::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use instep::{BucketStep, Error, EventHandle, Scaling, Sgd, StreamHandle};
+use libloading::Library;
 
 use crate::support::{layout, paint};
 
@@ -119,4 +122,42 @@ fn streams_and_events_of_cudarc_are_handles_of_the_same_driver() {
     }
     stream.synchronize().unwrap();
     assert!(event.is_complete());
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU"]
+fn a_stream_of_a_green_context_is_taken_and_one_of_another_context_refused() {
+    type Pointer = *mut c_void;
+    let cuda = Cuda::open(0).unwrap();
+    let driver = cuda.driver();
+    let context = CudaContext::new(0).unwrap();
+    let path = std::env::var("INSTEP_CUDA").unwrap_or_else(|_| "libcuda.so.1".to_owned());
+    // SAFETY: the driver, which is loaded.
+    let library = unsafe { Library::new(path).unwrap() };
+    macro_rules! call {
+        ($name:ident($($argument:expr => $type:ty),*)) => {{
+            // SAFETY: the types are those of `cuda.h`, and each place takes what is written.
+            let code = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> i32>(stringify!($name).as_bytes()).unwrap()($($argument),*) };
+            assert_eq!(code, 0, stringify!($name));
+        }};
+    }
+    let [mut resources, mut green, mut stream, mut other, mut foreign]: [Pointer; 5] = [null_mut(); 5];
+    // A `CUdevResource` has 144 bytes; 1 stands for multiprocessors, for a default stream, and for a stream that joins no other.
+    let mut all = [0u64; 18];
+    call!(cuDeviceGetDevResource(0 => i32, all.as_mut_ptr() => *mut u64, 1 => u32));
+    call!(cuDevResourceGenerateDesc(&mut resources => *mut Pointer, all.as_mut_ptr() => *mut u64, 1 => u32));
+    call!(cuGreenCtxCreate(&mut green => *mut Pointer, resources => Pointer, 0 => i32, 1 => u32));
+    call!(cuGreenCtxStreamCreate(&mut stream => *mut Pointer, green => Pointer, 1 => u32, 0 => i32));
+    call!(cuCtxCreate_v4(&mut other => *mut Pointer, null_mut() => Pointer, 0 => u32, 0 => i32));
+    call!(cuStreamCreate(&mut foreign => *mut Pointer, 1 => u32));
+    context.bind_to_thread().unwrap();
+    let [stream, foreign] = [stream, foreign].map(|stream| StreamHandle(stream.expose_provenance()));
+    // SAFETY: both are alive.
+    let [taken, refused] = [stream, foreign].map(|stream| unsafe { driver.inspect_stream(stream) });
+    taken.unwrap();
+    let error = refused.unwrap_err();
+    assert!(
+        matches!(&error, Error::Unsupported(why) if why.wrong == "belongs to another device or context"),
+        "{error}"
+    );
 }

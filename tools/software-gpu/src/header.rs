@@ -69,6 +69,12 @@ pub struct CUmemPoolHandle_st {
     _unused: [u8; 0],
 }
 pub type CUmemoryPool = *mut CUmemPoolHandle_st;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUgreenCtx_st {
+    _unused: [u8; 0],
+}
+pub type CUgreenCtx = *mut CUgreenCtx_st;
 impl CUdevice_attribute_enum {
     pub const CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: CUdevice_attribute_enum = CUdevice_attribute_enum(1);
     pub const CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: CUdevice_attribute_enum = CUdevice_attribute_enum(2);
@@ -865,6 +871,10 @@ unsafe extern "C" {
     pub fn cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext) -> CUresult;
 }
 unsafe extern "C" {
+    pub fn cuStreamGetCtx_v2(hStream: CUstream, pCtx: *mut CUcontext, pGreenCtx: *mut CUgreenCtx)
+        -> CUresult;
+}
+unsafe extern "C" {
     pub fn cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, Flags: ::core::ffi::c_uint) -> CUresult;
 }
 unsafe extern "C" {
@@ -947,5 +957,74 @@ unsafe extern "C" {
         func: CUfunction,
         blockSize: ::core::ffi::c_int,
         dynamicSMemSize: usize,
+    ) -> CUresult;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUdevResourceDesc_st {
+    _unused: [u8; 0],
+}
+pub type CUdevResourceDesc = *mut CUdevResourceDesc_st;
+impl CUdevResourceType {
+    pub const CU_DEV_RESOURCE_TYPE_INVALID: CUdevResourceType = CUdevResourceType(0);
+    pub const CU_DEV_RESOURCE_TYPE_SM: CUdevResourceType = CUdevResourceType(1);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct CUdevResourceType(pub ::core::ffi::c_uint);
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CUdevSmResource_st {
+    pub smCount: ::core::ffi::c_uint,
+    pub minSmPartitionSize: ::core::ffi::c_uint,
+    pub smCoscheduledAlignment: ::core::ffi::c_uint,
+}
+layout!(CUdevSmResource_st: 12 bytes, aligned to 4; smCount at 0, minSmPartitionSize at 4, smCoscheduledAlignment at 8);
+pub type CUdevSmResource = CUdevSmResource_st;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct CUdevResource_st {
+    pub type_: CUdevResourceType,
+    pub _internal_padding: [::core::ffi::c_uchar; 92usize],
+    pub __bindgen_anon_1: CUdevResource_st__bindgen_ty_1,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union CUdevResource_st__bindgen_ty_1 {
+    pub sm: CUdevSmResource,
+    pub _oversize: [::core::ffi::c_uchar; 48usize],
+}
+layout!(CUdevResource_st__bindgen_ty_1: 48 bytes, aligned to 4; sm at 0, _oversize at 0);
+layout!(CUdevResource_st: 144 bytes, aligned to 4; type_ at 0, _internal_padding at 4);
+pub type CUdevResource_v1 = CUdevResource_st;
+pub type CUdevResource = CUdevResource_v1;
+unsafe extern "C" {
+    pub fn cuGreenCtxCreate(
+        phCtx: *mut CUgreenCtx,
+        desc: CUdevResourceDesc,
+        dev: CUdevice,
+        flags: ::core::ffi::c_uint,
+    ) -> CUresult;
+}
+unsafe extern "C" {
+    pub fn cuDeviceGetDevResource(
+        device: CUdevice,
+        resource: *mut CUdevResource,
+        type_: CUdevResourceType,
+    ) -> CUresult;
+}
+unsafe extern "C" {
+    pub fn cuDevResourceGenerateDesc(
+        phDesc: *mut CUdevResourceDesc,
+        resources: *mut CUdevResource,
+        nbResources: ::core::ffi::c_uint,
+    ) -> CUresult;
+}
+unsafe extern "C" {
+    pub fn cuGreenCtxStreamCreate(
+        phStream: *mut CUstream,
+        greenCtx: CUgreenCtx,
+        flags: ::core::ffi::c_uint,
+        priority: ::core::ffi::c_int,
     ) -> CUresult;
 }

@@ -34,6 +34,9 @@ same! {
     cuCtxGetDevice
     cuCtxSynchronize
     cuCtxGetStreamPriorityRange
+    cuDeviceGetDevResource
+    cuDevResourceGenerateDesc
+    cuGreenCtxCreate
     cuModuleLoadData
     cuModuleGetFunction
     cuModuleUnload
@@ -42,6 +45,8 @@ same! {
     cuStreamCreateWithPriority
     cuStreamDestroy_v2
     cuStreamGetCtx
+    cuStreamGetCtx_v2
+    cuGreenCtxStreamCreate
     cuStreamQuery
     cuStreamSynchronize
     cuStreamWaitEvent

@@ -31,6 +31,8 @@ pub(crate) struct Stream {
     /// The capture that it takes part in.
     pub(crate) capture: Option<usize>,
     pub(crate) made_by_the_program: bool,
+    /// The green context that it was made in; `context` is then the device's primary one.
+    pub(crate) green: Option<usize>,
     /// What its next work may touch, if the program says so.
     pub(crate) claim: Option<Arc<Claim>>,
 }
@@ -41,8 +43,15 @@ impl Gpu {
             Joins::Legacy => "default stream".to_owned(),
             _ => format!("stream {lane}"),
         });
-        let stream = Stream { context, lane, joins, capture: None, made_by_the_program: false, claim: None };
-        self.streams.insert(stream)
+        self.streams.insert(Stream {
+            context,
+            lane,
+            joins,
+            capture: None,
+            made_by_the_program: false,
+            green: None,
+            claim: None,
+        })
     }
 
     /// Creates a stream for the program.
@@ -55,6 +64,19 @@ impl Gpu {
         };
         let handle = self.create_stream(context, joins);
         self.streams.get(handle)?.made_by_the_program = true;
+        Ok(handle)
+    }
+
+    /// The same in a green context, whose streams join no other.
+    pub(crate) fn new_green_stream(&mut self, green: usize, flags: u32) -> Answer<usize> {
+        let device = self.contexts.get(green)?.device;
+        let primary = *self.primaries.get(&device).ok_or(Code::CUDA_ERROR_INVALID_CONTEXT)?;
+        if flags != 1 {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = self.create_stream(primary, Joins::Nothing);
+        let stream = self.streams.get(handle)?;
+        (stream.made_by_the_program, stream.green) = (true, Some(green));
         Ok(handle)
     }
 

@@ -14,9 +14,10 @@ use crate::entry::Call;
 use crate::exports::error_name;
 use crate::gpu::Gpu;
 use crate::header::{
-    CUcontext, CUctxCreateParams, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec,
-    CUhostFn, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, cudaError_enum as Code,
+    CUcontext, CUctxCreateParams, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice_attribute,
+    CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgreenCtx, CUhostFn, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, cudaError_enum as Code,
 };
 use crate::{report, settings};
 
@@ -60,6 +61,7 @@ macro_rules! shown {
 
 shown! {
     CUcontext => |it| Value::Context(it.expose_provenance());
+    CUgreenCtx => |it| Value::Context(it.expose_provenance());
     CUstream => |it| Value::Stream(it.expose_provenance());
     CUevent => |it| Value::Event(it.expose_provenance());
     CUmodule => |it| Value::Module(it.expose_provenance());
@@ -72,16 +74,17 @@ shown! {
     c_int, c_uint, c_uchar => |it| Value::Number(it.into());
     usize => |it| Value::Number(it as i64);
     CUdevice_attribute, CUpointer_attribute => |it| Value::Number(it.0.into());
-    CUstreamCaptureMode, CUstreamCaptureStatus => |it| Value::Number(it.0.into());
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUdevResourceType => |it| Value::Number(it.0.into());
     CUmemPool_attribute => |it| Value::Number(it.0.into());
     CUresult => |it| Value::Number(it.0.into());
     // Times, texts, and functions of the program.
-    f32, CUhostFn, *const c_char => |_| Value::Unseen;
+    f32, CUhostFn, *const c_char, CUdevResource, CUdevResourceDesc => |_| Value::Unseen;
     // Places for answers.
     *mut c_int, *mut usize, *mut f32, *mut c_char, *mut *const c_char => |_| Value::Unseen;
     *mut CUdeviceptr, *mut *mut c_void, *mut CUcontext, *mut CUstream, *mut CUevent => |_| Value::Unseen;
     *mut CUmodule, *mut CUfunction, *mut CUgraph, *mut CUgraphExec => |_| Value::Unseen;
     *mut CUmemoryPool, *const CUmemPoolProps => |_| Value::Unseen;
+    *mut CUgreenCtx, *mut CUdevResource, *mut CUdevResourceDesc => |_| Value::Unseen;
     *mut CUctxCreateParams, *mut CUstreamCaptureMode, *mut CUstreamCaptureStatus => |_| Value::Unseen;
 }
 

@@ -1,12 +1,15 @@
 //! Contexts: the primary one of each device, others, and which is current.
 //!
-//! A thread has a stack of contexts; `cuCtxSetCurrent` replaces its top.
+//! A thread has a stack of contexts; `cuCtxSetCurrent` replaces its top. A green context has all processors of its device.
 
 use std::ffi::{c_int, c_uint};
 
 use super::{exported, handle, pointer, put};
 use crate::contexts::current_handle;
-use crate::header::{CUcontext, CUctxCreateParams, CUdevice};
+use crate::header::{
+    CUcontext, CUctxCreateParams, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice, CUgreenCtx,
+    cudaError_enum as Code,
+};
 
 exported! {
     call cuDevicePrimaryCtxRetain(gpu, context: *mut CUcontext, device: CUdevice) {
@@ -41,6 +44,27 @@ exported! {
     call cuCtxGetDevice(gpu, device: *mut CUdevice) {
         let current = gpu.current()?;
         put(device, gpu.contexts.get(current)?.device)
+    }
+
+    call cuDeviceGetDevResource(gpu, device: CUdevice, resource: *mut CUdevResource, _kind: CUdevResourceType) {
+        gpu.device(device)?;
+        put(resource, std::mem::zeroed())
+    }
+
+    call cuDevResourceGenerateDesc(
+        _gpu, resources: *mut CUdevResourceDesc, _first: *mut CUdevResource, _count: c_uint
+    ) {
+        put(resources, pointer(1))
+    }
+
+    call cuGreenCtxCreate(
+        gpu, context: *mut CUgreenCtx, resources: CUdevResourceDesc, device: CUdevice, flags: c_uint
+    ) {
+        if resources.is_null() || flags != 1 {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        let made = gpu.create_context(device, false)?;
+        put(context, pointer(made))
     }
 
     wait cuCtxSynchronize(gpu) {

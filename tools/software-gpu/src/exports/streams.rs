@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{exported, handle, pointer, put};
 use crate::capture::Mode;
 use crate::header::{
-    CUcontext, CUevent, CUgraph, CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUcontext, CUevent, CUgraph, CUgreenCtx, CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
     CUstreamCaptureStatus_enum as CaptureStatus, cudaError_enum as Code,
 };
 use crate::work::Work;
@@ -27,7 +27,20 @@ exported! {
 
     call cuStreamGetCtx(gpu, stream: CUstream, context: *mut CUcontext) {
         let stream = gpu.stream(handle(stream))?;
-        put(context, pointer(gpu.streams.get(stream)?.context))
+        let stream = gpu.streams.get(stream)?;
+        put(context, pointer(stream.green.unwrap_or(stream.context)))
+    }
+
+    call cuStreamGetCtx_v2(gpu, stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx) {
+        let stream = gpu.stream(handle(stream))?;
+        let stream = gpu.streams.get(stream)?;
+        put(context, pointer(stream.context))?;
+        put(green, pointer(stream.green.unwrap_or(0)))
+    }
+
+    call cuGreenCtxStreamCreate(gpu, stream: *mut CUstream, green: CUgreenCtx, flags: c_uint, _priority: c_int) {
+        let made = gpu.new_green_stream(handle(green), flags)?;
+        put(stream, pointer(made))
     }
 
     call cuStreamQuery(gpu, stream: CUstream) {
