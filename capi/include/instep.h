@@ -809,6 +809,13 @@ instep_status instep_bucket_step_set_progress(instep_bucket_step *step,
                                               uint64_t count,
                                               double carried);
 
+// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+// added.
+//
+// Any thread, one at a time for the norm and the step. The gradients are only read.
+instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
+
 // Frees a bucket step. Null is allowed and does nothing.
 //
 // Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
@@ -880,13 +887,6 @@ instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 // Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
 // last call on any stream. Streams are as for instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
-
-// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
-// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
-// added.
-//
-// Any thread, one at a time for the norm and the step. The gradients are only read.
-instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
 // Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
 // and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.

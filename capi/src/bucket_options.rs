@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use instep::bucket_step::OnGpu;
 use instep::{BucketStep, ForeignBucket, Pool};
 
 use crate::arguments::{Growing, list};
-use crate::bucket_step::{Engine, Step, on_any};
 use crate::codes::{dtype, gradients, zero};
 use crate::layout::{Ids, close, instep_layout};
 use crate::optimizer::instep_optimizer;
@@ -66,6 +66,33 @@ pub struct instep_bucket_step_options {
 unsafe impl Growing for instep_bucket_step_options {
     const NAME: &'static str = "instep_bucket_step_options";
 }
+
+/// A step with what is known of it.
+pub(crate) struct Step {
+    pub(crate) engine: Engine,
+    pub(crate) ids: Ids,
+    /// The bucket has no elements, so no tensor needs an address.
+    pub(crate) is_empty: bool,
+    /// Each group with its optimizer's name.
+    pub(crate) optimizers: Vec<(String, &'static str)>,
+}
+
+pub(crate) enum Engine {
+    Host(Box<BucketStep>),
+    Cuda(Box<BucketStep<OnGpu>>),
+}
+
+/// Runs an expression on the step of either device.
+macro_rules! on_any {
+    ($engine:expr, $step:ident => $body:expr) => {
+        match $engine {
+            $crate::bucket_options::Engine::Host($step) => $body,
+            $crate::bucket_options::Engine::Cuda($step) => $body,
+        }
+    };
+}
+
+pub(crate) use on_any;
 
 /// # Safety
 /// The header's contract.

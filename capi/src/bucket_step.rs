@@ -5,17 +5,13 @@
 
 use std::ffi::{c_char, c_void};
 
-use instep::BucketStep;
-use instep::bucket_step::OnGpu;
-
-use crate::arguments::{Out, read, text};
-use crate::bucket_options::{create, instep_bucket_step_options};
+use crate::arguments::{Out, list, read, text};
+use crate::bucket_options::{Engine, Step, create, instep_bucket_step_options, on_any};
 use crate::entry::call;
 use crate::handles::{Kind, Table};
-use crate::layout::Ids;
 use crate::norm::{NORMS, Norm, instep_norm};
 use crate::optimizer::{build, changes, instep_hyper, instep_optimizer, keywords, refuse_other};
-use crate::options::stream as stream_of;
+use crate::options::{refuse_stream, stream as stream_of};
 use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, scaling, tensors as lent};
 
@@ -26,33 +22,6 @@ use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, s
 pub struct instep_bucket_step;
 
 pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
-
-/// A step with what is known of it.
-pub(crate) struct Step {
-    pub(crate) engine: Engine,
-    pub(crate) ids: Ids,
-    /// The bucket has no elements, so no tensor needs an address.
-    pub(crate) is_empty: bool,
-    /// Each group with its optimizer's name.
-    pub(crate) optimizers: Vec<(String, &'static str)>,
-}
-
-pub(crate) enum Engine {
-    Host(Box<BucketStep>),
-    Cuda(Box<BucketStep<OnGpu>>),
-}
-
-/// Runs an expression on the step of either device.
-macro_rules! on_any {
-    ($engine:expr, $step:ident => $body:expr) => {
-        match $engine {
-            $crate::bucket_step::Engine::Host($step) => $body,
-            $crate::bucket_step::Engine::Cuda($step) => $body,
-        }
-    };
-}
-
-pub(crate) use on_any;
 
 /// Creates a bucket step. `*out_step` is written if it succeeds.
 ///
@@ -233,6 +202,28 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
     })
 }
 
+/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
+/// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+/// added.
+///
+/// Any thread, one at a time for the norm and the step. The gradients are only read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_add(
+    norm: *mut instep_norm,
+    step: *mut instep_bucket_step,
+    grads: *const instep_tensor,
+    stream: *mut c_void,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let grads = unsafe { list(grads, 1, "grads")? }[0];
+        NORMS.with(norm, |norm| {
+            // SAFETY: the header's contract.
+            BUCKET_STEPS.with(step, |step| unsafe { step.add_norm(&grads, norm, stream) })
+        })
+    })
+}
+
 /// Frees a bucket step. Null is allowed and does nothing.
 ///
 /// Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
@@ -277,13 +268,6 @@ impl Step {
 pub(crate) unsafe fn group_name<'a>(group: *const c_char) -> Result<&'a str> {
     // SAFETY: the caller's promise.
     if group.is_null() { Ok(instep::DEFAULT_GROUP) } else { unsafe { text(group, "group") } }
-}
-
-pub(crate) fn refuse_stream(stream: *mut c_void) -> Result<()> {
-    if stream.is_null() {
-        return Ok(());
-    }
-    Err(Fault::argument("stream", "given to a step on the CPU, which has none", "pass null"))
 }
 
 fn other_device() -> Fault {

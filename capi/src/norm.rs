@@ -8,14 +8,13 @@ use std::ffi::c_void;
 use instep::GradNorm;
 use instep::bucket_step::{Decision, NormOnGpu};
 
-use crate::arguments::{Growing, Out, list, write_growing};
-use crate::bucket_step::{BUCKET_STEPS, instep_bucket_step, refuse_stream};
+use crate::arguments::{Growing, Out, write_growing};
 use crate::codes::flag;
 use crate::entry::call;
 use crate::handles::{Kind, Table};
-use crate::options::{cuda, instep_cuda, stream as stream_of};
+use crate::options::{cuda, instep_cuda, refuse_stream, stream as stream_of};
 use crate::status::instep_status;
-use crate::tensors::{instep_scaling, instep_tensor, scaling as factors};
+use crate::tensors::{instep_scaling, scaling as factors};
 
 /// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
 ///
@@ -95,28 +94,6 @@ pub unsafe extern "C" fn instep_norm_begin(
                 unsafe { gpu.enqueue_begin(scaling, stream_of(stream))? };
                 Ok(())
             }
-        })
-    })
-}
-
-/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
-/// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
-/// added.
-///
-/// Any thread, one at a time for the norm and the step. The gradients are only read.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn instep_norm_add(
-    norm: *mut instep_norm,
-    step: *mut instep_bucket_step,
-    grads: *const instep_tensor,
-    stream: *mut c_void,
-) -> instep_status {
-    call(|| {
-        // SAFETY: the header's contract, here and below.
-        let grads = unsafe { list(grads, 1, "grads")? }[0];
-        NORMS.with(norm, |norm| {
-            // SAFETY: the header's contract.
-            BUCKET_STEPS.with(step, |step| unsafe { step.add_norm(&grads, norm, stream) })
         })
     })
 }

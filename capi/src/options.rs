@@ -200,3 +200,10 @@ pub(crate) unsafe fn cuda(from: *const instep_cuda) -> Result<Option<Cuda>> {
 pub(crate) fn stream(stream: *mut c_void) -> StreamHandle {
     StreamHandle(stream.expose_provenance())
 }
+
+pub(crate) fn refuse_stream(stream: *mut c_void) -> Result<()> {
+    if stream.is_null() {
+        return Ok(());
+    }
+    Err(Fault::argument("stream", "given to a step on the CPU, which has none", "pass null"))
+}
