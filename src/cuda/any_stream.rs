@@ -1,7 +1,8 @@
-//! An object on a GPU whose calls come on any stream: each waits for the last one, and so does a drop, a little.
+//! An object on a GPU whose calls come on any stream. Each call waits for the last one, and a drop waits for a short
+//! time.
 //!
-//! A failure is sticky, because what was enqueued before it is not known. What the GPU may still use is leaked by a drop,
-//! which does not wait long. A stream of its own carries allocations, and copies that the host waits for.
+//! A failure is sticky, because what was enqueued before it is not known. A drop does not wait long, and leaks what the
+//! GPU may still use. A stream of its own carries allocations, and copies that the host waits for.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -35,7 +36,7 @@ struct LastUse {
 }
 
 impl<T> AnyStream<T> {
-    /// Makes one of what `make` makes, given the stream of its own, with the device current.
+    /// Makes the object by `make`, which gets the object's own stream, with the device current.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         what: &'static str,
@@ -107,7 +108,8 @@ impl LastUse {
         self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
-    /// Says that the last work is what the stream has now: also after a failure, since a part may have been enqueued.
+    /// Marks the work that the stream has now as the last work. A failed call is marked too, since a part of it may have
+    /// been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }

@@ -104,7 +104,7 @@ impl BucketEngine {
     ///
     /// # Safety
     /// The stream is this device's. The bases lead to the tensors, in its memory, and nothing else touches them until the
-    /// stream has passed the step. So it is with the other block, which steps may write together.
+    /// stream has passed the step. The same holds for the other block, which several steps may write at the same time.
     pub(crate) unsafe fn step(
         &mut self,
         constants: &StepConstants,
@@ -125,8 +125,8 @@ impl BucketEngine {
         })
     }
 
-    /// Enqueues the norm of the gradients, which adds to another control block; after a beginning, if the records are stale:
-    /// older than the settings.
+    /// Enqueues the norm of the gradients, which adds to another control block. If the records are stale (older than the
+    /// settings), a Begin comes first.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -149,7 +149,7 @@ impl BucketEngine {
     }
 
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
-    /// Where the host counts, it waits for nothing, so it cannot tell that a step failed on the GPU.
+    /// If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
         if let Some(host) = &self.0.inner().host {
             return self.0.refuse_failed().map(|()| host.read_progress(record));
@@ -185,7 +185,7 @@ impl BucketEngine {
 }
 
 impl Bucket {
-    /// Begins an update on the GPU, once it has read the settings of the eighth update before.
+    /// Begins an update on the GPU, once the GPU has read the settings of eight updates ago.
     fn begin(
         &mut self,
         constants: &StepConstants,

@@ -13,7 +13,8 @@ use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 
 impl CudaDevice {
-    /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
+    /// Lets the driver check the stream's work against an op's claim until the result is dropped; `None` if the driver
+    /// checks nothing.
     pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
         let judge = self.cuda.driver.judge().filter(|_| op.action.is_work())?;
         let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
@@ -39,7 +40,8 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// What the pass leaves alone; a graph runs with the settings of each replay.
+    /// The segments that the pass leaves alone. While capturing there are none, because a graph runs with the settings of
+    /// each replay.
     fn frozen(&self) -> Frozen {
         if self.is_capturing {
             return Frozen::default();
@@ -81,7 +83,7 @@ impl CudaDevice {
         }
     }
 
-    /// Whether code that is not this library's enqueues work of the op, and may so touch memory of its own.
+    /// Whether code outside this library enqueues work of the op. Such code may touch memory of its own.
     fn runs_code_of_users(&self, op: &Op) -> bool {
         match op.action {
             Action::Measure { .. } | Action::Step { .. } => {

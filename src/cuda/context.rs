@@ -70,8 +70,8 @@ impl Primary {
         Ok(primary)
     }
 
-    /// Makes it current on the calling thread if another one or none is, and returns whether it changed that: then
-    /// [`leave`](Self::leave) has to follow. A trainer's thread usually has it current already.
+    /// Makes the context current on the calling thread, and returns whether another one or none was current. If so,
+    /// [`leave`](Self::leave) has to follow. A trainer's thread usually has the context current already.
     pub(super) fn enter(&self) -> Result<bool> {
         let mut current = ptr::null_mut();
         // SAFETY: writes one handle.

@@ -153,7 +153,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Returns the same arguments for another plan, with new memory, but for what is borrowed.
+    /// Returns the same arguments for another plan, with new memory except for borrowed tensors.
     pub(super) fn parts_for(
         &self,
         plan: &Arc<Plan>,

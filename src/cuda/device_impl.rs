@@ -34,8 +34,8 @@ impl CudaDevice {
         self.guarded(what, work)
     }
 
-    /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a failure
-    /// a bucket may be missing that was to be unsharded; its address is then never followed.
+    /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a
+    /// failure, a bucket that was to be unsharded may be missing; its address is then never followed.
     fn at(&self, span: Span) -> *mut u8 {
         let always = || match self.failed {
             None => self.engine.memory.regions.resolve(span),

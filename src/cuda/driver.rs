@@ -63,12 +63,13 @@ pub unsafe trait Driver: Send + Sync {
     fn name(&self) -> &str;
     fn l2_bytes(&self) -> u64;
 
-    /// Returns what takes the claims of ops, if the driver holds work to them.
+    /// Returns the function that takes the claims of ops, if the driver checks work against claims.
     fn judge(&self) -> Option<Judge> {
         None
     }
 
-    /// Makes the device current on the calling thread, and says whether it was not: then [`leave`](Driver::leave) follows.
+    /// Makes the device current on the calling thread. Returns true if it was not, and then [`leave`](Driver::leave) has
+    /// to follow.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
     fn leave(&self);

@@ -26,7 +26,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Begins an update, with the settings in the ring's slot of now. `scale` puts the factors of the gradients into the
+    /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into the
     /// arguments.
     pub(super) fn begin(
         &self,

@@ -1,9 +1,9 @@
-//! Buckets whose parameters ranks share out, while all of their parameters are on this GPU: memory beside that of the shard.
+//! Sharded buckets while all of their parameters are on this GPU, in memory beside that of the shard.
 //!
-//! A shard keeps its address. A whole bucket has one from its all-gather to its release, and its memory is taken and freed in
-//! the order of streams, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
-//! there. With offload the host has the shard, and the GPU only whole buckets, from their uploads on. (Zhao et al., VLDB
-//! 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
+//! A shard keeps its address. A whole bucket has an address from its all-gather to its release. Its memory is taken and
+//! freed in the order of streams, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket
+//! while it is there. With offload the host has the shard, and the GPU only whole buckets, from their uploads on. (Zhao
+//! et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
 
 use std::sync::Arc;
 
@@ -70,8 +70,8 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of a whole bucket, of which this span is a part, after the work on its stream. The span may be one of
-    /// two; the first frees all.
+    /// Frees the memory of the whole bucket that this span is a part of, after the work on its stream. If two spans are
+    /// released, the first frees all.
     pub(super) fn release(&mut self, span: Span) {
         let is_part = |whole: &Whole| {
             whole.span.memory == span.memory && whole.span.start <= span.start && span.end <= whole.span.end
@@ -79,8 +79,8 @@ impl Unsharded {
         self.0.retain(|whole| !is_part(whole));
     }
 
-    /// Returns the bytes of a memory of which ranks share buckets out, as if each bucket were whole where its shard lies: the
-    /// stepper takes off what is not here.
+    /// Returns the bytes of a memory with sharded buckets, as if each bucket were whole where its shard lies. The stepper
+    /// subtracts what is not here.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);

@@ -1,6 +1,6 @@
 //! A bucket's Begin on the host, whose outcome a launch takes in its own argument: a step is one launch.
 //!
-//! Updates are counted on the host until a call that only the GPU can decide, by a norm or a scaler, or one whose records
+//! The host counts updates until a call comes that only the GPU can decide (by a norm or a scaler), or whose records
 //! differ too much for an argument. Then a copy in the stream's order takes the counts to the GPU, where they stay.
 #![allow(unsafe_code)]
 
@@ -35,7 +35,8 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Makes them for a step's launches; not where a launch reads more than its segments' records, or too many of them.
+    /// Makes the records for a step's launches; `None` if a launch reads more than its segments' records, or too many of
+    /// them.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
@@ -77,8 +78,8 @@ impl HostRecords {
         unsafe { self.memories.write_settings(settings) }
     }
 
-    /// Begins an update and counts it, and returns what its launches are given; nothing, and no count, if only the GPU can
-    /// decide it or an argument has no room.
+    /// Begins and counts an update, and returns what its launches are given. If only the GPU can decide the update, or an
+    /// argument has no room, it counts nothing and returns `None`.
     pub(super) fn begin(
         &mut self,
         constants: &StepConstants,

@@ -21,7 +21,7 @@ pub struct CapturedPass {
     owner: Arc<Plan>,
     /// How often the stepper's tensors had moved.
     bindings: u64,
-    /// Keep the communicators open, whose calls the graph has. Dropped after the graph.
+    /// Keep open the communicators whose calls the graph has. Dropped after the graph.
     _holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 

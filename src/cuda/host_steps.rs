@@ -1,8 +1,9 @@
 //! A GPU's steps on the host: ops of the optim stream as calls of this process, in that stream's order.
 //!
-//! The driver makes each call on a thread of its own, where the host's runner does what it does on the host device, with
-//! the same bits. Events order calls, copies and collectives as they order kernels. A call of the driver's is forbidden
-//! there, so a failure waits until the trainer's thread comes by. (`cuLaunchHostFunc`; ZeRO-Offload, as `host_memory.rs`.)
+//! The driver makes each call on a thread of its own. There the host's runner does the same as on the host device, with
+//! the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are forbidden on that
+//! thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; ZeRO-Offload, as
+//! `host_memory.rs`.)
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

@@ -30,7 +30,8 @@ pub(super) struct Range {
 pub(super) enum Kind {
     Read,
     Write,
-    /// Nothing, unless another range says so; beside such ranges the claim leaves all other memory alone.
+    /// The work touches these bytes only if another range allows it. A claim with such ranges does not restrict other
+    /// memory.
     Guarded,
 }
 

@@ -22,8 +22,8 @@ use crate::layout::Plan;
 use crate::op::{Memory, Span};
 use crate::optim::{EnqueuedStep, StepParam};
 
-/// What a block's share of a step moves: four tiles of AdamW in f32, eight throughout in bf16. Predicted, not measured on a
-/// GPU yet; kernels/PERFORMANCE.md.
+/// What a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. Predicted, not
+/// measured on a GPU yet; kernels/PERFORMANCE.md.
 const SHARE_BYTES: u64 = 224 << 10;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbours may share it.
@@ -164,8 +164,9 @@ impl Preparation<'_> {
     }
 }
 
-/// How tiles become blocks. Launches that measure end in atomics, so their blocks are as few as are resident at a time, with
-/// even shares. Those that step have short shares, or are as many as the caller says. The user's own code takes one block.
+/// How tiles become blocks. Launches that measure end in atomics, so they have only as many blocks as are resident at a
+/// time, with even shares. Launches that step have blocks with short shares, or as many blocks as the caller says. The
+/// user's own code takes one block.
 #[derive(Clone, Copy)]
 enum Grid {
     One,
@@ -195,9 +196,9 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns how many blocks share the tiles so that a share moves about [`SHARE_BYTES`], and none of the resident blocks is
-/// without one. Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find none
-/// start when others end, and short ones end soon.
+/// Returns how many blocks share the tiles so that a share moves about [`SHARE_BYTES`], and each resident block has one.
+/// Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
+/// when other blocks end, and blocks with short shares end soon.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let short = (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1));
     tiles.div_ceil(short.min(tiles / u64::from(resident)).max(1)) as u32
@@ -208,14 +209,14 @@ fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
 }
 
-/// Returns what a launch is given that reads records where they are.
+/// Returns the argument of a launch that reads records where they are.
 pub(super) fn nothing_given() -> InstepGiven {
     // SAFETY: zeros are numbers, and records of zeros.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 impl BucketLaunch {
-    /// Follows the caller's tensors to other addresses, but for its table of tiles.
+    /// Follows the caller's tensors to other addresses, except in the table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
         for param in self.custom.iter_mut().flatten() {

@@ -1,16 +1,16 @@
 //! NVIDIA's driver library, which is found and looked through before cudarc makes its first call.
 //!
 //! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. So this module
-//! asks for the library and for each function first, and what is missing is an error. It opens a file that `INSTEP_CUDA`
-//! names before that: cudarc then finds it by the name that is written in it, its soname. If cudarc has another library,
-//! the driver is refused. No driver that has been started is closed, because it runs threads.
+//! asks for the library and for each function first, and what is missing is an error. Before that, it opens the file that
+//! `INSTEP_CUDA` names: cudarc then finds the file by the name that is written in it, its soname. If cudarc has another
+//! library, the driver is refused. No driver that has been started is closed, because it runs threads.
 //!
 //! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
 //! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,
-//! start it, ask whether it has ended, or allocate for it. They are the first to tell of a fault on the device. The risk
-//! that remains is a driver newer than the enum that answers a new number in one of the other calls: when an object is
-//! made or freed, in a copy, a fill, a call of the host or a capture, or where it repeats a new fault.
-//! [`call`] converts such an answer to a number at once and matches on nothing.
+//! start it, ask whether it has ended, or allocate for it. They are the first to tell of a fault on the device. One risk
+//! remains: a driver newer than the enum may answer a new number in one of the other calls. These are calls that make or
+//! free an object, that copy, fill, call the host or capture, or that repeat a new fault. [`call`] converts such an
+//! answer to a number at once and matches on nothing.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -76,7 +76,7 @@ macro_rules! direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// Since CUDA 12.5: it gives the primary context of a green one's streams.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
-            /// No function of NVIDIA's driver: only the software GPU of the tests holds work to claims.
+            /// NVIDIA's driver has no such function: only the software GPU of the tests checks work against claims.
             pub(super) judge: Option<Judge>,
         }
 

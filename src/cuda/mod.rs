@@ -1,8 +1,8 @@
 //! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! A stepper's work is enqueued on the calling thread, which never waits: per bucket a stream waits for the sum, a kernel is
-//! launched, LAMB two, and an event is recorded. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
-//! `schedule` decides what may overlap and `hazard` proves it, as on the host.
+//! A stepper's work is enqueued on the calling thread, which never waits: per bucket a stream waits for the sum, a kernel
+//! is launched (two for LAMB), and an event is recorded. Without feature `cuda`, or without a driver, every constructor
+//! returns an error that says so. `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
 mod any_stream;
 mod bucket;
@@ -115,10 +115,11 @@ impl Cuda {
         self
     }
 
-    /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer leave multiprocessors to the
-    /// backward pass beside it; too few cost bandwidth. With many, each ends sooner, and a kernel of higher priority waits
-    /// less for its place; `u32::MAX` gives each tile its own. `instep bench --device cuda:0 --max-blocks` measures it.
-    /// Unset: as many as give each about 224 KiB to move, and no fewer than the GPU holds at a time.
+    /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer blocks leave multiprocessors to
+    /// the backward pass beside the step; too few cost bandwidth. With many blocks, each ends sooner, and a kernel of
+    /// higher priority waits less for its place. `u32::MAX` gives each tile its own block. `instep bench --device cuda:0
+    /// --max-blocks` measures it. Unset: as many blocks as make each move about 224 KiB, and no fewer than the GPU holds
+    /// at a time.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

@@ -135,7 +135,7 @@ impl OwnedGraph {
         unsafe { driver.begin_capture(stream) }
     }
 
-    /// Ends the capture, with the device current. One that is invalid ends with an error, and leaves no graph.
+    /// Ends the capture, with the device current. An invalid capture ends with an error, and leaves no graph.
     pub(super) fn end(driver: &Arc<dyn Driver>, stream: StreamHandle) -> Result<OwnedGraph> {
         // SAFETY: the stream is alive.
         let graph = unsafe { driver.end_capture(stream)? };
@@ -238,8 +238,8 @@ impl OwnedMapped {
         }
     }
 
-    /// Reads the status of that number and, before and after it, the sequence number in it: the GPU writes it at any time,
-    /// so it is whole only if all three agree.
+    /// Reads the status in this slot, and its sequence number before and after that. The GPU writes the status at any
+    /// time, so the status is whole only if all three numbers agree.
     pub(super) fn status(&self, slot: usize, between: impl Fn()) -> (u64, InstepStatus, u64) {
         assert!((slot + 1) * size_of::<InstepStatus>() <= self.bytes, "slot {slot}");
         // SAFETY: inside the memory, aligned; plain numbers, of which any bits are some. Volatile, because the GPU writes.

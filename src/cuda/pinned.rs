@@ -23,7 +23,8 @@ pub(super) struct SettingsRing {
     ring: OwnedMapped,
     /// The latest settings.
     words: Vec<u32>,
-    /// Those of the latest slot that was written, for [`claims`](super::claims), which only builds with checks have.
+    /// The settings in the latest slot that was written, for [`claims`](super::claims), which only builds with checks
+    /// have.
     of_pass: Vec<u32>,
     /// Per slot, the event after its Begin.
     read: Vec<Event>,

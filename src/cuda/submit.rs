@@ -23,7 +23,7 @@ use crate::launch::{decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 impl CudaDevice {
-    /// Runs ops up to the first that fails. One of them waits for the event of the caller's sum, if there is one.
+    /// Runs ops up to the first that fails. If `sum` is the event of the caller's sum, one of the ops waits for it.
     pub(super) fn run_all(&mut self, ops: &[Op], sum: Option<EventHandle>) {
         self.notice_host();
         if self.failed.is_some() {
@@ -68,7 +68,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the shard that the GPU keeps, if it does, and the whole of a bucket that an op brings together.
+    /// Returns the shard that the GPU keeps (empty if it keeps none), and the whole of a bucket that an op brings
+    /// together.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];

@@ -32,8 +32,8 @@ use crate::handle::Place;
 /// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger there is no `Mismatch` for them:
 /// ranks that differ drift apart, or hang until the stepper's deadline. Replays of captured passes are never compared.
 ///
-/// Only with a host collective do the other ranks learn which rank has failed or died. Without one, they wait for the
-/// stepper's deadline, unless NCCL itself reports an error.
+/// With a host collective, the other ranks learn which rank has failed or died. Without one, they wait for the stepper's
+/// deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
 /// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator;

@@ -21,7 +21,7 @@ pub(super) enum Entry {
 /// in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Members {
-    /// The rank that is number 0 in it, and makes its id.
+    /// The rank that is number 0 in the communicator, and makes the communicator's id.
     pub(super) first: u32,
     pub(super) count: u32,
 }
