@@ -360,8 +360,8 @@ impl Assignment {
     }
 }
 
-/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). Their square roots must
-/// be small against eps.
+/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). The square roots of such
+/// moments must be small compared with eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";

@@ -23,7 +23,8 @@ pub enum Master {
     /// have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded to the nearest, ties
     /// away from zero.
     Remainder16,
-    /// As the next 8 bits after the bf16 parameter's, 1 byte per element: a weight with a 15-bit fraction.
+    /// As the next 8 bits after the bf16 parameter's, 1 byte per element. Together they are a weight with a 15-bit
+    /// fraction.
     Remainder8,
 }
 
@@ -64,10 +65,10 @@ pub enum Rounding {
 
 /// Element types of one stepper's tensors.
 ///
-/// A master needs 16-bit parameters, a remainder bf16 ones. Stochastic rounding needs tensors to round: bf16 parameters
-/// without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is refused for f16
-/// parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits, and
-/// centered [RMSprop](crate::RmsProp) refuses all but f32.
+/// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs tensors to round:
+/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is refused
+/// for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits,
+/// and centered [RMSprop](crate::RmsProp) refuses all but f32.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -195,8 +196,8 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: one for the layout, and precisions of single groups. Also the clips of single
-/// groups, because a bucket holds parameters of one precision that are clipped together.
+/// The storage of all parameters of a layout: one for the layout, and precisions of single groups. It also has the clips
+/// of single groups, because a bucket holds parameters of one precision that are clipped together.
 ///
 /// A parameter with a [type of its own](crate::LayoutBuilder::dtype) takes that type for itself and its gradient, and the
 /// rest of its group's precision as far as it applies: in f32 it has no [master](Master), and values that lose no bits
@@ -313,7 +314,7 @@ impl Storages {
     }
 }
 
-/// Finds the groups of a list of what single groups have, of which none may be named twice.
+/// Finds the groups that a list of options for single groups names; no group may be named twice.
 fn by_group<'a, T>(
     option: &'static str,
     what: &str,

@@ -1,7 +1,7 @@
 //! A layout cut into buckets: every segment's offset, as data that schedule, checker and executors share.
 //!
-//! Gradients, parameters and states share these offsets unless the buckets are foreign. `cut.rs` makes a plan from
-//! caps and a world size, `foreign.rs` from the caller's buckets. A plan never holds 2^56 elements or more.
+//! Gradients, parameters and states share these offsets unless the buckets are foreign. `cut.rs` makes a plan from caps
+//! and a world size, and `foreign.rs` makes one from the caller's buckets. A plan never holds 2^56 elements or more.
 
 use std::ops::Range;
 
@@ -130,7 +130,7 @@ impl Plan {
         runs
     }
 
-    /// Gives segments of one action another one, where `is_changed` says so of the parameter.
+    /// Changes segments from one action to another, if `is_changed` says so about the parameter.
     pub(crate) fn change_actions(
         &mut self,
         [from, to]: [SegmentAction; 2],

@@ -190,7 +190,7 @@ impl Schedule {
     }
 
     /// Returns whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that.
-    /// The one that carries the count of contributing ranks is always reduced.
+    /// The bucket that carries the count of contributing ranks is always reduced.
     pub(super) fn is_left_out(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         let carries = described.contributors.is_some()
@@ -289,7 +289,7 @@ impl Schedule {
         received
     }
 
-    /// Rank 0's parameters of some buckets for all, and their master weights.
+    /// Broadcasts rank 0's parameters of some buckets, and their master weights.
     pub(super) fn broadcast_buckets(&mut self, buckets: &[u32]) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let mut received = None;

@@ -49,7 +49,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// Does with the gradients that other ranks step what the step does with this rank's.
+    /// Treats the gradients that other ranks step as the step treats this rank's gradients.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -159,7 +159,7 @@ impl Schedule {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order.
+    /// Brings all ranks' shards of a bucket together, after their last steps. All ranks call it in the same order.
     /// Between passes they compare `agreement`. It does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
@@ -184,7 +184,8 @@ impl Schedule {
         self.accesses[bucket as usize].is_unsharded = true;
     }
 
-    /// Gives the other ranks' shards of a bucket up, after the trainer's last touch. Does nothing if the rank has only its own.
+    /// Gives up the other ranks' shards of a bucket, after the trainer's last touch. Does nothing if the rank has only
+    /// its own shard.
     pub fn reshard(&mut self, bucket: u32) {
         if !std::mem::take(&mut self.accesses[bucket as usize].is_unsharded) {
             return;

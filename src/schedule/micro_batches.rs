@@ -1,7 +1,8 @@
 //! Passes of several micro-batches, whose gradients add up on each rank, or as sums over ranks.
 //!
-//! Without sums per micro-batch, nothing here writes an op. All that does runs on the reduce stream, so it needs no wait; only the
-//! trainer's next gradients come after it. Replicas add up once a pass. (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
+//! Without sums per micro-batch, nothing here writes an op. All ops for such sums run on the reduce stream, so they need
+//! no wait. Only the trainer's next gradients come after them. Replicas add up once a pass. (Zhao et al., VLDB 2023,
+//! "PyTorch FSDP", 3.3.4.)
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// The part of the agreement that the number of micro-batches is, where each has sums.
+/// The part of the agreement for the number of micro-batches, if each is summed.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
@@ -66,8 +67,8 @@ impl Schedule {
         self.micro_batches_left == 0
     }
 
-    /// Sums a sharded bucket of a micro-batch that is not the last one over ranks, adds the sums of this rank's shard
-    /// up, and ends the gradients.
+    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one, adds this rank's shard to its earlier
+    /// sums, and ends the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -92,7 +93,7 @@ impl Schedule {
         self.reshard(bucket);
     }
 
-    /// Adds the sums of the micro-batches before to those of the last one.
+    /// Adds the sums of the earlier micro-batches to those of the last one.
     pub(super) fn add_sums(&mut self, bucket: u32, described: &Bucket) {
         let has_sums = self.plan.sums_micro_batches() && self.opening.micro_batches > NonZeroU32::MIN;
         if has_sums && described.shared_len() > 0 {

@@ -126,7 +126,7 @@ const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,
-    /// Of frozen parameters, which no op but an all-gather has to come after.
+    /// The last touch of frozen parameters. Only an all-gather has to come after it.
     frozen_touched: Ticket,
     /// The last step, and the all-gather after it: what the trainer must come after.
     stepped: Option<Mark>,
@@ -167,7 +167,7 @@ pub struct Schedule {
     /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after. A launch of several
     /// buckets waits for a slice of it.
     gathered: Vec<Option<Mark>>,
-    /// The last touch of all buckets at once.
+    /// The last touch of all buckets together.
     all_touched: Ticket,
     /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
@@ -234,7 +234,7 @@ impl Schedule {
         self.pass
     }
 
-    /// Says how many passes have begun, where some were captured and not run, or replayed.
+    /// Sets how many passes have begun, if some were captured and not run, or replayed.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }
@@ -265,7 +265,7 @@ impl Schedule {
         self.abandoned
     }
 
-    /// Returns the number that ranks compare in a pass which is opened so.
+    /// Returns the number that ranks compare in a pass with this opening.
     pub(crate) fn agreement_of(&self, opening: &Opening<'_>) -> u64 {
         let of_pass =
             unused::share(self.late_unused) ^ micro_batches::share(&self.plan, opening.micro_batches);

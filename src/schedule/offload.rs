@@ -44,8 +44,8 @@ impl Schedule {
         downloaded
     }
 
-    /// Copies the stepped parameters to the device, unless they wait there for [`unshard`](Self::unshard). Returns what an
-    /// all-gather or the trainer comes after.
+    /// Copies the stepped parameters to the device, unless they wait there for [`unshard`](Self::unshard). Returns the
+    /// position that an all-gather or the trainer must come after.
     pub(super) fn upload(&mut self, bucket: u32, stepped: Mark) -> Mark {
         let plan = Arc::clone(&self.plan);
         if !plan.is_offloaded() || self.can_reshard(bucket) {

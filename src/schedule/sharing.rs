@@ -1,8 +1,8 @@
 //! Which steps share a launch, where all of them come after a decision or after backward.
 //!
-//! A launch costs a GPU a few microseconds beside its work. A shared one has one mark, so whoever waits for one of its buckets
-//! waits for all. Bits do not depend on it: a tile is stepped alike in any launch. A schedule that is told of no neighbours
-//! writes one step per bucket.
+//! A launch costs a GPU a few microseconds beside its work. A shared launch has one mark, so a wait for one of its
+//! buckets waits for all. Bits do not depend on sharing: a tile is stepped alike in any launch. A schedule that is told
+//! of no neighbours writes one step per bucket.
 
 use std::ops::Range;
 

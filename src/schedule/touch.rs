@@ -20,8 +20,8 @@ impl Schedule {
         self.touch_settings();
     }
 
-    /// Announces that the trainer is about to touch a parameter, or what is kept of it. Every access must be announced: the
-    /// ops of the bucket wait for exactly what was.
+    /// Announces that the trainer is about to touch a parameter, or what is kept of it. Every access must be announced:
+    /// the ops of the bucket wait for exactly the announced accesses.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
         let (is_empty, bucket) = (segment.len == 0, segment.bucket);

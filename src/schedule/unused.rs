@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::layout::fold;
 use crate::op::{Action, Agreed, Stream};
 
-/// The part of the agreement that unused parameters are.
+/// The part of the agreement for unused parameters.
 pub(super) fn share(unused: u64) -> u64 {
     if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
 }
 
 impl Schedule {
-    /// Leaves parameters alone in the open pass, which no rank used. Frozen ones are left alone anyway.
+    /// Leaves parameters that no rank used alone in the open pass. Frozen ones are left alone anyway.
     ///
     /// # Errors
     /// `Order` if no pass is open, this is not its last micro-batch, or in Eager a parameter was handed over. Nothing has

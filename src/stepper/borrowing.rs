@@ -183,8 +183,8 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// On the host it waits for all steps, and no op uses the old memory after it returns. On a GPU the trainer's
     /// stream waits: later work on that stream, such as freeing the old memory, comes after everything that touches it.
-    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first. With
-    /// new buckets the host waits for all steps on a GPU too, and ranks compare the agreement there.
+    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first. If the
+    /// buckets are new, the host waits for all steps on a GPU as well, and ranks compare the agreement there.
     ///
     /// Each rank may have addresses of its own. All ranks change their buckets at the same point: if ranks have
     /// different buckets, the next collective that [compares](Self::set_lr) is a `Mismatch`.

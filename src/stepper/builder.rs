@@ -346,8 +346,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its
-    /// buckets and reduces them, so that it can count the ranks with a gradient. On [borrowed](crate::Borrowed)
-    /// buckets, and with sums [by the caller](crate::Sums::by_caller): [`Unused::Refuse`].
+    /// buckets and reduces them, so that it can count the ranks with a gradient. The default is [`Unused::Refuse`] on
+    /// [borrowed](crate::Borrowed) buckets, and with sums [by the caller](crate::Sums::by_caller).
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self
