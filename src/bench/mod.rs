@@ -61,8 +61,8 @@ impl Distant {
     /// Number of elements of each array.
     pub const ELEMENTS: usize = 64 << 10;
 
-    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper; otherwise at
-    /// the same.
+    /// Allocates the arrays. If `staggered`, they start at different offsets in a page, as in a stepper; otherwise at the
+    /// same offset.
     ///
     /// # Errors
     /// `Unsupported` if this CPU lacks the instruction set, `Layout` if 769 MiB of address space cannot be had.

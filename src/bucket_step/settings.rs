@@ -63,9 +63,9 @@ impl<E: Engine> BucketStep<E> {
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group from the next step on, also by defaults of the new optimizer. Step
-    /// counts and states stay. To change some hyperparameters, as a schedule does, call [`set_lr`](Self::set_lr) or
-    /// [`set_hyper`](Self::set_hyper).
+    /// Replaces all hyperparameters of a group from the next step on, including those that are defaults in the new
+    /// optimizer. Step counts and states stay. To change some hyperparameters, as a schedule does, call
+    /// [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::partial::{Partial, numbered, remove_leftovers};
 use crate::error::{Error, Result};
 
-/// Links that lead to one another before a path is refused, as on Linux.
+/// The most links in a chain of symbolic links; a path with more is refused, as on Linux.
 const MAX_LINKS: usize = 40;
 
 /// The calls whose order decides what survives a power failure. A test records that order.

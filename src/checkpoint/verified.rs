@@ -1,7 +1,7 @@
 //! A tensor file whose checksums are verified at every read.
 //!
-//! The header's checksum is compared when the file is opened, and a tensor's after the tensor has been read. This module
-//! never reports success for a tensor before its checksum has been compared.
+//! The header's checksum is compared when the file is opened. A tensor's checksum is compared after the tensor has been
+//! read. This module never reports success for a tensor before its checksum has been compared.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek};

@@ -33,7 +33,7 @@ pub struct CallKey {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers. If they differ, it is that of the longer one.
+    /// Length of the buffers; of the longer buffer, if their lengths differ.
     pub bytes: u64,
     /// One number for layout, options, hyperparameters and frozen parameters. For two such numbers,
     /// [`difference`](crate::op::difference) says in what they differ.

@@ -167,7 +167,8 @@ pub(crate) struct Memories {
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates a plan's zeroed memory without borrowed tensors: from `comm` what it allocates, else from arenas.
+    /// Allocates a plan's zeroed memory without borrowed tensors: from `comm` if that allocates it, and otherwise from
+    /// arenas.
     pub(crate) fn new(
         plan: &Plan,
         assignment: &Assignment,

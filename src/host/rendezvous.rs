@@ -44,7 +44,7 @@ struct Split {
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
-    /// For each rank, the text for the error of ranks that differ, from its latest call.
+    /// For each rank, the text of its latest call, for the error if ranks differ.
     words: Vec<Option<Arc<Words>>>,
     arrived: usize,
     departed: usize,

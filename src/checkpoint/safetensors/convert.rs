@@ -1,7 +1,7 @@
 //! A tensor of a file: its element type, shape and place; and its bytes as f32 values and counts, exactly or not at all.
 //!
-//! Refuses every value that would be rounded: a state that is off in its last bit is another training. `entries.rs` has
-//! checked that the shape is as long as the bytes.
+//! This module refuses every value that would be rounded, because a state with another last bit is another training.
+//! `entries.rs` has checked that the shape is as long as the bytes.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::dtype::DType;
 /// Hands over each value.
 ///
 /// # Errors
-/// The first value that no f32 is equal to, or NaN if the type is none of real numbers.
+/// The first value that no f32 is equal to, or NaN if the type does not hold real numbers.
 pub(in crate::checkpoint) fn floats(
     dtype: Dtype,
     bytes: &[u8],

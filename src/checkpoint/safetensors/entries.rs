@@ -148,7 +148,7 @@ pub struct Object<T>(pub T);
 /// Keys of one object. More would take far more memory than the text that spells them.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
-/// An object with at most 65,536 free keys, none of them twice.
+/// An object with any keys: at most 65,536, and none of them twice.
 pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);

@@ -1,8 +1,8 @@
 //! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
 //!
-//! Stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory and writes
-//! metadata in random order; its reader is the judge in the tests. It never allocates more than the header's own length
-//! justifies.
+//! This module is stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory and
+//! writes metadata in random order. The tests judge files by that crate's reader. It never allocates more than the
+//! header's own length justifies.
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
@@ -108,7 +108,7 @@ impl<R: Read + Seek> Data<R> {
     }
 }
 
-/// Opens what is a file and nothing else.
+/// Opens a regular file, and refuses anything else.
 ///
 /// # Errors
 /// Errors as for [`open_file`].

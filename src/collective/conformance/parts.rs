@@ -101,7 +101,8 @@ pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Even ranks make one group and odd ones another, and each splits its own in two once more, and duplicates that.
+/// Even ranks make one group and odd ranks another, and then each group splits in two in the same way. Every group is
+/// also duplicated.
 pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     let (mut comm, mut members) = (Arc::clone(&rank.comm), (0..rank.ranks).collect::<Vec<u32>>());
     for round in 0..2 {

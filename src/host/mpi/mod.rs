@@ -1,8 +1,8 @@
 //! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
 //!
-//! This file adds, not MPI, whose order may depend on the rank. Rank r adds the r-th part of each window in rank order,
-//! so the bits are those of ranks in one process. Messages use memory of this file alone, which is leaked if a call
-//! fails, because MPI may still write to it.
+//! This file adds the values itself, because the order in which MPI adds may depend on the rank. Rank r adds the r-th
+//! part of each window in rank order, so the bits are those of ranks in one process. Messages use memory of this file
+//! alone, which is leaked if a call fails, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
