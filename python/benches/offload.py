@@ -152,7 +152,8 @@ class AfterBackward:
         for param, mirror in zip(self.params, self.mirrors):
             mirror.grad = self.page_locked(param)
         self.optimizer = FusedOptimizer(self.mirrors, "adamw", max_norm=max_norm, threads=threads)
-        self.events: list[Any] = []
+        self.copies: list[Any] = []
+        """Events of copies, and their sources until then."""
         for param, mirror in zip(self.params, self.mirrors):
             param.register_post_accumulate_grad_hook(lambda param, mirror=mirror: self.go_down(param, mirror))
 
@@ -161,12 +162,12 @@ class AfterBackward:
 
     def go_down(self, param: Tensor, mirror: Tensor) -> None:
         grad, param.grad = param.grad, None
-        self.events.append(self.device.down([(mirror.grad, grad)], [self.device.mark([grad])], None))
+        self.copies.append((self.device.down([(mirror.grad, grad)], [self.device.mark([grad])], None), grad))
 
     def step(self) -> None:
-        for event in self.events:
+        for event, _ in self.copies:
             event.wait()
-        self.events.clear()
+        self.copies.clear()
         self.optimizer.step()
         self.device.up([(param.data, mirror.data) for param, mirror in zip(self.params, self.mirrors)], (), None).wait()
 

@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import random
+import threading
 import time
 from typing import Any, Optional
 
+import hosted
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -299,3 +301,18 @@ def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **optio
                 assert torch.equal(param.detach().cpu(), twins[name]), f"step {step}: {name}"
     assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
     stepped.close()
+
+
+def on_hosted(rank: int, world: int, **options: Any) -> None:
+    """`on_device` on a device of PyTorch's own, whose backward runs on another thread than the trainer's."""
+    hosted.register()
+    with torch.device("hosted"):
+        threads: set[int] = set()
+        param = nn.Parameter(torch.ones(3))
+        param.register_post_accumulate_grad_hook(lambda _: threads.add(threading.get_ident()))
+        param.sum().backward()
+        assert len(threads) == 1 and threading.get_ident() not in threads
+        record: list[Any] = []
+        on_device(rank, world, device=Simulated(1, 0.02, record=record), **options)
+    judge(record, decides="max_norm" in options)
+    assert {what for what, _ in record} >= {"down ends", "step ends", "up ends", "read"}

@@ -260,6 +260,7 @@ def judge(record: Record, decides: bool) -> None:
             assert not late, f"decision without the norms of {late}"
         elif what == "up begins":
             assert last("step ends") > -1, f"{label}: goes up before its step has ended"
+            assert not at["read", label], f"{label}: goes up after it was read"
         elif what == "read":
             assert len(at["step begins", label]) == len(at["step ends", label]), f"{label}: read while it is stepped"
             assert len(at["up begins", label]) == len(at["up ends", label]), f"{label}: read while it goes up"

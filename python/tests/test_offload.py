@@ -1,9 +1,11 @@
 """Offloaded training has the bits of training in one memory, however late the device is; and what it refuses."""
 
 import copy
+import gc
 import os
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_the_judge_refuses_races():
         ("read", (1, 0)),
     ]
     judge(good, decides=False)
-    for one, two in ((0, 1), (2, 3), (4, 6), (7, 8)):
+    for one, two in ((0, 1), (2, 3), (4, 6), (7, 8), (6, 8)):
         bad = list(good)
         bad[one], bad[two] = bad[two], bad[one]
         with pytest.raises(AssertionError):
@@ -237,6 +239,121 @@ def test_a_backward_that_raises_names_what_was_stepped():
     stepped.wait()
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_a_backward_that_raises_leaves_nothing_to_one_over_an_older_graph(max_norm):
+    ours, theirs, stepped, wanted = pair(max_norm=max_norm)
+    train([ours, theirs], [stepped, wanted])
+    lost, x = torch.randn(2, 4, 8)
+    first, second, third = ours(lost).sum(), ours(x).pow(2).sum(), theirs(x).pow(2).sum()
+    Fails.now = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fails, "first", staticmethod(stepped._offload.worker.wait))
+        with pytest.raises(ValueError, match="on purpose"):
+            first.backward()
+    Fails.now = False
+    if max_norm is None:
+        with pytest.raises(RuntimeError, match="after 2 of 4 buckets"):
+            second.backward()
+        return
+    second.backward()
+    third.backward()
+    for optimizer in (stepped, wanted):
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(ours, theirs, stepped)
+
+
+def test_zero_grad_drops_sums_on_the_host():
+    ours, theirs, stepped, wanted = pair(accumulate="host")
+    train([ours, theirs], [stepped, wanted])
+    x = torch.randn(4, 8)
+    with stepped.no_sync():
+        ours(x).sum().backward()
+    theirs(x).sum().backward()
+    for optimizer in (stepped, wanted):
+        optimizer.zero_grad()
+    train([ours, theirs], [stepped, wanted])
+    assert_same(ours, theirs, stepped)
+
+
+def test_a_backward_after_close_is_refused():
+    ours, theirs, stepped, wanted = pair()
+    train([ours, theirs], [stepped, wanted])
+    stepped.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="optimizer: closed, so nothing steps this gradient"):
+            ours(torch.randn(4, 8)).sum().backward()
+    assert_same(ours, theirs, stepped)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38], ids=str)
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_gradients_that_are_not_finite_are_stepped_with_as_in_one_memory(value, max_norm):
+    ours, theirs, stepped, wanted = pair(max_norm=max_norm)
+    train([ours, theirs], [stepped, wanted])
+    x = torch.randn(4, 8)
+    for side, optimizer in ((ours, stepped), (theirs, wanted)):
+        (side(x).sum() * value).backward()
+        optimizer.step()
+    if max_norm is not None:
+        norms = torch.tensor([stepped.last_norm(), wanted.last_norm()])
+        assert torch.equal(*norms.nan_to_num(-1.0)) and not norms.isfinite().all()
+    stepped.wait()
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        assert torch.equal(p.nan_to_num(-1.0), q.nan_to_num(-1.0))
+
+
+def test_two_models_in_one_backward_are_stepped_by_two_optimizers():
+    sides = [pair(max_norm=0.5), pair()]
+    for _ in range(4):
+        x = torch.randn(4, 8)
+        for k in (0, 1):
+            sides[1][k](sides[0][k](x)).pow(2).sum().backward()
+        for _, _, stepped, wanted in sides:
+            for optimizer in (stepped, wanted):
+                optimizer.step()
+                optimizer.zero_grad()
+    for ours, theirs, stepped, _ in sides:
+        assert_same(ours, theirs, stepped)
+
+
+def test_an_optimizer_that_nobody_holds_steps_until_its_model_is_gone():
+    ours, theirs, stepped, wanted = pair(device=Simulated(1, 0.02))
+    train([ours, theirs], [stepped, wanted])
+    alive = weakref.ref(stepped)
+    del stepped
+    gc.collect()
+    train([ours, theirs], [wanted])
+    x = torch.randn(4, 8)
+    assert torch.equal(ours(x), theirs(x))
+    del ours
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_copy_of_a_model_is_an_ordinary_one():
+    ours, theirs, stepped, wanted = pair()
+    train([ours, theirs], [stepped, wanted])
+    stepped.wait()
+    other = copy.deepcopy(ours)
+    other(torch.randn(4, 8)).sum().backward()
+    assert all(param.grad is not None for param in other.parameters())
+    assert_same(ours, theirs, stepped)
+    with pytest.raises(TypeError, match="so it has no copy"):
+        copy.deepcopy(stepped)
+
+
+def test_a_source_that_is_freed_before_its_copy_is_not_copied():
+    device, place, gradients = Simulated(), torch.zeros(2), [torch.ones(2)]
+    begun = threading.Event()
+    device._stream("down").put(begun.wait)
+    copied = device.down([(place, gradients[0])], (), None)
+    gradients.clear()
+    begun.set()
+    copied.wait()
+    assert place.isnan().all()
+
+
 def test_what_the_worker_raises_is_raised_until_states_are_loaded(monkeypatch):
     ours, theirs, stepped, wanted = pair()
     train([ours], [stepped])
@@ -275,13 +392,15 @@ def test_what_is_out_of_range_is_raised_by_backward_before_anything_is_stepped()
 
 
 def test_parameters_that_come_late_are_offloaded_too():
-    ours, theirs, stepped, wanted = pair(params=None, max_norm=0.5)
+    device = Simulated(1, 0.002)
+    ours, theirs, stepped, wanted = pair(params=None, max_norm=0.5, device=device)
     for side in (ours, theirs):
         side.layers.append(copy.deepcopy(side.layers[0]))
     for side, optimizer in ((ours, stepped), (theirs, wanted)):
         optimizer.add_param_group({"params": list(side.layers[-1].parameters()), "lr": 0.1})
     train([ours, theirs], [stepped, wanted], 3)
     assert_same(ours, theirs, stepped)
+    assert device.page_locked_bytes == stepped.page_locked_bytes()
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])

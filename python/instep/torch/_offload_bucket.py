@@ -56,6 +56,10 @@ class Bucket:
             self._views[key] = list(laid_out(memory, start, self.mirrors, self.grad_dtypes))
         return self._views[key]
 
+    def forget_views(self) -> None:
+        """Lets go of the ring's memory. No copy may be running."""
+        self._views.clear()
+
 
 def laid_out(memory: Tensor, start: int, like: Iterable[Tensor], dtypes: Iterable[torch.dtype]) -> Iterator[Tensor]:
     """Tensors over one run of bytes, with the shapes and strides of others."""
@@ -98,6 +102,8 @@ class Pass:
     factors: tuple[int, float] = (1, 1.0)
     scale: Optional[Tensor] = None
     scaled: Sequence[Event] = ()
+    keeps: list[Tensor] = field(default_factory=list)
+    """The device's copy of the scale, until it is down."""
     stepped: list[Bucket] = field(default_factory=list)
     measured: list[Bucket] = field(default_factory=list)
     decided: threading.Event = field(default_factory=threading.Event)

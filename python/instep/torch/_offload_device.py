@@ -36,7 +36,10 @@ class Device(Protocol):
     """The device's interface for the engine. Any thread may make any call."""
 
     def page_locked(self, size: int) -> Tensor:
-        """Host memory that the device can copy to and from, for as long as the tensor lives."""
+        """Host memory that the device can copy to and from, for as long as the device lives."""
+
+    def unlock(self, memory: Tensor) -> None:
+        """Makes page-locked memory ordinary memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
         """An event after the work that the calling thread has given to the device so far, which writes these tensors."""
@@ -89,8 +92,8 @@ class Cuda:
     def __init__(self, device: torch.device, numa: bool = True) -> None:
         self.device, self.numa = device, numa
         self._down, self._up = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._registered: list[Tensor] = []
-        weakref.finalize(self, _unlock, self._registered).atexit = False
+        self._registered: dict[int, Tensor] = {}
+        weakref.finalize(self, _unlock, self._registered, (self._down, self._up)).atexit = False
 
     def page_locked(self, size: int) -> Tensor:
         # PyTorch's own allocator of page-locked memory rounds up to a power of two, and keeps freed memory. Runs are whole
@@ -101,8 +104,11 @@ class Cuda:
         run = memory[start : start + pages]
         with torch.cuda.device(self.device):
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(run.data_ptr(), pages, 0))
-        self._registered.append(run)
+        self._registered[run.data_ptr()] = run
         return run[:size].data
+
+    def unlock(self, memory: Tensor) -> None:
+        _unlock({memory.data_ptr(): self._registered.pop(memory.data_ptr())}, ())
 
     def mark(self, written: Sequence[Tensor]) -> Event:
         event = CudaEvent()
@@ -113,6 +119,8 @@ class Cuda:
         return self._copy(self._down, pairs, after)
 
     def up(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
+        for to, _ in pairs:
+            to.record_stream(self._up)  # A model may be dropped while its parameters go up.
         return self._copy(self._up, pairs, after)
 
     def _copy(self, stream: torch.cuda.Stream, pairs: Sequence[Pair], after: Iterable[Event]) -> Event:
@@ -140,9 +148,11 @@ class Cuda:
         pass
 
 
-def _unlock(registered: list[Tensor]) -> None:
-    for run in registered:
-        torch.cuda.cudart().cudaHostUnregister(run.data_ptr())
+def _unlock(registered: dict[int, Tensor], streams: Iterable[torch.cuda.Stream]) -> None:
+    for stream in streams:
+        stream.synchronize()
+    for address in registered:
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def stay_near(device: torch.device) -> None:

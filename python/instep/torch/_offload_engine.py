@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, bind: Task) -> None:
         self._lane, self._home = Lane("instep steps", bind), os.getpid()
         self._idle = threading.Condition()
-        self._pending = 0
+        self._pending, self._is_closed = 0, False
 
     def put(self, task: Task) -> None:
         """Runs a task after all others. It must not raise."""
@@ -97,8 +97,14 @@ class Worker:
         if os.getpid() != self._home:
             raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
 
+    def refuse_closed(self) -> None:
+        """Refuses work after `close`, which nobody would do."""
+        if self._is_closed:
+            raise RuntimeError("optimizer: closed, so nothing steps this gradient; call close() after the last backward")
+
     def close(self) -> None:
         """Ends the thread after the last task."""
+        self._is_closed = True
         self._lane.close()
 
 
@@ -144,6 +150,7 @@ class Offload:
 
     def prepare(self) -> bool:
         """Before a backward pass: waits for all running work. Returns whether a new step begins, or the last one goes on."""
+        self.worker.refuse_closed()
         if self.is_open:
             self.abandon()
         if self.goes_on:
@@ -167,6 +174,7 @@ class Offload:
             assert self.scale is not None, "a scaler comes with a place for its scale"
             current.scale = self.scale
             source = scale.detach().clone()
+            current.keeps.append(source)
             marked = [self.device.mark([source])]
             current.scaled = [self.device.down([(current.scale, source)], marked, (current.number, None))]
         self.is_open = True
@@ -316,13 +324,16 @@ class Offload:
             self._failure = None
 
     def grow(self, buckets: Sequence[Bucket], holds_all: bool) -> None:
-        """Takes further buckets, with a ring that has room for them."""
+        """Takes further buckets, with a ring that has room for them. No work may be running."""
         assert self.ring is not None, "mirrors come with a ring"
         self.buckets += buckets
         self.place_of |= {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
         sizes = [bucket.gradient_bytes for bucket in self.buckets]
         needed = sum(sizes) if holds_all else max(sizes)
         if needed > self.ring.size:
+            for bucket in self.buckets:
+                bucket.forget_views()
+            self.device.unlock(self.ring.memory)
             self.ring = Ring(self.device.page_locked(needed))
 
     def close(self) -> None:
@@ -359,6 +370,7 @@ class Offload:
     def _begin(self, current: Pass) -> None:
         for event in current.scaled:
             event.wait()
+        current.keeps.clear()
         if self.decider is not None:
             scale = 0 if current.scale is None else current.scale.data_ptr()
             self.decider.norm().begin((*current.factors, scale, 0))

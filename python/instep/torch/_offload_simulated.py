@@ -1,7 +1,8 @@
 """A simulated device: two memories of the host, and threads instead of streams.
 
 Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
-is NaN until the copy has ended. So if a step or a forward pass comes too early, it has other bits.
+is NaN until the copy has ended. It stays NaN if the source was freed before. So a step or a forward pass that comes too early
+has other bits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -78,6 +80,9 @@ class Simulated:
         self.allocations += 1
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 
+    def unlock(self, memory: Tensor) -> None:
+        self.page_locked_bytes -= memory.numel()
+
     def mark(self, written: Sequence[Tensor]) -> Event:
         done = Done()
         if self.late == 0.0:
@@ -104,10 +109,12 @@ class Simulated:
         return self._copy("up", pairs, after, label)
 
     def _copy(self, name: str, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
-        done, events, pairs = Done(), list(after), list(pairs)
+        done, events = Done(), list(after)
+        # On a GPU, a source that nobody holds any more may have other values by the time of its copy.
+        held = [(to, source.detach(), weakref.ref(source) if name == "down" else None) for to, source in pairs]
         delay = self._delay()
         if self.late:
-            self._random.shuffle(pairs)
+            self._random.shuffle(held)
         if self.bytes_per_second is not None:
             delay += sum(to.numel() * to.itemsize for to, _ in pairs) / self.bytes_per_second
 
@@ -116,12 +123,12 @@ class Simulated:
                 event.wait()
             self.note(f"{name} begins", label)
             if self.late:
-                for to, _ in pairs:
+                for to, _, _ in held:
                     spoil(to)
             if delay:
                 time.sleep(delay)
-            for to, source in pairs:
-                to.copy_(source)
+            for to, source, holder in held:
+                spoil(to) if holder is not None and holder() is None else to.copy_(source)
             self.note(f"{name} ends", label)
             done.set()
 

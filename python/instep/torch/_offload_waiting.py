@@ -48,7 +48,9 @@ class Waiting(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. Zeros are written after the steps that read them."""
+        """Clears gradients, and sums of them on the host. Zeros are written after the steps that read them."""
+        if self._offload is not None and self._offload.goes_on:
+            self._offload.abandon()
         if not set_to_none:
             self.wait()
         super().zero_grad(set_to_none)

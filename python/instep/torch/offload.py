@@ -216,7 +216,7 @@ class Mirrored(Waiting):
         return scale + self._offload.ring.size + sum(aligned(one.numel() * one.element_size()) for one in mirrors)
 
     def close(self) -> None:
-        """Ends the threads, after all steps. After that, backward steps nothing."""
+        """Ends the threads, after all steps. After that, a backward pass raises."""
         if self._offload is not None:
             self._offload.wait()
             self._offload.close()
@@ -258,7 +258,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._refuse_unhooked)
         self._backward = Outermost(self._end)
-        before_backward(module, self._backward.open)
+        before_backward(module, self._open)
         claim(self)
 
     def _refuse_others(self, params: Iterable[Tensor]) -> None:
@@ -308,6 +308,17 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         finally:
             self._syncs = before
 
+    def _open(self, _: Tensor) -> None:
+        self._drop_failed()
+        self._backward.open()
+
+    def _drop_failed(self) -> None:
+        """Drops an earlier backward pass that has raised, if no forward pass came between."""
+        core = self._offload
+        if core is not None and core.is_open and not self._backward.is_open:
+            self._with_gradient.clear()
+            core.abandon()
+
     @torch.no_grad()
     def _arrive(self, param: Tensor) -> None:
         core = self._offload
@@ -315,6 +326,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
         adds_on_host = self._memory.accumulate == "host"
         if not self._syncs and not adds_on_host:
             return
+        self._drop_failed()
         if not core.is_open:
             if core.prepare():
                 self._follow_states()
@@ -322,9 +334,13 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
                 core.begin((1, 1.0), None if self._scaler is None else self._scaler._get_scale_async())
                 self._opt_called = True  # What schedulers of torch look for.
             self._backward.open()
+        self._hand_over(param)
+
+    def _hand_over(self, param: Tensor) -> None:
+        assert self._offload is not None, "hooks come after it"
         grad, param.grad = param.grad, None
         self._with_gradient.append(param)
-        core.take(param, grad, is_last=self._syncs)
+        self._offload.take(param, grad, is_last=self._syncs)
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -335,7 +351,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
             # Parameters that an earlier backward has used, and this one has not.
             for param in self._own:
                 if param.grad is not None:
-                    self._arrive(param)
+                    self._hand_over(param)
         seen, self._with_gradient = self._with_gradient, []
         self._offload.end(is_last=self._syncs)
         self._gates.note_pass(seen)
