@@ -32,8 +32,8 @@ class GPT(nn.Module):
         return self.head(self.layers(self.embed(tokens) + self.place(places), mask, is_causal=True))
 
 
-def train(make_optimizer: str, name: str, steps: int) -> float:
-    """Trains on the bytes of this file. Returns the last loss."""
+def train(make_optimizer: str, name: str, steps: int) -> str:
+    """Trains on the bytes of this file. Says what the last loss was, and what the simulated device held."""
     device = None if name == "cuda" else Simulated(memory_bytes=40_000_000)
     where = torch.device(name)
     text = torch.frombuffer(bytearray(open(__file__, "rb").read()), dtype=torch.uint8).long()
@@ -52,7 +52,8 @@ def train(make_optimizer: str, name: str, steps: int) -> float:
             loss.backward()  # Gradients go down, and are stepped on the host.
             optimizer.step()  # An offloaded step does nothing here: the next forward pass waits, module by module.
             optimizer.zero_grad()
-    return loss.item()
+    told = f"a loss of {loss.item():.2f} after {steps} steps"
+    return told if device is None else f"{told}, with at most {device.memory.peak} bytes on the device"
 
 
 if __name__ == "__main__":
@@ -65,4 +66,4 @@ if __name__ == "__main__":
             train("beside the model", "cpu", 1)
         except MemoryError as error:
             print(f"an optimizer beside the model: {error}")
-    print(f"offloaded: a loss of {train('offload', arguments.device, arguments.steps):.2f}")
+    print(f"offloaded: {train('offload', arguments.device, arguments.steps)}")

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from instep.torch import FusedOptimizer, offload
@@ -279,6 +280,20 @@ def held(
     return {"page_locked_bytes": found[0][0], "kept_bytes": found[0][1], "gradient_bytes": gradient_bytes}
 
 
+def note_reads(model: nn.Module) -> dict[str, Tensor]:
+    """The values that the modules of a forward pass read, by name. Modules must have all other hooks already."""
+    reads: dict[str, Tensor] = {}
+
+    def note(module: nn.Module, _: Any, prefix: str) -> None:
+        for name, param in module._parameters.items():
+            if param is not None:
+                reads[f"{prefix}.{name}".lstrip(".")] = param.detach().clone()
+
+    for prefix, module in model.named_modules():
+        module.register_forward_pre_hook(lambda module, given, prefix=prefix: note(module, given, prefix))
+    return reads
+
+
 def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
     """The parameters of a plain module have the bits of steps on the host with the same gradients."""
     model = make("gpt", dtype)
@@ -289,9 +304,13 @@ def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **optio
     stepped = offload(model, "adamw", lr=0.01, bucket_bytes=20000, **formats, **options)
     twins = {name: nn.Parameter(param.detach().cpu().clone()) for name, param in model.named_parameters()}
     wanted = FusedOptimizer(twins.values(), "adamw", lr=0.01, max_norm=options.get("max_norm"), **formats)
+    reads = note_reads(model)
     for step in range(6):
         model.loss(model.batch()).backward()
         stepped.step()
+        assert twins.keys() <= reads.keys()
+        for name, twin in twins.items():
+            assert torch.equal(reads[name].cpu(), twin), f"step {step}: {name} in forward"
         for name, twin in twins.items():
             twin.grad = given[name].pop()
         wanted.step()
@@ -301,6 +320,49 @@ def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **optio
                 assert torch.equal(param.detach().cpu(), twins[name]), f"step {step}: {name}"
     assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
     stepped.close()
+
+
+def fsdp_on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """Shards that FSDP offloads, page-locked on a GPU, have the bits of steps after backward with the same gradients."""
+    base = make("gpt", dtype)
+    kind = next(base.parameters()).device.type
+    policy = CPUOffloadPolicy(pin_memory=kind == "cuda")
+    model = shard(base, mesh=init_device_mesh(kind, (world,)), offload_policy=policy)
+    formats = {name: options.pop(name) for name in ("states", "master") if name in options}
+    on_host = init_device_mesh("cpu", (world,))
+    given: dict[str, list[Tensor]] = {name: [] for name, _ in model.named_parameters()}
+
+    def note(param: Tensor, name: str) -> None:
+        if kind == "cuda":
+            torch.cuda.synchronize()  # Versions of PyTorch differ in when the copy has ended.
+        given[name].append(twin_of(param, param.grad))
+
+    def twin_of(param: Any, values: Tensor) -> Tensor:
+        local = shard_of(values).clone()
+        whole = {"shape": param.shape, "stride": param.stride(), "run_check": False}
+        return DTensor.from_local(local, on_host, param.placements, **whole)
+
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(lambda param, name=name: note(param, name))
+    stepped = offload(model, "adamw", lr=0.01, **formats, **options)
+    twins = {name: nn.Parameter(twin_of(param, param)) for name, param in model.named_parameters()}
+    wanted = FusedOptimizer(twins.values(), "adamw", lr=0.01, max_norm=options.get("max_norm"), **formats)
+    reads = note_reads(model)
+    for step in range(6):
+        loss_of(model, base.batch().to(kind)).backward()
+        stepped.step()
+        assert twins.keys() <= reads.keys()
+        for name, twin in twins.items():
+            assert torch.equal(reads[name].cpu(), twin.full_tensor()), f"step {step}: {name} in forward"
+        for name, twin in twins.items():
+            twin.grad = given[name].pop()
+        wanted.step()
+        if step % 2:  # Otherwise the next forward pass is all that waits.
+            stepped.wait()
+            for name, param in model.named_parameters():
+                assert torch.equal(shard_of(param), shard_of(twins[name])), f"step {step}: {name}"
+    assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
+    assert (stepped.page_locked_bytes() > 0) == (kind == "cuda")
 
 
 def on_hosted(rank: int, world: int, **options: Any) -> None:

@@ -117,6 +117,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         for options in ({}, {"max_norm": 0.1}, {"ring_bytes": 70000}, {"accumulate": "host"})
     ],
     (offload_cases.on_device, {"dtype": torch.bfloat16, "states": "8bit", "master": "remainder16", "max_norm": 0.1}),
+    *[(offload_cases.fsdp_on_device, options) for options in ({}, {"max_norm": 0.1})],
+    (offload_cases.fsdp_on_device, {"dtype": torch.bfloat16, "states": "bfloat16", "master": "float32", "max_norm": 0.1}),
     *[
         (offload_cases.in_ddp, {**options, "unused": True, "device": None})
         for options in ({}, {"max_norm": 0.1}, {"scales": True})
@@ -133,7 +135,7 @@ def main() -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     torch.set_default_device(device)
     store = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", **store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **store)
     failed = 0
     for case, options in CASES:
         # On one line, before the case: the last line of a run that hangs names it.

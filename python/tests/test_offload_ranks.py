@@ -64,6 +64,12 @@ def test_buckets_of_four_ranks_do_as_those_of_two(four, options):
     four.run("offload_cases", "in_ddp", **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}], ids=str)
+def test_shards_have_the_bits_of_steps_with_the_same_gradients(one, two, options):
+    for ranks in (one, two):
+        ranks.run("offload_cases", "fsdp_on_device", **options)
+
+
 def test_a_checkpoint_that_is_saved_beside_a_step_is_loaded_at_other_numbers_of_ranks(one, two, four, tmp_path):
     two.run("offload_cases", "save", folder=str(tmp_path))
     found = [ranks.run("offload_cases", "load", folder=str(tmp_path))[0] for ranks in (one, two, four)]
