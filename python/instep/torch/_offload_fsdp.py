@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from ._backward import BackwardOptimizer
 from ._norm import GlobalNorm
 from ._offload_bucket import Bucket, Decider
 from ._offload_device import ALIGNMENT, Cuda, Device, place_of_scale
 from ._offload_engine import Offload
 from ._offload_simulated import Simulated
 from ._wrapped import OfOneModel
-
-if TYPE_CHECKING:
-    from .fsdp import FSDPOptimizer, Unit
 
 
 class Shards(Offload):
@@ -77,14 +75,19 @@ def is_offloaded(model: nn.Module) -> bool:
     return bool(params) and all(param.offload_to_cpu for param in params)
 
 
-def offload_shards(optimizer: FSDPOptimizer, model: nn.Module, units: Sequence[Unit]) -> Shards:
-    """The engine of an optimizer, which FSDP waits for before it reads shards."""
+def offload_shards(
+    optimizer: BackwardOptimizer,
+    model: nn.Module,
+    units: Sequence[list[Tensor]],
+    norm: Optional[GlobalNorm],
+    spread: Sequence[Any],
+) -> Shards:
+    """The engine of an optimizer, which FSDP waits for before it reads shards. A norm decides, over the ranks of `spread`."""
     names = {id(param): name for name, param in model.named_parameters()}
-    buckets = [Bucket(index, unit.params) for index, unit in enumerate(reversed([unit for unit in units if unit.params]))]
+    buckets = [Bucket(index, params) for index, params in enumerate(reversed([params for params in units if params]))]
     decider = None
-    if optimizer._decides:
-        norm = optimizer._pass_norm()
-        decider = Decider(optimizer._max_norm, optimizer._skip_nonfinite, lambda: norm, optimizer._spread)
+    if norm is not None:
+        decider = Decider(optimizer._max_norm, optimizer._skip_nonfinite, lambda: norm, spread)
     [one, *_] = [group.device for group in groups_of(model)]
     device: Device = Cuda(one) if one.type == "cuda" else Simulated()
     scale = None if optimizer._scaler is None else place_of_scale(device)

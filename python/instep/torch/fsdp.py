@@ -137,7 +137,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._stepped = SteppedGradients(own)
         self._hooks = {param: watch(param, self._arrive) for param in own}
         if self._is_beside:
-            self._offload = offload_shards(self, module, self._units)
+            norm = self._pass_norm() if self._decides else None
+            self._offload = offload_shards(self, module, [unit.params for unit in self._units], norm, self._spread)
         self._wrapped = Wrapped(module, own, frozen_in(module) if params is None else [])
         before_forward(module, self._follow_conversions)
         self._may_hold_nothing = any(unit.holders is not None for unit in self._units)
