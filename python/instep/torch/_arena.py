@@ -29,6 +29,8 @@ ELEMENT = 16
 """Bytes between the zeros that are stepped instead of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
+UNSEEN = (0, 0, 0)
+"""The values of a parameter that have not been compared with its master."""
 
 State = MutableMapping[Any, Any]
 shape_of, dtype_of = attrgetter("shape"), attrgetter("dtype")
@@ -93,7 +95,7 @@ class Arena:
         # Parameters that ``state`` does not show yet, since they have had no update and the user gave them no state. A GPU
         # does not tell at once whether it skipped a step, so of some of these it is not known whether they had an update.
         self.hidden, self.unsure = set[int](), set[int]()
-        self.seen = [(0, 0)] * len(members)
+        self.seen = [UNSEEN] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices: the parameters, and their properties at the last check.
         self.known: dict[tuple[int, ...], tuple[list[Tensor], Forms]] = {}
@@ -198,7 +200,10 @@ class Arena:
             else:
                 view.zero_()
         self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
-        self.note([index])
+        if isinstance(values.get("master"), Tensor):
+            self.seen[index] = UNSEEN  # The parameter may have other values by now. The next step compares.
+        else:
+            self.note([index])
 
     def hyper_of(self, index: int) -> Hyper:
         """The hyperparameters with which the native steps step a parameter."""
@@ -351,18 +356,23 @@ class Arena:
         """Notes the parameters' values as those of the masters, after a step or a load."""
         if self.master is not None:
             for index in indices:
-                param = self.held(self.params[index])
-                self.seen[index] = (param.data_ptr(), param._version)
+                self.seen[index] = self._look(index)
+
+    def _look(self, index: int) -> tuple[int, int, int]:
+        """Address and versions of a parameter's values. A write to a ``DTensor`` counts there, and not in its shard."""
+        param = self.params[index]
+        shard = self.held(param)
+        return shard.data_ptr(), shard._version, param._version if is_distributed(param) else 0
 
     def _follow_master(self, index: int) -> None:
         """Copies a parameter's value into its master, if other code than a step has written the parameter."""
         param, master = self.held(self.params[index]), self.local[index]["master"]
-        if self.seen[index] == (param.data_ptr(), param._version):
+        if self.seen[index] == self._look(index):
             return
         if self.master_word == "float32":
             # If the master still rounds to the parameter, it is kept, because it has bits that the parameter lacks.
             master.copy_(torch.where(master.to(param.dtype) == param, master, param.detach().float()))
-        elif self.seen[index] != (0, 0):
+        elif self.seen[index] != UNSEEN:
             master.zero_()
         self.note([index])
 
