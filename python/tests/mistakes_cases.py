@@ -109,7 +109,7 @@ def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> N
 
 
 def late_change_without_step(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
-    """A loop without `step` is warned where it clears a clipped gradient, once. Zeros, None and what `step` has seen are not."""
+    """A loop without `step` is warned once where it clears a clipped gradient, not of zeros, None or what `step` has seen."""
     keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
     for key in keys if change == "clip" else keys[:1]:
         model, stepped = registered(wrapper, key)

@@ -236,6 +236,20 @@ def issue(rank: int, world: int, entry: str) -> None:
     assert all(held["step"] == 6 for one in optimizers for held in one.state.values())
 
 
+def first_sums(rank: int, world: int, entry: str) -> None:
+    """Adagrad's sums are there before the first step, and a write of 4 in place counts: gradients of 1 make 5 of it."""
+    net, optimizers = entered(entry, "adagrad", {"lr": 0.1})
+    for one in optimizers:
+        one.load_state_dict(copy.deepcopy(one.state_dict()))  # From now on, they lie in the memory that steps write.
+    for held in [held for one in optimizers for held in one.state.values()]:
+        held["sum"].fill_(4.0)
+    for number, value in ((1, 1 - 0.1 / 5**0.5), (2, 1 - 0.1 / 5**0.5 - 0.1 / 6**0.5)):
+        pass_over(net, optimizers, entry, 1.0)
+        for param in net.parameters():
+            torch.testing.assert_close(whole(param), torch.full(param.shape, value))
+        assert all(held["step"] == number for one in optimizers for held in one.state.values() if held["sum"].numel() > 0)
+
+
 def masters_of(optimizers: list[Any]) -> list[Tensor]:
     """Copies of this rank's parts of all masters."""
     masters = [held["master"] for one in optimizers for held in one.state.values() if "master" in held]

@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from operator import attrgetter
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
 """A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
 Forms = tuple[list[torch.Size], list[tuple[int, ...]], list[torch.dtype], list[int]]
 """Shapes, strides, types and addresses."""
+Mark = tuple[int, ...]
+"""The address of a state and the versions that count writes to it."""
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
 
@@ -89,7 +91,7 @@ class Arena:
             {name: view if name in self.numbers else spread_as(view, param) for name, view in views.items()}
             for views, param in zip(self.local, self.params)
         ]
-        self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
+        self.marks: list[dict[str, Mark]] = [{} for _ in members]
         # The parameters whose states came with a count of 0, which a first step would not read.
         self.goes_on: set[int] = set()
         # Parameters that ``state`` does not show yet, since they have had no update and the user gave them no state. A GPU
@@ -161,11 +163,19 @@ class Arena:
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
         """The entries of a dict that are this arena's tensors, at the same address, and unwritten if that must be seen."""
-        local, shown, marks = self.local[index], self.shown[index], self.marks[index]
-        return {name for name in shown if held.get(name) is shown[name] and self._mark(name, local[name]) == marks[name]}
+        shown, marks = self.shown[index], self.marks[index]
+        return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
 
-    def _mark(self, name: str, view: Tensor) -> tuple[int, Optional[int]]:
-        return view.data_ptr(), view._version if name in self.watched else None
+    def _mark(self, index: int, name: str) -> Mark:
+        view, versions = self.local[index][name], [watched._version for watched in self.watched_as(index, name)]
+        return view.data_ptr(), *versions
+
+    def watched_as(self, index: int, name: str) -> list[Tensor]:
+        """The tensors whose versions count the writes to a state, if it is watched. A write to a ``DTensor`` counts there."""
+        if name not in self.watched or name not in self.local[index]:
+            return []
+        local, shown = self.local[index][name], self.shown[index][name]
+        return [local] if shown is local else [local, shown]
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Sets a parameter's states to the given ones, and all others to their first values. No native step may be live."""
@@ -199,7 +209,7 @@ class Arena:
                 view.copy_(self.held(param).detach())
             else:
                 view.zero_()
-        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
+        self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
         if isinstance(values.get("master"), Tensor):
             self.seen[index] = UNSEEN  # The parameter may have other values by now. The next step compares.
         else:
@@ -287,7 +297,7 @@ class Arena:
             if name not in self.numbers:
                 old = view.clone()
                 view.as_strided_(view.shape, strides).copy_(old)
-        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
+        self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
         """The address of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
