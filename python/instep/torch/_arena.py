@@ -371,8 +371,8 @@ class Arena:
     def _look(self, index: int) -> tuple[int, int, int]:
         """Address and versions of a parameter's values. A write to a ``DTensor`` counts there, and not in its shard."""
         param = self.params[index]
-        shard = self.held(param)
-        return shard.data_ptr(), shard._version, param._version if is_distributed(param) else 0
+        shard = self.held(param) if self.is_apart else param
+        return shard.data_ptr(), shard._version, param._version if self.is_cut and is_distributed(param) else 0
 
     def _follow_master(self, index: int) -> None:
         """Copies a parameter's value into its master, if other code than a step has written the parameter."""
