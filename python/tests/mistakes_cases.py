@@ -108,6 +108,34 @@ def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> N
             stepped.step()
 
 
+def late_change_without_step(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
+    """A loop without `step` is warned once where it clears a clipped gradient, not of zeros, None or what `step` has seen."""
+    keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
+    for key in keys if change == "clip" else keys[:1]:
+        model, stepped = registered(wrapper, key)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                train(model)
+                if change == "clear":
+                    model.zero_grad(set_to_none=False)
+                elif change == "none":
+                    model.zero_grad()
+                elif change is not None:
+                    CHANGES[change](model)
+                stepped.zero_grad()
+        late = [str(one.message) for one in told if "clip by max_norm=" in str(one.message)]
+        assert len(late) == (change is not None and change.startswith("clip")), (key, change, late)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model, stepped = registered(wrapper, key)
+            train(model)
+            stepped.step()
+            if change == "clip":
+                CHANGES[change](model)
+            stepped.zero_grad()
+
+
 def closure_change(rank: int, world: int, wrapper: str) -> None:
     """So is one that a closure changes, as Lightning clips; a closure that clears gradients first is none."""
     model, stepped = registered(wrapper)

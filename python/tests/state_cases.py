@@ -140,9 +140,11 @@ class Scaled(nn.Module):
         return self.first.sum() * scale + self.second.sum() * scale
 
 
-def entered(entry: str, key: str, options: dict[str, Any]) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def entered(
+    entry: str, key: str, options: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """A model whose parameters are stepped by one of the four entries."""
-    net = Scaled()
+    net = Scaled().to(dtype)
     if entry == "after":
         return net, [FusedOptimizer(net.parameters(), key, **options)]
     if entry == "named":
@@ -232,6 +234,82 @@ def issue(rank: int, world: int, entry: str) -> None:
     for param in net.parameters():
         torch.testing.assert_close(whole(param), torch.full(param.shape, 0.9926), rtol=0, atol=5e-5)
     assert all(held["step"] == 6 for one in optimizers for held in one.state.values())
+
+
+def first_sums(rank: int, world: int, entry: str) -> None:
+    """Adagrad's sums are there before the first step, and a write of 4 in place counts: gradients of 1 make 5 of it."""
+    net, optimizers = entered(entry, "adagrad", {"lr": 0.1})
+    for one in optimizers:
+        one.load_state_dict(copy.deepcopy(one.state_dict()))  # From now on, they lie in the memory that steps write.
+    for held in [held for one in optimizers for held in one.state.values()]:
+        held["sum"].fill_(4.0)
+    for number, value in ((1, 1 - 0.1 / 5**0.5), (2, 1 - 0.1 / 5**0.5 - 0.1 / 6**0.5)):
+        pass_over(net, optimizers, entry, 1.0)
+        for param in net.parameters():
+            torch.testing.assert_close(whole(param), torch.full(param.shape, value))
+        assert all(held["step"] == number for one in optimizers for held in one.state.values() if held["sum"].numel() > 0)
+
+
+def masters_of(optimizers: list[Any]) -> list[Tensor]:
+    """Copies of this rank's parts of all masters."""
+    masters = [held["master"] for one in optimizers for held in one.state.values() if "master" in held]
+    return [part.float() for part in (getattr(one, "_local_tensor", one) for one in masters) if part.numel() > 0]
+
+
+def other_weights(rank: int, world: int, entry: str, master: str) -> None:
+    """A user's weights stay, though states with the masters of other weights are loaded, replaced or laid out anew."""
+    for key in instep.OPTIMIZERS:
+        if key == "lamb" and entry.startswith("fsdp"):
+            continue
+        options = {"lr": 0.1, "master": master, "weight_decay": 0.0}
+        if "weight_decay" not in instep.OPTIMIZERS[key].defaults:
+            del options["weight_decay"]
+        net, optimizers = entered(entry, key, options, torch.bfloat16)
+        for number in range(3):
+            pass_over(net, optimizers, entry, 0.3 + number)
+        masters = masters_of(optimizers)
+
+        def write(value: float, net: nn.Module, optimizers: list[Any]) -> None:
+            with torch.no_grad():
+                for param in net.parameters():
+                    param.fill_(value)
+            for group in [group for one in optimizers for group in one.param_groups]:
+                group["lr"] = 0.0
+
+        def stays(value: float, net: nn.Module, optimizers: list[Any]) -> None:
+            pass_over(net, optimizers, entry, 0.0)
+            for param in net.parameters():
+                assert torch.equal(whole(param), torch.full(param.shape, value, dtype=torch.bfloat16)), (key, value, param)
+
+        saved = [copy.deepcopy(one.state_dict()) for one in optimizers]
+        again, others = entered(entry, key, options, torch.bfloat16)
+        write(5.0, again, others)
+        for one, state in zip(others, saved):
+            one.load_state_dict(state)
+        write(5.0, again, others)
+        stays(5.0, again, others)
+        # States that go on are those of the user's weights now: new objects, and new memory.
+        write(3.0, again, others)
+        for one in others:
+            for param in list(one.state):
+                one.state[param] = {name: value.clone() for name, value in one.state[param].items()}
+        stays(3.0, again, others)
+        flag = next((name for name in ("amsgrad", "centered") if name in instep.OPTIMIZERS[key].defaults), None)
+        write(2.0, again, others)
+        for one in others if flag is not None else ():
+            one.param_groups[0][flag] = True
+        stays(2.0, again, others)
+        # Masters whose weights are still there keep their bits.
+        same, third = entered(entry, key, options, torch.bfloat16)
+        with torch.no_grad():
+            for param, source in zip(same.parameters(), net.parameters()):
+                param.copy_(source)
+        for one, state in zip(third, saved):
+            one.load_state_dict(state)
+            one.param_groups[0]["lr"] = 0.0
+        pass_over(same, third, entry, 0.0)
+        found = masters_of(third)
+        assert len(found) == len(masters) and all(map(torch.equal, found, masters)), (key, found, masters)
 
 
 def pass_over(net: nn.Module, optimizers: list[Any], entry: str, scale: float) -> None:

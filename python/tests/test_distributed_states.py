@@ -72,6 +72,17 @@ def test_a_given_state_is_taken_before_the_first_step_of_every_entry(two, entry)
     two.run("state_cases", "issue", entry=entry)
 
 
+@pytest.mark.parametrize("entry", [*ENTRIES, "named", "fsdp1", "offload"])
+def test_a_sum_of_adagrad_that_is_written_before_the_first_step_counts_in_every_entry(two, entry):
+    two.run("state_cases", "first_sums", entry=entry)
+
+
+@pytest.mark.parametrize("master", ["float32", "remainder16"])
+@pytest.mark.parametrize("entry", [*ENTRIES, "named", "fsdp1", "offload"])
+def test_weights_that_a_user_writes_are_not_overwritten_from_masters_of_other_weights(two, entry, master):
+    two.run("state_cases", "other_weights", entry=entry, master=master)
+
+
 @pytest.mark.parametrize("key", [key for key in BOTH if key not in ("sgd", "nadam")])
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_what_a_user_puts_into_states_counts_in_every_entry(two, entry, key):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 
-from instep.torch import InBackwardOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers
+import instep
+from instep.torch import FusedOptimizer, InBackwardOptimizer, apply_optimizer_in_backward, get_in_backward_optimizers
 
 
 def two_layers(shared: bool = False) -> nn.Sequential:
@@ -139,3 +140,36 @@ def test_small_parameters_may_keep_states_of_float32_and_go_on_from_a_saved_stat
         assert torch.equal(param, twin)
     kept = [param._in_backward_optimizers[0].state[param]["exp_avg"].dtype for param in params]
     assert kept == [torch.float32, torch.uint8]
+
+
+class Given(torch.autograd.Function):
+    """Has a gradient of float32 for a parameter of any type."""
+
+    @staticmethod
+    def forward(ctx, param, grad):
+        ctx.save_for_backward(grad)
+        return param.float().sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors[0].clone(), None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("key", instep.OPTIMIZERS)
+def test_gradients_of_float32_are_taken_as_they_are(key, dtype):
+    param, whole = (nn.Parameter(torch.ones(4, dtype=some)) for some in (dtype, torch.float32))
+    param.grad_dtype = torch.float32
+    options = {"lr": 2.0**-17, "states": "float32"}
+    apply_optimizer_in_backward(key, [param], options)
+    wanted = FusedOptimizer([whole], key, **options)
+    for grad in (torch.full((4,), 70000.0), torch.full((4,), 1.00001)):
+        Given.apply(param, grad).backward()
+        whole.grad = grad
+        wanted.step()
+        if grad[0] == 70000:
+            assert torch.equal(param, whole.to(dtype))
+        for name, value in wanted.state[whole].items():
+            found = param._in_backward_optimizers[0].state[param][name]
+            # LAMB's norms are of parameters that are rounded here.
+            assert torch.equal(found, value) or key == "lamb" and torch.allclose(found, value), name

@@ -13,6 +13,12 @@ def test_a_gradient_that_is_changed_after_its_step_is_refused(two, wrapper, chan
 
 
 @BOTH
+@pytest.mark.parametrize("change", [None, "clip", "clip one by one", "clear", "none"])
+def test_a_clip_in_a_loop_without_step_is_warned_of_where_the_gradient_is_cleared(two, wrapper, change):
+    two.run("mistakes_cases", "late_change_without_step", wrapper=wrapper, change=change)
+
+
+@BOTH
 def test_a_gradient_that_a_closure_changes_is_refused(two, wrapper):
     two.run("mistakes_cases", "closure_change", wrapper=wrapper)
 

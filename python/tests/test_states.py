@@ -127,6 +127,23 @@ def test_equal_states_in_other_objects_go_on_with_the_same_bits(key, replace):
             assert torch.equal(value, optimizer.state[param][name]), name
 
 
+@pytest.mark.parametrize("replace", REPLACEMENTS, ids=lambda replace: replace.__name__)
+def test_the_eleventh_step_of_radam_is_the_eleventh_after_equal_states_were_put_in(replace):
+    param = nn.Parameter(torch.zeros(4))
+    optimizer = FusedOptimizer([param], "radam", lr=1.0)
+    for number in range(11):
+        if number == 10:
+            replace(optimizer)
+            param.data.zero_()
+        param.grad = torch.ones(4)
+        optimizer.step()
+    # By hand: the rectification of the eleventh step. A second step would move by (1 - 0.9^11) / (1 - 0.9^2) = 3.61.
+    last, at = 2 / (1 - 0.999) - 1, 2 / (1 - 0.999) - 1 - 2 * 11 * 0.999**11 / (1 - 0.999**11)
+    rectified = ((at - 4) * (at - 2) * last / ((last - 4) * (last - 2) * at)) ** 0.5
+    torch.testing.assert_close(param.detach(), torch.full((4,), -rectified), rtol=1e-4, atol=0)
+    assert rectified == pytest.approx(0.05352, abs=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"states": "8bit"}, {"states": "bfloat16", "seed": 3}], ids=str)
 @pytest.mark.parametrize("replace", REPLACEMENTS, ids=lambda replace: replace.__name__)
 def test_it_is_so_with_states_of_fewer_bits_and_masters(replace, options):

@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from operator import attrgetter
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ ELEMENT = 16
 """Bytes between the zeros that are stepped instead of empty parameters."""
 FRESH = (0, 1.0)
 """The progress of a parameter that has had no update."""
+UNSEEN = (0, 0, 0)
+"""The values of a parameter that have not been compared with its master."""
 
 State = MutableMapping[Any, Any]
 shape_of, dtype_of = attrgetter("shape"), attrgetter("dtype")
@@ -44,6 +46,8 @@ Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
 """A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
 Forms = tuple[list[torch.Size], list[tuple[int, ...]], list[torch.dtype], list[int]]
 """Shapes, strides, types and addresses."""
+Mark = tuple[int, ...]
+"""The address of a state and the versions that count writes to it."""
 Progress = tuple[int, float]
 """The updates that a parameter has had, and the number that its optimizer carries."""
 
@@ -87,13 +91,13 @@ class Arena:
             {name: view if name in self.numbers else spread_as(view, param) for name, view in views.items()}
             for views, param in zip(self.local, self.params)
         ]
-        self.marks: list[dict[str, tuple[int, Optional[int]]]] = [{} for _ in members]
+        self.marks: list[dict[str, Mark]] = [{} for _ in members]
         # The parameters whose states came with a count of 0, which a first step would not read.
         self.goes_on: set[int] = set()
         # Parameters that ``state`` does not show yet, since they have had no update and the user gave them no state. A GPU
         # does not tell at once whether it skipped a step, so of some of these it is not known whether they had an update.
         self.hidden, self.unsure = set[int](), set[int]()
-        self.seen = [(0, 0)] * len(members)
+        self.seen = [UNSEEN] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
         # By indices: the parameters, and their properties at the last check.
         self.known: dict[tuple[int, ...], tuple[list[Tensor], Forms]] = {}
@@ -159,11 +163,19 @@ class Arena:
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
         """The entries of a dict that are this arena's tensors, at the same address, and unwritten if that must be seen."""
-        local, shown, marks = self.local[index], self.shown[index], self.marks[index]
-        return {name for name in shown if held.get(name) is shown[name] and self._mark(name, local[name]) == marks[name]}
+        shown, marks = self.shown[index], self.marks[index]
+        return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
 
-    def _mark(self, name: str, view: Tensor) -> tuple[int, Optional[int]]:
-        return view.data_ptr(), view._version if name in self.watched else None
+    def _mark(self, index: int, name: str) -> Mark:
+        view, versions = self.local[index][name], [watched._version for watched in self.watched_as(index, name)]
+        return view.data_ptr(), *versions
+
+    def watched_as(self, index: int, name: str) -> list[Tensor]:
+        """The tensors whose versions count the writes to a state, if it is watched. A write to a ``DTensor`` counts there."""
+        if name not in self.watched or name not in self.local[index]:
+            return []
+        local, shown = self.local[index][name], self.shown[index][name]
+        return [local] if shown is local else [local, shown]
 
     def take(self, index: int, values: dict[str, Any], progress: Progress) -> None:
         """Sets a parameter's states to the given ones, and all others to their first values. No native step may be live."""
@@ -197,8 +209,11 @@ class Arena:
                 view.copy_(self.held(param).detach())
             else:
                 view.zero_()
-        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
-        self.note([index])
+        self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
+        if isinstance(values.get("master"), Tensor):
+            self.seen[index] = UNSEEN  # The parameter may have other values by now. The next step compares.
+        else:
+            self.note([index])
 
     def hyper_of(self, index: int) -> Hyper:
         """The hyperparameters with which the native steps step a parameter."""
@@ -282,7 +297,7 @@ class Arena:
             if name not in self.numbers:
                 old = view.clone()
                 view.as_strided_(view.shape, strides).copy_(old)
-        self.marks[index] = {name: self._mark(name, view) for name, view in self.local[index].items()}
+        self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
 
     def instead_of(self, index: int) -> tuple[int, int]:
         """The address of zeros that are stepped instead of an empty parameter, so that its updates are counted too."""
@@ -351,18 +366,23 @@ class Arena:
         """Notes the parameters' values as those of the masters, after a step or a load."""
         if self.master is not None:
             for index in indices:
-                param = self.held(self.params[index])
-                self.seen[index] = (param.data_ptr(), param._version)
+                self.seen[index] = self._look(index)
+
+    def _look(self, index: int) -> tuple[int, int, int]:
+        """Address and versions of a parameter's values. A write to a ``DTensor`` counts there, and not in its shard."""
+        param = self.params[index]
+        shard = self.held(param) if self.is_apart else param
+        return shard.data_ptr(), shard._version, param._version if self.is_cut and is_distributed(param) else 0
 
     def _follow_master(self, index: int) -> None:
         """Copies a parameter's value into its master, if other code than a step has written the parameter."""
         param, master = self.held(self.params[index]), self.local[index]["master"]
-        if self.seen[index] == (param.data_ptr(), param._version):
+        if self.seen[index] == self._look(index):
             return
         if self.master_word == "float32":
             # If the master still rounds to the parameter, it is kept, because it has bits that the parameter lacks.
             master.copy_(torch.where(master.to(param.dtype) == param, master, param.detach().float()))
-        elif self.seen[index] != (0, 0):
+        elif self.seen[index] != UNSEEN:
             master.zero_()
         self.note([index])
 

@@ -68,6 +68,11 @@ class BackwardOptimizer(FusedOptimizer):
         self._stepped.refuse_changes()
         return result
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients. It warns if they have changed, which ``step`` refuses: a loop may leave ``step`` out."""
+        self._stepped.warn_if_changed()
+        super().zero_grad(set_to_none)
+
     @torch.no_grad()
     def _show_all(self) -> None:
         """Shows states of all parameters. The next step is still their first one."""

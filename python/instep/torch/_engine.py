@@ -330,7 +330,7 @@ def _taken_as(dtype: torch.dtype) -> torch.dtype:
 def _as_param(grad: Tensor, param: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of a gradient with its parameter's order of elements in memory."""
     if grad.layout != torch.strided:
-        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
+        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.shape != param.shape or grad.device != param.device:
         raise ValueError(
             f"gradient of {tuple(grad.shape)} on {grad.device}: its parameter is {tuple(param.shape)} on {param.device}"

@@ -134,7 +134,8 @@ def refuse_other_rule(key: str, group: dict[str, Any]) -> None:
     flag = "decoupled_weight_decay"
     is_own = flag in OPTIMIZERS[key].defaults
     if not is_own and bool(group.get(flag, key == "adamw")) != (key == "adamw"):
-        raise ValueError(f"{flag} = {group[flag]}: {OPTIMIZERS[key].name} has no such option here; it is another rule")
+        cure = {"adam": "use AdamW", "adamw": "use Adam"}.get(key, "leave it out")
+        raise ValueError(f"{flag} = {group[flag]}: this is another rule than {OPTIMIZERS[key].name}'s; {cure}")
 
 
 def _edits(name: str, meant: str) -> int:

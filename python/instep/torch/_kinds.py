@@ -50,6 +50,8 @@ def kind_of(
     refuse_unsteppable(key, formats, param, holders)
     formats = formats_of(formats, param)
     dtype, device = shard.dtype, shard.device
+    if shard.layout is not torch.strided:
+        raise NotImplementedError(f"parameter of layout {shard.layout}: no kernel has it; give its to_dense()")
     if dtype not in WORDS:
         raise NotImplementedError(f"parameter of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
     if device.type not in ("cpu", "cuda"):

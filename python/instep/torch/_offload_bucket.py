@@ -114,7 +114,7 @@ class Pass:
 def as_laid(grad: Tensor, place: Tensor) -> Tensor:
     """A gradient with the order of elements that it has on the host."""
     if grad.layout is not torch.strided:
-        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
+        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.dtype != place.dtype:
         raise TypeError(f"gradient of {grad.dtype}: {place.dtype} was planned; set grad_dtype before offload()")
     grad = grad.detach()

@@ -107,9 +107,9 @@ class StateSnapshot:
 
     def __init__(self, state: State, places: Iterable[Place]) -> None:
         self.objects = _native.objects_of(_as_dict(state))
-        shown = [(arena.watched, arena.local[index]) for arena, index in places]
-        self.tensors = [view for _, views in shown for view in views.values()]
-        self.watched = [views[name] for names, views in shown for name in names if name in views]
+        places = list(places)
+        self.tensors = [view for arena, index in places for view in arena.local[index].values()]
+        self.watched = [view for arena, index in places for name in arena.watched for view in arena.watched_as(index, name)]
         self.addresses, self.versions = self._addresses(), self._versions()
 
     def holds(self, state: State) -> bool:

@@ -37,6 +37,7 @@ class SteppedGradients:
         self._is_unread = False
         self._late: Optional[Later] = None
         self._passes = 0
+        self._has_told = False
 
     def note(self) -> None:
         """Remembers the gradients as they are now, after backward."""
@@ -75,6 +76,23 @@ class SteppedGradients:
             return
         self._passes = PASSES_WATCHED + 1
         warnings.warn(_KEPT, stacklevel=2)
+
+    def warn_if_changed(self) -> None:
+        """Warns if gradients that are about to be cleared have changed since `note`. None and zeros are no change.
+
+        A loop may leave ``step`` out, so this is the only place to tell. It does not raise, because another backward may have
+        written them, such as one for the gradient of an input.
+        """
+        if not self._is_unread or self._then is None or self._has_told or self._passes > PASSES_WATCHED:
+            return
+        changed = [param.grad for param, now, then in zip(self.params, self._now(), self._then) if now != then]
+        differs = any(grad is not None and bool(_local(grad).any()) for grad in changed)
+        sample = self._sampled()
+        if self._sample is not None and sample is not None and sample.shape == self._sample.shape:
+            differs = differs or bool(((sample != self._sample) & (sample != 0)).any())
+        if differs:
+            self._has_told = True
+            warnings.warn(_CHANGED, stacklevel=3)
 
     def _now(self) -> list[Optional[tuple[int, int, int]]]:
         return [None if param.grad is None else self._look(param.grad) for param in self.params]

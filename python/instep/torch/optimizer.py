@@ -208,7 +208,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
         """Lays out parameters with the states in ``state``. Parameters that were removed lose their place."""
         engine, reader, params = self._engine, Reader(self._engine), list(params)
-        refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         owners = {
             p: (one, group, clip)
             for one in self._family()
@@ -224,6 +223,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             kind = kind_of(self._key, self._formats, param, engine.held(param), owner._holders_of(param), hyper, clip)
             members.append((kind, (param, group, hyper, owner, firsts.get(param, 0))))
             entries.append((owner, param, reader.entry(owner.state, param, kind.names, hyper), engine.places.get(param)))
+        # After the checks of each one, since parameters without memory seem to share an address.
+        refuse_shared({param: shard_of(param) for param in chain(engine.places, params)}.values())
         arenas = engine.build(members)
         places = {param: (arena, index) for arena in arenas for index, param in enumerate(arena.params)}
         for _, param, entry, _ in entries:
