@@ -25,6 +25,7 @@ def main():
     mode.add_argument("--sanitize", action="store_true", help="under AddressSanitizer and UndefinedBehaviorSanitizer")
     mode.add_argument("--races", action="store_true", help="with every access watched by tests/host_run/races.h")
     mode.add_argument("--watched", type=Path, metavar="FILE", help="only compile, as for --races, for the software GPU")
+    parser.add_argument("--until", metavar="PHRASE", help="one test after the other, up to the first that fails with this phrase")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose kernels to run; the tests are this one's")
     parser.add_argument("tests", nargs="*", help="only tests whose names contain one of these")
     arguments = parser.parse_args()
@@ -61,6 +62,8 @@ def main():
         if listed.returncode:
             sys.exit("host-run lane: the tests cannot be listed")
         tests = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+        if arguments.until:
+            sys.exit(run_until(arguments.until, command, tests, environment))
         # Fibers are one thread's, so the tests of a process run one after the other.
         shares = [tests[k :: os.cpu_count() or 1] for k in range(os.cpu_count() or 1)]
         processes = [subprocess.Popen([*command, "-q", "--include-ignored", "--exact", *share], cwd=ROOT, env=environment)
@@ -71,6 +74,23 @@ def main():
         if status < 0:
             sys.exit(f"host-run lane: {signal.Signals(-status).name}")
         sys.exit(status)
+
+
+def run_until(phrase, command, tests, environment):
+    """Runs tests one by one, those of the kernels alone first: they take seconds. Returns the first status with the phrase."""
+    status = 0
+    for test in sorted(tests, key=lambda test: not test.startswith("host_run::")):
+        done = subprocess.run([*command, "-q", "--include-ignored", "--exact", test], cwd=ROOT, env=environment,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        status = status or done.returncode
+        said = done.stdout
+        if done.returncode < 0:
+            said += f"\nhost-run lane: {signal.Signals(-done.returncode).name}"
+        if done.returncode:
+            print(said)
+        if done.returncode and phrase in said:
+            break
+    return abs(status)
 
 
 def build_tests():

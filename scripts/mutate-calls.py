@@ -96,13 +96,12 @@ def planted(file, old, new):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turn", type=int, metavar="N", help="one mistake: the N-th, counted round and round")
+    parser.add_argument("--share", default="0/1", metavar="K/N", help="every N-th mistake, from the K-th on, counted from 0")
     parser.add_argument("--sources", action="store_true", help="those of the source, which takes builds")
     parser.add_argument("names", nargs="*", help="only mistakes whose names contain one of these")
     arguments = parser.parse_args()
-    rows = SOURCES if arguments.sources else FAULTS
-    if arguments.turn is not None:
-        rows = [rows[arguments.turn % len(rows)]]
+    first, every = map(int, arguments.share.split("/"))
+    rows = (SOURCES if arguments.sources else FAULTS)[first::every]
     rows = [row for row in rows if not arguments.names or any(part in row[0] for part in arguments.names)]
     missed = 0
     folder, tests = (None, None) if arguments.sources else built(ROOT)

@@ -41,6 +41,13 @@ print(*(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable
     export INSTEP_CUDA=$folder/libcuda.so INSTEP_NCCL=$folder/libnccl.so.2 INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1
 }
 
+# Builds all programs over one library: built one by one, each would choose other features of its dependencies.
+programs() {
+    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
+    export NVCC
+    cargo build -q -p instep-cli -p instep-capi -p instep-peers -p cuda_ddp --features instep-cli/cuda,instep-capi/cuda,instep-peers/cuda
+}
+
 case ${1:-} in
 --host-run)
     scripts/host-run-lane.py --watched "$folder/kernels.so"
@@ -63,19 +70,14 @@ case ${1:-} in
     printf '%s\n' "$folder" "$tests"
     ;;
 --capi)
-    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
-    export NVCC
-    cargo build -q -p instep-capi --features cuda
+    programs
     capi/install.sh "$folder/capi" "$target/debug"
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" capi/gpu/device.c -o "$folder/device" \
         -L"$folder/capi/lib" -linstep -ldl -lm -pthread
     INSTEP_CUDA=$folder/libcuda.so LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
     ;;
 --ddp)
-    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
-    export NVCC
-    cargo build -q -p cuda_ddp
-    cargo build -q -p instep-capi --features cuda
+    programs
     capi/install.sh "$folder/capi" "$target/debug"
     headers=$(dirname "$(dirname "$(scripts/cuda-toolchain.sh --nccl)")")/include
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" -isystem "$headers" \
@@ -91,9 +93,7 @@ case ${1:-} in
 --torch)
     python=$(realpath -s "$2")
     shift 2
-    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
-    export NVCC
-    cargo build -q -p instep-peers --features cuda
+    programs
     mkdir -p "$folder/peers/release"
     ln -sf "$target/debug/libinstep_peers.so" "$folder/peers/release/"
     OMP_NUM_THREADS=1 INSTEP_CUDA=$folder/libcuda.so CARGO_TARGET_DIR=$folder/peers \
@@ -105,7 +105,7 @@ case ${1:-} in
     prepare
     if [ ! -e "$bundle/run.sh" ]; then
         mkdir -p "$bundle"
-        cargo build -q -p instep-cli --features cuda --bin instep
+        programs
         cp "$tests" "$bundle/tests"
         scripts/bench-kernels.sh "$bundle/bench-kernels.fatbin"
         cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"

@@ -17,6 +17,7 @@ FORMATS = [
 CASES = [(key, *FORMATS[(at + k) % len(FORMATS)]) for at, key in enumerate(OPTIONS) for k in (0, 2)]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("key, dtype, formats", CASES, ids=str)
 def test_shards_have_the_bits_of_one_rank(one, two, three, four, key, dtype, formats):
     given = {"key": key, "dtype": dtype, **formats}

@@ -9,6 +9,7 @@ mod files;
 mod import_graph;
 mod layers;
 mod optimizers;
+mod turns;
 mod unsafe_code;
 
 use std::fs;
