@@ -522,7 +522,8 @@ def interpreted(python, name, lane, file, old, new, phrase):
             plant(Path(folder) / place(file), name, old, new)
         environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1",
                            INSTEP_CI_TURN="0")
-        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane], *(["-k", phrase] if phrase else [])]
+        files = [path for path in PYTHON[lane] if phrase is None or phrase in (ROOT / path).read_text()]
+        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *(["-k", phrase] if phrase else [])]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
