@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{ROOT, read};
+use super::{ROOT, files, name, read};
 
 const TURNS: usize = 8;
 
@@ -66,6 +66,19 @@ fn eight_turns_of_ci_reach_every_entry_of_a_list() {
             assert_eq!(seen.len(), entries, "share: {visits} visits of {entries} entries reach {line}");
         }
     }
+}
+
+#[test]
+fn eight_turns_reach_every_case_of_a_python_test() {
+    let mut found = 0;
+    for path in files("python/tests", &["py"]) {
+        for marked in read(&path).split("mark.turns(").skip(1) {
+            let turns: usize = marked.split(')').next().unwrap().parse().unwrap();
+            assert!(turns <= TURNS, "{}: turns({turns}); at most {TURNS}", name(&path));
+            found += 1;
+        }
+    }
+    assert!(found > 5, "the scan finds marks");
 }
 
 #[test]
