@@ -77,9 +77,12 @@ def main():
 
 
 def run_until(phrase, command, tests, environment):
-    """Runs tests one by one, those of the kernels alone first: they take seconds. Returns the first status with the phrase."""
+    """Runs tests one by one up to the first that fails with the phrase, and returns whether any failed.
+
+    A test that the phrase names comes first, then those of the kernels alone, which take seconds.
+    """
     status = 0
-    for test in sorted(tests, key=lambda test: not test.startswith("host_run::")):
+    for test in sorted(tests, key=lambda test: (phrase not in test, not test.startswith("host_run::"))):
         done = subprocess.run([*command, "-q", "--include-ignored", "--exact", test], cwd=ROOT, env=environment,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         status = status or done.returncode
