@@ -159,7 +159,7 @@ impl Direct {
             unsafe { call!(cuStreamGetCtx(stream, &mut context))? };
             return Ok(context);
         };
-        // SAFETY: as above, with two places.
+        // SAFETY: the stream is alive by the contract, and each place takes one value.
         match unsafe { stream_contexts(stream, &mut context, &mut green) } {
             0 => Ok(context),
             code => Err(self.error("cuStreamGetCtx_v2", code)),
