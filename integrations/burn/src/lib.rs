@@ -1,0 +1,224 @@
+//! burn's modules, stepped by instep: one launch for all parameters.
+//!
+//! [`FusedOptimizer`] is used as burn's `ModuleOptimizer` is, with the same [`GradientsParams`] and learning rates:
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::LinearConfig;
+//! use burn::optim::GradientsParams;
+//! use burn::tensor::{Device, Tensor};
+//! use instep_burn::{Config, FusedOptimizer};
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(2, 1).init(&device);
+//! let config = Config::new(instep::AdamW::default()).max_norm(1.0);
+//! let mut optimizer = FusedOptimizer::new(config)?;
+//! let inputs = Tensor::<2>::from_data([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], &device);
+//! let targets = Tensor::<2>::from_data([[1.0], [2.0], [3.0]], &device);
+//! for _ in 0..300 {
+//!     let loss = (model.forward(inputs.clone()) - targets.clone()).square().mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     model = optimizer.step(0.05, model, grads);
+//! }
+//! let loss = (model.forward(inputs) - targets).square().mean().into_scalar::<f32>();
+//! assert!(loss < 0.01, "{loss}");
+//! # Ok::<(), instep_burn::Error>(())
+//! ```
+
+mod model;
+mod record;
+mod walk;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use burn::module::{Module, ParamId};
+use burn::optim::{GradientsParams, LearningRate};
+use burn::tensor::Bytes;
+use instep::bucket_step::Decision;
+
+pub use model::{Config, Error};
+use model::{Model, Saved};
+use walk::{Found, PutBack, TakeOut, Taken};
+
+/// An optimizer of instep for the f32 parameters of a module.
+///
+/// As burn's optimizers do, a step skips a parameter without a gradient, and each parameter counts its own steps. The
+/// steps run on the CPU. Parameters on another device are copied to it and back.
+pub struct FusedOptimizer {
+    config: Config,
+    progress: Progress,
+    decision: Option<Decision>,
+}
+
+enum Progress {
+    /// No step yet, with the states to resume from.
+    Ready(BTreeMap<String, Saved>),
+    Running { params: Vec<Found>, model: Box<Model> },
+}
+
+/// A refused step. It gives back the module as it was. The gradients are lost.
+pub struct Refused<M> {
+    /// The module.
+    pub module: M,
+    /// Why the step was refused.
+    pub error: Error,
+}
+
+impl FusedOptimizer {
+    /// Makes an optimizer. The first step makes its states, of as many elements as the module has.
+    ///
+    /// # Errors
+    /// An [`Error`] for an option or a hyperparameter that instep refuses.
+    pub fn new(config: Config) -> Result<FusedOptimizer, Error> {
+        // A model of one parameter, so that wrong options are refused here and not in the first step.
+        Model::new(vec![("parameter".to_owned(), 1)], &config)?;
+        Ok(FusedOptimizer { config, progress: Progress::Ready(BTreeMap::new()), decision: None })
+    }
+
+    /// Steps every parameter that has a gradient, and returns the module.
+    ///
+    /// # Panics
+    /// If [`try_step`](Self::try_step) would refuse the step. The module is lost then.
+    pub fn step<M: Module>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        match self.try_step(lr, module, grads) {
+            Ok(module) => module,
+            Err(Refused { error, .. }) => panic!("{error}"),
+        }
+    }
+
+    /// Steps every parameter that has a gradient, and returns the module, also if the step is refused.
+    ///
+    /// # Errors
+    /// [`Refused`] for a gradient of another type or shape than its parameter, a module with other parameters than in
+    /// the first step, loaded states that do not fit the module, or a learning rate that the optimizer refuses. Nothing
+    /// has changed then.
+    pub fn try_step<M: Module>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        mut grads: GradientsParams,
+    ) -> Result<M, Refused<M>> {
+        if let Err(error) = self.prepare(&module, &grads) {
+            return Err(Refused { module, error });
+        }
+        let Progress::Running { params, model } = &mut self.progress else {
+            unreachable!("`prepare` has made the model")
+        };
+        let ids: Vec<ParamId> = params.iter().map(|param| param.id).collect();
+        let mut taken = Vec::with_capacity(ids.len());
+        let module = module.map(&mut TakeOut { ids: &ids, grads: &mut grads, taken: &mut taken });
+        let stepped = launch(model, lr, &mut taken);
+        let module = module.map(&mut PutBack { taken: taken.into_iter().peekable() });
+        match stepped {
+            Ok(decision) => {
+                self.decision = decision;
+                Ok(module)
+            }
+            Err(error) => Err(Refused { module, error }),
+        }
+    }
+
+    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step.
+    fn prepare<M: Module>(&mut self, module: &M, grads: &GradientsParams) -> Result<(), Error> {
+        let found = walk::find(module, grads)?;
+        match &mut self.progress {
+            Progress::Running { params, .. } if *params == found => Ok(()),
+            Progress::Running { .. } => Err(Error::Tensor {
+                thing: "module".to_owned(),
+                wrong: "has other f32 parameters than in the first step".to_owned(),
+                remedy: "make an optimizer for each module",
+            }),
+            Progress::Ready(saved) => {
+                let named = found.iter().map(|param| (param.id.val().to_string(), param.len));
+                let mut model = Model::new(named.collect(), &self.config)?;
+                if !saved.is_empty() {
+                    model.load(saved.clone())?;
+                }
+                self.progress = Progress::Running { params: found, model: Box::new(model) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the norm of the last step's gradients and what followed from it; `None` before the first step, and if
+    /// the options need no norm.
+    pub fn decision(&self) -> Option<Decision> {
+        self.decision
+    }
+
+    /// Returns the states in burn's own format, without the module and the learning rate.
+    ///
+    /// # Errors
+    /// `Record` if burn's writer fails.
+    pub fn into_bytes(&self) -> Result<Bytes, Error> {
+        record::into_bytes(self.saved()?)
+    }
+
+    /// Takes the states of [`into_bytes`](Self::into_bytes). The first step compares them with the module. It then has
+    /// the bits that it would have had without the pause.
+    ///
+    /// # Errors
+    /// `Record` if the bytes are no record.
+    pub fn from_bytes(self, bytes: Bytes) -> Result<FusedOptimizer, Error> {
+        let progress = Progress::Ready(record::from_bytes(bytes)?);
+        Ok(FusedOptimizer { progress, decision: None, ..self })
+    }
+
+    /// Saves the states to a file, as [`into_bytes`](Self::into_bytes) returns them.
+    ///
+    /// # Errors
+    /// `Record` if the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        record::save(self.saved()?, path.as_ref())
+    }
+
+    /// Loads the states of a file, as [`from_bytes`](Self::from_bytes) does.
+    ///
+    /// # Errors
+    /// `Record` if the file cannot be read or is no record.
+    pub fn load(self, path: impl AsRef<Path>) -> Result<FusedOptimizer, Error> {
+        let progress = Progress::Ready(record::load(path.as_ref())?);
+        Ok(FusedOptimizer { progress, decision: None, ..self })
+    }
+
+    fn saved(&self) -> Result<BTreeMap<String, Saved>, Error> {
+        match &self.progress {
+            Progress::Ready(saved) => Ok(saved.clone()),
+            Progress::Running { model, .. } => model.save(),
+        }
+    }
+}
+
+/// Steps the memory that was taken out of a module, in one launch.
+fn launch(model: &mut Model, lr: f64, taken: &mut [Taken]) -> Result<Option<Decision>, Error> {
+    let (mut params, mut grads) = (Vec::with_capacity(taken.len()), Vec::with_capacity(taken.len()));
+    for Taken { id, value, grad, .. } in taken {
+        let unreadable = |error| walk::refused(*id, format!("{error}"), "keep it in memory that can be read");
+        params.push(value.as_mut_slice::<f32>().map_err(unreadable)?);
+        let grad = grad.as_ref().map(|grad| grad.as_slice::<f32>()).transpose();
+        grads.push(grad.map_err(unreadable)?);
+    }
+    model.step(lr, &mut params, &grads)
+}
+
+impl fmt::Debug for FusedOptimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FusedOptimizer").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Debug for Refused<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Display for Refused<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M> std::error::Error for Refused<M> {}

@@ -1,0 +1,128 @@
+//! The walks over a module: find its parameters, take their memory out for a step, and put it back.
+//!
+//! burn moves a module by value. If no other tensor shares a parameter's memory, taking it out and putting it back copy no
+//! element on burn's CPU backend `flex`; otherwise the parameter gets memory of its own, as in every operation of burn.
+
+use std::iter::Peekable;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor, TensorData};
+
+use crate::Error;
+
+/// An f32 parameter of a module.
+#[derive(PartialEq)]
+pub(crate) struct Found {
+    pub(crate) id: ParamId,
+    pub(crate) len: usize,
+}
+
+/// A parameter's memory during a step.
+pub(crate) struct Taken {
+    pub(crate) id: ParamId,
+    pub(crate) value: TensorData,
+    pub(crate) grad: Option<TensorData>,
+    device: Device,
+    /// `None` if the parameter is not tracked for gradients.
+    tracking: Option<Tracking>,
+}
+
+struct Tracking {
+    strategy: GradientCheckpointingStrategy,
+    requires_grad: bool,
+    is_distributed: bool,
+}
+
+/// Returns a module's f32 parameters in the order of a walk, each once.
+///
+/// # Errors
+/// `Tensor` for a gradient of another type or shape than its parameter, or of a parameter that is not f32.
+pub(crate) fn find<M: Module>(module: &M, grads: &GradientsParams) -> Result<Vec<Found>, Error> {
+    let mut find = Find { grads, found: Vec::new(), refused: None };
+    module.visit(&mut find);
+    find.refused.map_or(Ok(find.found), Err)
+}
+
+struct Find<'a> {
+    grads: &'a GradientsParams,
+    found: Vec<Found>,
+    refused: Option<Error>,
+}
+
+impl ModuleVisitor for Find<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (id, value) = (param.id, param.base());
+        if self.found.iter().any(|found| found.id == id) {
+            return;
+        }
+        let is_f32 = value.dtype() == DType::F32;
+        if let Some(grad) = self.grads.get::<D>(id) {
+            if !is_f32 || grad.dtype() != DType::F32 || grad.shape() != value.shape() {
+                let of = |tensor: &Tensor<D>| format!("{:?} {:?}", tensor.dtype(), tensor.dims());
+                let wrong = format!("{} with a gradient {}", of(&value), of(&grad));
+                let refused = refused(id, wrong, "only F32 with a gradient of its shape is stepped here");
+                self.refused.get_or_insert(refused);
+            }
+        }
+        if is_f32 {
+            self.found.push(Found { id, len: value.shape().num_elements() });
+        }
+    }
+}
+
+/// Moves the memory of parameters and gradients out of a module, in the order of the walk. Empty tensors remain.
+pub(crate) struct TakeOut<'a> {
+    pub(crate) ids: &'a [ParamId],
+    pub(crate) grads: &'a mut GradientsParams,
+    pub(crate) taken: &'a mut Vec<Taken>,
+}
+
+impl ModuleMapper for TakeOut<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // A parameter that occurs again, or is not f32, stays.
+        if self.ids.get(self.taken.len()) != Some(&param.id) {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        let tracking = tensor.gradient_checkpointing_strategy().map(|strategy| Tracking {
+            strategy,
+            requires_grad: tensor.is_require_grad(),
+            is_distributed: tensor.is_distributed(),
+        });
+        let grad = self.grads.remove::<D>(id).map(|grad| grad.inner().into_data());
+        let tensor = tensor.inner();
+        let device = tensor.device();
+        let value = tensor.into_data();
+        let empty = Tensor::empty([0; D], &device);
+        self.taken.push(Taken { id, value, grad, device, tracking });
+        Param::from_mapped_value(id, empty, mapper)
+    }
+}
+
+/// Puts back into a module what [`TakeOut`] took.
+pub(crate) struct PutBack<I: Iterator<Item = Taken>> {
+    pub(crate) taken: Peekable<I>,
+}
+
+impl<I: Iterator<Item = Taken>> ModuleMapper for PutBack<I> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(taken) = self.taken.next_if(|taken| taken.id == param.id) else { return param };
+        let (id, _, mapper) = param.consume();
+        let mut tensor = Tensor::from_data(taken.value, (&taken.device, DType::F32));
+        if let Some(Tracking { strategy, requires_grad, is_distributed }) = taken.tracking {
+            tensor = tensor.autodiff().with_gradient_checkpointing_strategy(strategy);
+            if requires_grad {
+                tensor = tensor.require_grad();
+            }
+            if is_distributed {
+                tensor = tensor.set_distributed(id);
+            }
+        }
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+pub(crate) fn refused(id: ParamId, wrong: String, remedy: &'static str) -> Error {
+    Error::Tensor { thing: format!("parameter {id}"), wrong, remedy }
+}

@@ -1,0 +1,51 @@
+//! The memory of a variable, taken out of it for a step.
+//!
+//! candle lends memory for writing only to an operation in place, one tensor at a time, and a step writes all of them at
+//! once. So an operation moves each `Vec` out of its tensor, and the same operation puts it back on drop, also after an
+//! error or a panic. No element is copied.
+
+use std::cell::Cell;
+use std::mem;
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor};
+
+/// A variable's memory. The variable is empty until this is dropped.
+pub(crate) struct Taken<'a> {
+    tensor: &'a Tensor,
+    memory: Exchange,
+}
+
+/// Memory that changes places with a tensor's.
+struct Exchange(Cell<Vec<f32>>);
+
+impl InplaceOp1 for Exchange {
+    fn name(&self) -> &'static str {
+        "exchange"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        if let CpuStorage::F32(memory) = storage {
+            *memory = self.0.replace(mem::take(memory));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Taken<'a> {
+    pub(crate) fn of(tensor: &'a Tensor) -> Result<Taken<'a>> {
+        let memory = Exchange(Cell::default());
+        tensor.inplace_op1(&memory)?;
+        Ok(Taken { tensor, memory })
+    }
+
+    pub(crate) fn memory(&mut self) -> &mut [f32] {
+        self.memory.0.get_mut()
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // The same call has succeeded before, so its result says nothing.
+        let _ = self.tensor.inplace_op1(&self.memory);
+    }
+}
