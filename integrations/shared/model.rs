@@ -286,9 +286,8 @@ impl Model {
     /// Sets all step counts or none.
     fn set_counts(&mut self, counts: &[Count]) -> Result<(), Error> {
         let before = (0..counts.len()).map(|k| self.count(k)).collect::<Result<Vec<_>, _>>()?;
-        let mut set = |counts: &[Count]| {
-            counts.iter().enumerate().try_for_each(|(k, count)| self.set_count(k, *count))
-        };
+        let mut set =
+            |counts: &[Count]| counts.iter().enumerate().try_for_each(|(k, count)| self.set_count(k, *count));
         set(counts).or_else(|refused| set(&before).and(Err(refused)))
     }
 }

@@ -55,7 +55,10 @@ pub struct FusedOptimizer {
 enum Progress {
     /// No step yet, with the states to resume from.
     Ready(BTreeMap<String, Saved>),
-    Running { params: Vec<Found>, model: Box<Model> },
+    Running {
+        params: Vec<Found>,
+        model: Box<Model>,
+    },
 }
 
 /// A refused step. It gives back the module as it was. The gradients are lost.

@@ -3,6 +3,7 @@
 //! burn moves a module by value. If no other tensor shares a parameter's memory, taking it out and putting it back copy no
 //! element on burn's CPU backend `flex`; otherwise the parameter gets memory of its own, as in every operation of burn.
 
+use std::collections::HashSet;
 use std::iter::Peekable;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -39,13 +40,14 @@ struct Tracking {
 /// # Errors
 /// `Tensor` for a gradient of another type or shape than its parameter, or of a parameter that is not f32.
 pub(crate) fn find<M: Module>(module: &M, grads: &GradientsParams) -> Result<Vec<Found>, Error> {
-    let mut find = Find { grads, found: Vec::new(), refused: None };
+    let mut find = Find { grads, known: HashSet::new(), found: Vec::new(), refused: None };
     module.visit(&mut find);
     find.refused.map_or(Ok(find.found), Err)
 }
 
 struct Find<'a> {
     grads: &'a GradientsParams,
+    known: HashSet<ParamId>,
     found: Vec<Found>,
     refused: Option<Error>,
 }
@@ -53,7 +55,7 @@ struct Find<'a> {
 impl ModuleVisitor for Find<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (id, value) = (param.id, param.base());
-        if self.found.iter().any(|found| found.id == id) {
+        if !self.known.insert(id) {
             return;
         }
         let is_f32 = value.dtype() == DType::F32;

@@ -18,7 +18,8 @@ fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
         "benches/README.md",
         "cli/README.md",
         "kernels/README.md",
-        "examples/candle/README.md",
+        "integrations/burn/README.md",
+        "integrations/candle/README.md",
     ];
     documents.extend(others.map(|document| Path::new(ROOT).join(document)));
     for document in documents {

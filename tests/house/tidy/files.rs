@@ -15,6 +15,7 @@ fn files_are_short_and_open_with_what_they_are() {
         "kernels",
         "tests",
         "examples",
+        "integrations",
         "cli",
         "tools",
         "benches",

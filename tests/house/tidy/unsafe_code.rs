@@ -114,6 +114,7 @@ fn unsafe_code_stays_in_the_named_files_and_each_block_says_why() {
         "capi",
         "cli",
         "examples",
+        "integrations",
         "benches",
         "python",
         "tools/software-gpu/src",

@@ -66,7 +66,8 @@ impl Element {
         let change = m.at / by1 / below;
         let off = m.off / by1 / below + change.abs() * (off1 + 0.5 * (relative + off2) + 8.0 * U);
         let param = self.param.at * (1.0 - lr * weight_decay) - lr * change;
-        self.param.off += U * (3.0 * self.param.at.abs() + 2.0 * param.abs()) + lr * (off + 2.0 * U * change.abs());
+        self.param.off +=
+            U * (3.0 * self.param.at.abs() + 2.0 * param.abs()) + lr * (off + 2.0 * U * change.abs());
         self.param.at = param;
     }
 

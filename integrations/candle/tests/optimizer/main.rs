@@ -22,7 +22,8 @@ const PARAMS: ParamsAdamW = ParamsAdamW { lr: 0.01, beta1: 0.9, beta2: 0.999, ep
 fn a_training_has_the_parameters_of_candle_nn_within_the_rounding_of_f32() -> Result<()> {
     let net = Net::new()?;
     let ours = net.vars();
-    let theirs = ours.iter().map(|var| Var::from_tensor(&var.copy()?.detach())).collect::<Result<Vec<_>>>()?;
+    let theirs =
+        ours.iter().map(|var| Var::from_tensor(&var.copy()?.detach())).collect::<Result<Vec<_>>>()?;
     let rule = bound::AdamW {
         betas: (PARAMS.beta1, PARAMS.beta2),
         eps: PARAMS.eps,
@@ -56,7 +57,10 @@ fn a_training_has_the_parameters_of_candle_nn_within_the_rounding_of_f32() -> Re
             for (worst, vars) in worst.iter_mut().zip([&ours, &theirs]) {
                 for (element, value) in elements.iter().zip(values(&vars[k])) {
                     let share = element.judge(value);
-                    assert!(share <= 1.0 || share.is_nan(), "step {step}, variable {k}: {share} of the bound");
+                    assert!(
+                        share <= 1.0 || share.is_nan(),
+                        "step {step}, variable {k}: {share} of the bound"
+                    );
                     *worst = worst.max(share);
                 }
             }
@@ -155,7 +159,8 @@ fn a_resumed_training_has_the_bits_of_one_that_went_on() -> Result<()> {
 #[test]
 fn a_learning_rate_follows_its_schedule_until_it_is_set() -> Result<()> {
     let vars = vec![var(0, 3)?];
-    let mut optimizer = FusedOptimizer::new(vars.clone(), Config::new(instep::Sgd { lr: 9.0, ..Default::default() }))?;
+    let mut optimizer =
+        FusedOptimizer::new(vars.clone(), Config::new(instep::Sgd { lr: 9.0, ..Default::default() }))?;
     assert_eq!(optimizer.learning_rate(), 9.0);
     optimizer.set_lr_schedule(LrSchedule::step(1.0, 2, 0.5));
     let mut rates = Vec::new();
@@ -184,7 +189,10 @@ impl Rounded for f32 {
 
 #[test]
 fn gradients_are_clipped_by_their_global_norm_and_a_step_with_a_nan_is_skipped() -> Result<()> {
-    let vars = vec![Var::new(&[0f32, 0.], &candle_core::Device::Cpu)?, Var::new(&[0f32], &candle_core::Device::Cpu)?];
+    let vars = vec![
+        Var::new(&[0f32, 0.], &candle_core::Device::Cpu)?,
+        Var::new(&[0f32], &candle_core::Device::Cpu)?,
+    ];
     let config = Config::new(instep::Sgd { lr: 1.0, ..Default::default() }).max_norm(1.5).skip_nonfinite();
     let mut optimizer = FusedOptimizer::new(vars.clone(), config)?;
     optimizer.step(&grads(&vars, &[Some(vec![1.0, 2.0]), Some(vec![2.0])])?)?;
@@ -208,7 +216,8 @@ fn variables_are_stepped_where_they_lie_and_gradients_may_be_views() -> Result<(
         _ => 0,
     };
     let before: Vec<_> = vars.iter().map(|var| address(var)).collect();
-    let mut optimizer = FusedOptimizer::new(vars.clone(), Config::new(instep::Sgd { lr: 1.0, ..Default::default() }))?;
+    let mut optimizer =
+        FusedOptimizer::new(vars.clone(), Config::new(instep::Sgd { lr: 1.0, ..Default::default() }))?;
     let all = Tensor::arange(0f32, 9f32, &candle_core::Device::Cpu)?;
     let mut store = grads(&vars, &[])?;
     store.insert(&vars[0], all.narrow(0, 3, 6)?);

@@ -102,7 +102,10 @@ fn states_that_do_not_fit_are_refused_by_name_and_change_nothing() -> Result<()>
     let after = optimizer.state()?;
     assert_eq!(before.len(), after.len());
     for (name, tensor) in before {
-        assert_eq!(format!("{:?}", tensor.flatten_all()?.to_string()), format!("{:?}", after[&name].flatten_all()?.to_string()));
+        assert_eq!(
+            format!("{:?}", tensor.flatten_all()?.to_string()),
+            format!("{:?}", after[&name].flatten_all()?.to_string())
+        );
     }
     Ok(())
 }
