@@ -99,7 +99,10 @@ impl LrSchedule {
     }
 
     /// Checks the schedule's own numbers. Optimizers check each learning rate when it is set.
-    pub(crate) fn validate(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Config` for a number out of range, with which [`lr_at`](Self::lr_at) may panic.
+    pub fn validate(&self) -> Result<()> {
         match self.shape {
             Shape::Constant { lr } | Shape::Step { lr, .. } | Shape::Cosine { lr, .. } if !lr.is_finite() => {
                 return Err(Error::range("lr", lr, "a finite number"));

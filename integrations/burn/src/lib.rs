@@ -33,6 +33,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::Bytes;
@@ -84,7 +85,12 @@ impl FusedOptimizer {
     ///
     /// # Panics
     /// If [`try_step`](Self::try_step) would refuse the step. The module is lost then.
-    pub fn step<M: Module>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        module: M,
+        grads: GradientsParams,
+    ) -> M {
         match self.try_step(lr, module, grads) {
             Ok(module) => module,
             Err(Refused { error, .. }) => panic!("{error}"),
@@ -95,17 +101,18 @@ impl FusedOptimizer {
     ///
     /// # Errors
     /// [`Refused`] for a gradient of another type or shape than its parameter, a module with other parameters than in
-    /// the first step, loaded states that do not fit the module, or a learning rate that the optimizer refuses. Nothing
-    /// has changed then.
+    /// the first step, loaded states that do not fit the module, a learning rate that the optimizer refuses, or several
+    /// learning rates. Nothing has changed then.
     pub fn try_step<M: Module>(
         &mut self,
-        lr: LearningRate,
+        lr: impl Into<ModuleLearningRate>,
         module: M,
         mut grads: GradientsParams,
     ) -> Result<M, Refused<M>> {
-        if let Err(error) = self.prepare(&module, &grads) {
-            return Err(Refused { module, error });
-        }
+        let lr = match self.prepare(&module, &grads, &lr.into()) {
+            Ok(lr) => lr,
+            Err(error) => return Err(Refused { module, error }),
+        };
         let Progress::Running { params, model } = &mut self.progress else {
             unreachable!("`prepare` has made the model")
         };
@@ -123,11 +130,17 @@ impl FusedOptimizer {
         }
     }
 
-    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step.
-    fn prepare<M: Module>(&mut self, module: &M, grads: &GradientsParams) -> Result<(), Error> {
-        let found = walk::find(module, grads)?;
+    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step. Returns the
+    /// learning rate.
+    fn prepare<M: Module>(
+        &mut self,
+        module: &M,
+        grads: &GradientsParams,
+        rates: &ModuleLearningRate,
+    ) -> Result<LearningRate, Error> {
+        let (found, lr) = walk::find(module, grads, rates)?;
         match &mut self.progress {
-            Progress::Running { params, .. } if *params == found => Ok(()),
+            Progress::Running { params, .. } if *params == found => Ok(lr),
             Progress::Running { .. } => Err(Error::Tensor {
                 thing: "module".to_owned(),
                 wrong: "has other f32 parameters than in the first step".to_owned(),
@@ -140,7 +153,7 @@ impl FusedOptimizer {
                     model.load(saved.clone())?;
                 }
                 self.progress = Progress::Running { params: found, model: Box::new(model) };
-                Ok(())
+                Ok(lr)
             }
         }
     }

@@ -6,8 +6,9 @@
 use std::collections::HashSet;
 use std::iter::Peekable;
 
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor, TensorData};
 
 use crate::Error;
@@ -35,24 +36,45 @@ struct Tracking {
     is_distributed: bool,
 }
 
-/// Returns a module's f32 parameters in the order of a walk, each once.
+/// Returns a module's f32 parameters in the order of a walk, each once, and the learning rate of those with a gradient.
 ///
 /// # Errors
-/// `Tensor` for a gradient of another type or shape than its parameter, or of a parameter that is not f32.
-pub(crate) fn find<M: Module>(module: &M, grads: &GradientsParams) -> Result<Vec<Found>, Error> {
-    let mut find = Find { grads, known: HashSet::new(), found: Vec::new(), refused: None };
+/// `Tensor` for a gradient of another type or shape than its parameter, or of a parameter that is not f32, and for a
+/// parameter with another learning rate than the first one's.
+pub(crate) fn find<M: Module>(
+    module: &M,
+    grads: &GradientsParams,
+    rates: &ModuleLearningRate,
+) -> Result<(Vec<Found>, LearningRate), Error> {
+    let (path, known) = (Vec::new(), HashSet::new());
+    let mut find = Find { grads, rates, path, known, found: Vec::new(), rate: None, refused: None };
     module.visit(&mut find);
-    find.refused.map_or(Ok(find.found), Err)
+    match find.refused {
+        Some(refused) => Err(refused),
+        None => Ok((find.found, find.rate.unwrap_or_else(|| rates.base()))),
+    }
 }
 
 struct Find<'a> {
     grads: &'a GradientsParams,
+    rates: &'a ModuleLearningRate,
+    /// The names of the modules around the parameter, by which burn's groups may choose it.
+    path: Vec<String>,
     known: HashSet<ParamId>,
     found: Vec<Found>,
+    rate: Option<LearningRate>,
     refused: Option<Error>,
 }
 
 impl ModuleVisitor for Find<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (id, value) = (param.id, param.base());
         if !self.known.insert(id) {
@@ -60,12 +82,19 @@ impl ModuleVisitor for Find<'_> {
         }
         let is_f32 = value.dtype() == DType::F32;
         if let Some(grad) = self.grads.get::<D>(id) {
-            if !is_f32 || grad.dtype() != DType::F32 || grad.shape() != value.shape() {
+            let rate = self.rates.lr_from_param(id, Some(&self.path.join(".")));
+            let first = *self.rate.get_or_insert(rate);
+            let refused = if !is_f32 || grad.dtype() != DType::F32 || grad.shape() != value.shape() {
                 let of = |tensor: &Tensor<D>| format!("{:?} {:?}", tensor.dtype(), tensor.dims());
                 let wrong = format!("{} with a gradient {}", of(&value), of(&grad));
-                let refused = refused(id, wrong, "only F32 with a gradient of its shape is stepped here");
-                self.refused.get_or_insert(refused);
-            }
+                Some(refused(id, wrong, "only F32 with a gradient of its shape is stepped here"))
+            } else if rate.to_bits() != first.to_bits() {
+                let wrong = format!("has the learning rate {rate}, where another one has {first}");
+                Some(refused(id, wrong, "give all parameters one learning rate"))
+            } else {
+                None
+            };
+            self.refused = self.refused.take().or(refused);
         }
         if is_f32 {
             self.found.push(Found { id, len: value.shape().num_elements() });

@@ -175,8 +175,13 @@ impl FusedOptimizer {
     }
 
     /// Lets the learning rate follow a schedule, by the number of steps so far.
-    pub fn set_lr_schedule(&mut self, schedule: LrSchedule) {
+    ///
+    /// # Errors
+    /// An [`Error`] for a schedule whose numbers are out of range. Nothing has changed then.
+    pub fn set_lr_schedule(&mut self, schedule: LrSchedule) -> Result<()> {
+        schedule.validate().map_err(|error| wrap(error.into()))?;
         self.schedule = Some(schedule);
+        Ok(())
     }
 
     /// Returns the number of steps so far. Steps that were refused or skipped do not count.

@@ -4,7 +4,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::module::{Module, Param};
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
+use burn::module::{Module, Param, ParamGroup};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use instep_burn::{Config, FusedOptimizer, Refused};
@@ -17,7 +19,13 @@ fn optimizer() -> FusedOptimizer {
 
 /// Expects a refusal, and returns the module, which must have its bits.
 #[track_caller]
-fn refused(optimizer: &mut FusedOptimizer, lr: f64, net: Net, grads: GradientsParams, part: &str) -> Net {
+fn refused(
+    optimizer: &mut FusedOptimizer,
+    lr: impl Into<ModuleLearningRate>,
+    net: Net,
+    grads: GradientsParams,
+    part: &str,
+) -> Net {
     let before = bits(&net);
     match optimizer.try_step(lr, net, grads) {
         Ok(_) => panic!("not refused: {part}"),
@@ -43,6 +51,18 @@ fn a_refused_step_gives_the_module_back_and_can_be_repeated() {
     let mut grads = net.grads();
     grads.register(id, Tensor::<2>::zeros([33, 1], &burn::tensor::Device::flex()).cast(DType::BF16));
     let net = refused(&mut disturbed, 0.1, net, grads, "with a gradient BF16 [33, 1]");
+
+    let base = ConstantLr::from(0.1);
+    let group = ParamGroup::from_path("second.weight");
+    let mut rates = ModuleLrScheduler::new(base).with_group(group, ConstantLr::from(0.2));
+    let grads = net.grads();
+    let net = refused(
+        &mut disturbed,
+        rates.step(),
+        net,
+        grads,
+        "has the learning rate 0.2, where another one has 0.1",
+    );
 
     let fresh = Net::new().load_record(net.clone().into_record());
     let grads = fresh.grads();

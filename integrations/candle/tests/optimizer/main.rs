@@ -128,7 +128,7 @@ fn a_resumed_training_has_the_bits_of_one_that_went_on() -> Result<()> {
         let schedule = || LrSchedule::cosine(0.01, 30, 0.0).warm_up(4, 0.1);
         let new = |net: &Net| -> Result<FusedOptimizer> {
             let mut optimizer = FusedOptimizer::from_varmap(&net.varmap, config())?;
-            optimizer.set_lr_schedule(schedule());
+            optimizer.set_lr_schedule(schedule())?;
             Ok(optimizer)
         };
         let train = |net: &Net, optimizer: &mut FusedOptimizer, steps: usize| {
@@ -162,7 +162,9 @@ fn a_learning_rate_follows_its_schedule_until_it_is_set() -> Result<()> {
     let mut optimizer =
         FusedOptimizer::new(vars.clone(), Config::new(instep::Sgd { lr: 9.0, ..Default::default() }))?;
     assert_eq!(optimizer.learning_rate(), 9.0);
-    optimizer.set_lr_schedule(LrSchedule::step(1.0, 2, 0.5));
+    optimizer.set_lr_schedule(LrSchedule::step(1.0, 2, 0.5))?;
+    let wrong = optimizer.set_lr_schedule(LrSchedule::step(1.0, 0, 0.5)).expect_err("a refusal");
+    assert!(wrong.to_string().starts_with("step_size = 0"), "{wrong}");
     let mut rates = Vec::new();
     for step in 0..5 {
         if step == 4 {
