@@ -6,8 +6,9 @@
 use super::model::Model;
 use super::observe::same_bits;
 use super::program::*;
+use super::rank::{ENTRY, EXIT, Event, Log, What};
 use super::rules::state_names;
-use super::run::{self, ENTRY, EXIT, Event, Log, What};
+use super::run;
 use super::values::{F16_STEP, Values, bits, value_bits};
 
 /// What the check knows between phases.

@@ -11,6 +11,7 @@ mod model;
 mod observe;
 mod pass;
 mod program;
+mod rank;
 mod rules;
 mod run;
 mod values;

@@ -2,31 +2,12 @@
 //!
 //! Calls that give the same tensor must give the same bits. Where ranks share a tensor out, a plain read is refused.
 
-use instep::{Error, Result, TensorId};
+use instep::{Result, TensorId};
 
 use super::program::*;
+use super::rank::{Event, Rank, What, kind};
 use super::rules::state_names;
-use super::run::{Event, Rank, What};
 use super::values::{bits, rounded};
-
-/// The name of an error's variant.
-pub(crate) fn kind(error: &Error) -> &'static str {
-    match error {
-        Error::Config { .. } => "Config",
-        Error::Layout(_) => "Layout",
-        Error::Sharded { .. } => "Sharded",
-        Error::Order(_) => "Order",
-        Error::Unsupported(_) => "Unsupported",
-        Error::Mismatch { .. } => "Mismatch",
-        Error::LeftPass { .. } => "LeftPass",
-        Error::PeerLost { .. } => "PeerLost",
-        Error::Deadline { .. } => "Deadline",
-        Error::Checkpoint(_) => "Checkpoint",
-        Error::Poisoned { .. } => "Poisoned",
-        Error::Rank { .. } => "Rank",
-        _ => "another",
-    }
-}
 
 /// Reads everything, between passes.
 pub(crate) fn everything(rank: &mut Rank<'_>) -> Result<()> {

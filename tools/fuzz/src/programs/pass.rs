@@ -7,9 +7,8 @@ use std::num::NonZeroU32;
 use instep::{ParamId, Pass as OpenPass, Result, Stepper, bf16};
 
 use super::model::micro_gradient;
-use super::observe::kind;
 use super::program::*;
-use super::run::{Event, Log, Rank};
+use super::rank::{Event, Log, Rank, kind};
 
 /// A rank in an open pass.
 struct Open<'a> {

@@ -4,119 +4,17 @@
 //! is of its kind, and a recording has no hazard.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use instep::checkpoint::{self, Export, Extras};
 use instep::hazard::Hazard;
-use instep::{Element, Error, InProcess, ParamId, Result, Stepper, TensorId, bf16, f16, in_process};
+use instep::{Error, InProcess, Result, in_process};
 
 use super::build::{self, GROUPS};
-use super::observe::{self, kind};
+use super::observe;
 use super::pass;
 use super::program::*;
+use super::rank::{ENTRY, EXIT, Event, Log, Rank, Together, kind};
 use super::rules::{nadam_momentum, state_names};
-
-/// A tensor of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    Value,
-    State(usize),
-    Ema,
-    Copy,
-    Gradient,
-}
-
-/// What a rank saw.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    /// The parameters of each bucket.
-    Buckets(Vec<Vec<usize>>),
-    Tensor {
-        what: What,
-        param: usize,
-        values: Vec<f32>,
-    },
-    /// A parameter as it is stored, read inside a pass.
-    Seen {
-        param: usize,
-        values: Vec<f32>,
-    },
-    Count {
-        param: usize,
-        count: u64,
-        carried: Option<f64>,
-    },
-    Status(instep::Status),
-    Settings {
-        schedule_step: u64,
-        scaler: Option<(f64, u32)>,
-        previous_norm: Option<Option<f64>>,
-    },
-    /// The buckets that an abandoned pass leaves stepped.
-    Abandoned(Vec<u32>),
-    /// Whether any rank had data.
-    Joined(bool),
-    /// The loss scale of a pass.
-    Scale(f64),
-    /// The first value that a gradient had before it was written, where it was not 0.
-    Stale {
-        param: usize,
-        micro_batch: u32,
-        value: f32,
-    },
-    /// The kind of an error, if a call was refused.
-    Answered {
-        call: &'static str,
-        error: Option<&'static str>,
-    },
-    /// How a pass failed that had to.
-    Doomed {
-        kinds: Vec<&'static str>,
-        schedule_step: u64,
-    },
-    Wrong(String),
-}
-
-/// Events, each with the number of its action; those of entry and exit have numbers of their own.
-pub(crate) type Log = Vec<(usize, Event)>;
-
-pub(crate) const ENTRY: usize = usize::MAX - 1;
-pub(crate) const EXIT: usize = usize::MAX;
-
-/// One rank of a phase.
-pub(crate) struct Rank<'p> {
-    pub(crate) program: &'p Program,
-    pub(crate) config: &'p Config,
-    pub(crate) stepper: Stepper,
-    pub(crate) ids: Vec<ParamId>,
-    pub(crate) rank: u32,
-    pub(crate) log: Log,
-    /// The number of the action.
-    pub(crate) at: usize,
-    pub(crate) frozen: Vec<bool>,
-    pub(crate) passes: u64,
-    /// What was recorded since the buckets were laid out.
-    recorded: instep::Recording,
-    together: &'p Together,
-}
-
-/// Where ranks meet before a pass that has to fail, so that it ends no call before it.
-#[derive(Default)]
-struct Together {
-    arrived: AtomicU32,
-}
-
-impl Together {
-    /// Waits for all ranks, but not for ever: one of them may have failed.
-    fn meet(&self, ranks: u32) {
-        self.arrived.fetch_add(1, Ordering::SeqCst);
-        let since = Instant::now();
-        while self.arrived.load(Ordering::SeqCst) < ranks && since.elapsed() < build::DEADLINE {
-            std::thread::yield_now();
-        }
-    }
-}
 
 /// Runs a phase, which loads from `before` and leaves a file at `after`.
 pub(crate) fn phase(program: &Program, number: usize, before: &Path, after: &Path) -> Result<Vec<Log>> {
@@ -151,27 +49,6 @@ pub(crate) fn phase(program: &Program, number: usize, before: &Path, after: &Pat
 }
 
 impl Rank<'_> {
-    pub(crate) fn note(&mut self, event: Event) {
-        self.log.push((self.at, event));
-    }
-
-    pub(crate) fn wrong(&mut self, what: String) {
-        self.note(Event::Wrong(what));
-    }
-
-    pub(crate) fn answered<T>(&mut self, call: &'static str, answer: &Result<T>) {
-        self.note(Event::Answered { call, error: answer.as_ref().err().map(kind) });
-    }
-
-    /// Notes a call that must be refused at this moment.
-    pub(crate) fn refused<T>(&mut self, call: &str, expected: &str, answer: Result<T>) {
-        match answer {
-            Err(error) if kind(&error) == expected => {}
-            Err(error) => self.wrong(format!("{call}: refused as {error:?}, not as {expected}")),
-            Ok(_) => self.wrong(format!("{call}: accepted, though it had to be refused as {expected}")),
-        }
-    }
-
     fn note_buckets(&mut self) {
         let plan = self.stepper.plan();
         let params = |bucket| plan.segments_of(bucket).iter().map(|segment| segment.param as usize).collect();
@@ -394,19 +271,6 @@ impl Rank<'_> {
                 self.stepper.write(self.ids[param], &values)
             }
             Doom::Frozen(param) => self.stepper.set_frozen(self.ids[param], true),
-        }
-    }
-
-    /// Reads a tensor as it is stored.
-    pub(crate) fn view<'n>(stepper: &Stepper, of: Type, tensor: impl Into<TensorId<'n>>) -> Result<Vec<f32>> {
-        fn widened<'n, T: Element>(stepper: &Stepper, tensor: TensorId<'n>) -> Result<Vec<f32>> {
-            Ok(stepper.view::<T>(tensor)?.iter().map(|x| x.to_f32()).collect())
-        }
-        let tensor = tensor.into();
-        match of {
-            Type::F32 => widened::<f32>(stepper, tensor),
-            Type::Bf16 => widened::<bf16>(stepper, tensor),
-            Type::F16 => widened::<f16>(stepper, tensor),
         }
     }
 }
