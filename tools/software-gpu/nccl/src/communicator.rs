@@ -1,17 +1,20 @@
 //! A communicator: its ranks' memory, the call that is in progress, and its error.
 //!
+//! Its handle is never given out twice, and one that was destroyed ends the program.
+//!
 //! A look at its state moves the call in progress on. A thread looks too, and lets the driver work, when nothing has
 //! moved for a while: another rank may wait for work that this process has no reason to ask for.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::driver::{Work, driver};
-use crate::exports;
-use crate::header::ncclResult_t as Code;
+use crate::header::{ncclComm_t, ncclResult_t as Code};
 use crate::settings;
 use crate::shared::Shared;
 
@@ -187,6 +190,43 @@ fn enqueue(stream: usize, work: &Work) -> Code {
     }
 }
 
+/// How many communicators were made, and those that are alive, by their handles.
+type Table = (usize, BTreeMap<usize, Arc<Communicator>>);
+
+fn table() -> MutexGuard<'static, Table> {
+    static ALL: Mutex<Table> = Mutex::new((0, BTreeMap::new()));
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns all communicators that are alive.
+fn all() -> Vec<Arc<Communicator>> {
+    table().1.values().cloned().collect()
+}
+
+/// Gives a communicator a handle.
+pub(crate) fn insert(made: Arc<Communicator>) -> ncclComm_t {
+    let mut table = table();
+    table.0 += 1;
+    let number = 0x20_0000_0000 + 0x40 * table.0;
+    table.1.insert(number, made);
+    ptr::with_exposed_provenance_mut(number)
+}
+
+pub(crate) fn remove(handle: ncclComm_t) {
+    table().1.remove(&handle.expose_provenance());
+}
+
+/// Returns the communicator of a handle; one that is destroyed ends the program.
+pub(crate) fn found(handle: ncclComm_t, call: &str) -> Arc<Communicator> {
+    let number = handle.expose_provenance();
+    let communicator = table().1.get(&number).cloned();
+    communicator.unwrap_or_else(|| {
+        let what = format!("{call} of {number:#x}, which is no communicator any more");
+        eprintln!("software nccl: stale handle: {what}");
+        std::process::abort()
+    })
+}
+
 /// Starts the thread that helps, once.
 pub(crate) fn start_helper() {
     static ONCE: Once = Once::new();
@@ -199,7 +239,7 @@ fn help() {
         thread::sleep(PATIENCE);
         let now = PROGRESS.load(Ordering::Relaxed);
         if OUTSTANDING.load(Ordering::Relaxed) > 0 && now == seen {
-            for communicator in exports::all() {
+            for communicator in all() {
                 communicator.look();
             }
             if let Some(driver) = driver() {

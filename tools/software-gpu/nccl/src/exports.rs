@@ -1,17 +1,16 @@
 //! The functions of NCCL, under the names and with the types of `nccl.h`.
 //!
-//! A communicator's handle is never given out twice. One that was destroyed ends the program.
+//! Each one reads its arguments, and leaves the rest to the communicator or to the call that it makes.
 #![allow(unsafe_code, non_snake_case, unreachable_pub)]
 
-use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::fs;
 use std::io::Read;
 use std::ptr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::communicator::{Communicator, OUTSTANDING, Task, start_helper};
+use crate::communicator::{self, Communicator, OUTSTANDING, Task, found, start_helper};
 use crate::driver::{Work, driver};
 use crate::header::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
@@ -22,30 +21,6 @@ use crate::settings;
 use crate::shared::Shared;
 use crate::sums;
 use crate::transfer::{self, Call};
-
-static ALL: Mutex<(usize, BTreeMap<usize, Arc<Communicator>>)> = Mutex::new((0, BTreeMap::new()));
-
-fn table() -> MutexGuard<'static, (usize, BTreeMap<usize, Arc<Communicator>>)> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns all communicators that are alive.
-pub(crate) fn all() -> Vec<Arc<Communicator>> {
-    table().1.values().cloned().collect()
-}
-
-fn fault(rule: &str, what: &str) -> ! {
-    eprintln!("software nccl: {rule}: {what}");
-    std::process::abort()
-}
-
-fn found(handle: ncclComm_t, call: &str) -> Arc<Communicator> {
-    let number = handle.expose_provenance();
-    let communicator = table().1.get(&number).cloned();
-    communicator.unwrap_or_else(|| {
-        fault("stale handle", &format!("{call} of {number:#x}, which is no communicator any more"))
-    })
-}
 
 /// Exported functions: each body answers a code; a call that is told to fail does not run.
 macro_rules! exported {
@@ -123,7 +98,7 @@ exported! {
 
     fn ncclCommDestroy(handle: ncclComm_t) {
         let communicator = found(handle, "ncclCommDestroy");
-        table().1.remove(&handle.expose_provenance());
+        communicator::remove(handle);
         communicator.shared.end();
         Code::ncclSuccess
     }
@@ -131,7 +106,7 @@ exported! {
     fn ncclCommAbort(handle: ncclComm_t) {
         let communicator = found(handle, "ncclCommAbort");
         communicator.abort();
-        table().1.remove(&handle.expose_provenance());
+        communicator::remove(handle);
         if let Some(driver) = driver() {
             (driver.pump)();
         }
@@ -224,15 +199,8 @@ unsafe fn join(handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_
     if ranks > 1 {
         start_helper();
     }
-    let number = {
-        let mut table = table();
-        table.0 += 1;
-        let number = 0x20_0000_0000 + 0x40 * table.0;
-        table.1.insert(number, Arc::clone(&made));
-        number
-    };
     // SAFETY: the caller's place for the handle.
-    unsafe { handle.write(ptr::with_exposed_provenance_mut(number)) };
+    unsafe { handle.write(communicator::insert(Arc::clone(&made))) };
     made.begun()
 }
 
