@@ -5,24 +5,12 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::thread::{self, ThreadId};
+use std::thread;
 
-use crate::gpu::{Answer, Gpu};
-use crate::graphs::{Graph, Node};
+use crate::codes::Answer;
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
-use crate::streams::Joins;
-use crate::work::Work;
-
-/// Which other calls a capture forbids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Unsafe calls of every thread.
-    Global,
-    /// Unsafe calls of the thread that began it.
-    ThreadLocal,
-    /// None.
-    Relaxed,
-}
+use crate::objects::{Capture, Graph, Joins, Mode, Stream};
 
 thread_local! {
     /// Which captures forbid unsafe calls on this thread.
@@ -30,62 +18,9 @@ thread_local! {
 }
 
 impl Mode {
-    /// Returns the mode of this number of `cuda.h`.
-    pub(crate) fn of(number: u32) -> Answer<Mode> {
-        [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
-            .into_iter()
-            .find(|mode| mode.number() == number)
-            .ok_or(Code::CUDA_ERROR_INVALID_VALUE)
-    }
-
-    pub(crate) fn number(self) -> u32 {
-        self as u32
-    }
-
     /// Changes which captures forbid unsafe calls on this thread; returns what was so before.
     pub(crate) fn exchange(self) -> Mode {
         HEEDED.replace(self)
-    }
-}
-
-pub(crate) struct Capture {
-    origin: usize,
-    mode: Mode,
-    thread: ThreadId,
-    nodes: Vec<Node>,
-    /// Per stream that takes part, the nodes that its next one comes after.
-    last: BTreeMap<usize, Vec<usize>>,
-    /// The streams that have nodes, in the order of their first ones.
-    branches: Vec<usize>,
-    invalid: Option<Code>,
-}
-
-impl Capture {
-    /// Adds a node after the last ones of a stream.
-    pub(crate) fn add(&mut self, stream: usize, what: &str, work: Work) {
-        let known = self.branches.iter().position(|branch| *branch == stream);
-        let branch = known.unwrap_or_else(|| {
-            self.branches.push(stream);
-            self.branches.len() - 1
-        });
-        let node = Node { what: what.to_owned(), work, after: self.last_of(stream), branch };
-        self.nodes.push(node);
-        self.last.insert(stream, vec![self.nodes.len() - 1]);
-    }
-
-    pub(crate) fn last_of(&self, stream: usize) -> Vec<usize> {
-        self.last.get(&stream).cloned().unwrap_or_default()
-    }
-
-    /// Whether every node comes before the end of the first stream.
-    fn is_joined(&self) -> bool {
-        let (mut reached, mut open) = (vec![false; self.nodes.len()], self.last_of(self.origin));
-        while let Some(node) = open.pop() {
-            if !std::mem::replace(&mut reached[node], true) {
-                open.extend(&self.nodes[node].after);
-            }
-        }
-        reached.iter().all(|reached| *reached)
     }
 }
 
@@ -182,9 +117,7 @@ impl Gpu {
             return Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         if joins == Joins::Legacy {
-            let blocking = |stream: &crate::streams::Stream| {
-                stream.context == context && stream.joins == Joins::Blocking
-            };
+            let blocking = |stream: &Stream| stream.context == context && stream.joins == Joins::Blocking;
             let captured = self.streams.iter().find_map(|(_, row)| row.capture.filter(|_| blocking(row)));
             if let Some(capture) = captured {
                 return self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);

@@ -6,12 +6,8 @@
 
 use std::ffi::{CStr, c_char};
 use std::ops::Range;
-use std::sync::Arc;
 
-use crate::gpu::{Answer, Gpu};
-use crate::settings::Plant;
 use crate::shadow::Access;
-use crate::work::Work;
 
 /// The bytes of an f32.
 const ELEMENT: u64 = 4;
@@ -59,7 +55,7 @@ impl Claim {
     }
 
     /// Returns the claim without the first element of each range that it may write.
-    fn narrower(self) -> Claim {
+    pub(crate) fn narrower(self) -> Claim {
         // The end of a range is often padding, which nothing touches.
         let shorter = |range: Range<u64>| (range.start + ELEMENT).min(range.end)..range.end;
         Claim { written: self.written.into_iter().map(shorter).collect(), ..self }
@@ -110,35 +106,6 @@ fn outside(range: &Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
         gaps.push(from..range.end);
     }
     gaps
-}
-
-impl Gpu {
-    /// Holds what is enqueued on a stream from now on to a claim, or to none.
-    pub(crate) fn claim(&mut self, stream: usize, claim: Option<Claim>) -> Answer<()> {
-        let stream = self.stream(stream)?;
-        let claim = match claim {
-            Some(claim) if self.planted(Plant::Narrow) => Some(claim.narrower()),
-            claim => claim,
-        };
-        self.streams.get(stream)?.claim = claim.map(Arc::new);
-        Ok(())
-    }
-
-    /// Returns work with the claim of its stream, if it touches memory and there is a claim.
-    pub(crate) fn claimed(&mut self, stream: usize, work: Work) -> Answer<Work> {
-        let claim = self.streams.get(stream)?.claim.clone();
-        Ok(match (claim, work) {
-            (
-                Some(claim),
-                work @ (Work::Copy { .. }
-                | Work::Fill { .. }
-                | Work::Kernel(_)
-                | Work::Foreign(_)
-                | Work::Host { .. }),
-            ) => Work::Claimed(claim, Box::new(work)),
-            (_, work) => work,
-        })
-    }
 }
 
 #[cfg(test)]

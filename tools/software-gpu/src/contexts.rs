@@ -6,19 +6,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::thread::{self, ThreadId};
 
-use crate::gpu::{Answer, Gpu};
+use crate::codes::Answer;
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
+use crate::objects::{Context, Joins};
 use crate::report;
-use crate::streams::{Joins, Stream};
-
-pub(crate) struct Context {
-    pub(crate) device: i32,
-    pub(crate) is_primary: bool,
-    /// How often a primary context is retained.
-    pub(crate) retained: u64,
-    pub(crate) legacy: usize,
-    pub(crate) per_thread: BTreeMap<usize, usize>,
-}
 
 thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -128,13 +120,6 @@ impl Gpu {
 /// Returns the current context without the lock.
 pub(crate) fn current_handle() -> usize {
     CURRENT.with_borrow(|stack| stack.last().copied()).unwrap_or(0)
-}
-
-impl Stream {
-    /// Whether the program made it, and not a context.
-    pub(crate) fn is_the_programs(&self) -> bool {
-        self.made_by_the_program
-    }
 }
 
 /// Ends the program if an object of one context is used with another's.

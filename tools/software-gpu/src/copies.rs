@@ -6,7 +6,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::gpu::{Answer, Gpu};
+use crate::codes::Answer;
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
 use crate::heap::Kind;
 use crate::judge::Judge;

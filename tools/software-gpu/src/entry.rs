@@ -7,12 +7,13 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::gpu::{Answer, Gpu};
+use crate::codes::Answer;
+use crate::gpu::Gpu;
 use crate::header::{CUresult, cudaError_enum as Code};
 use crate::queue::Mark;
 use crate::report;
 use crate::settings::Settings;
-use crate::trace::{self, Value};
+use crate::trace::{self, Call};
 
 static GPU: Mutex<Option<Gpu>> = Mutex::new(None);
 
@@ -28,13 +29,6 @@ const AFTER_FAILURE: [&str; 6] = [
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A call as it was made.
-pub(crate) struct Call<'a> {
-    pub(crate) name: &'a str,
-    /// Its arguments by their names; none of a function that only the software GPU has, which is not traced.
-    pub(crate) arguments: Option<&'a [(&'static str, Value)]>,
 }
 
 fn lock() -> MutexGuard<'static, Option<Gpu>> {

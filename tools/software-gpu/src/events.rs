@@ -4,32 +4,17 @@
 
 use std::time::Instant;
 
+use crate::codes::Answer;
 use crate::contexts::same;
-use crate::gpu::{Answer, Gpu};
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
+use crate::objects::{Event, Recorded};
 use crate::queue::Mark;
 use crate::settings::Plant;
 use crate::work::Work;
 
 const DISABLE_TIMING: u32 = 2;
 const KNOWN_FLAGS: u32 = 0b111;
-
-/// What an event stands for.
-#[derive(Clone, Default)]
-pub(crate) enum Recorded {
-    #[default]
-    Never,
-    /// A place on a stream, with the time of the call.
-    At(Mark, Instant),
-    /// Nodes of a capture.
-    Captured(usize, Vec<usize>),
-}
-
-pub(crate) struct Event {
-    context: usize,
-    is_timed: bool,
-    recorded: Recorded,
-}
 
 impl Gpu {
     pub(crate) fn create_event(&mut self, flags: u32) -> Answer<usize> {

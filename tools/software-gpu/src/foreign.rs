@@ -7,8 +7,6 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::judge::Judge;
-
 /// Work of another library. It reads one range and writes another.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -30,7 +28,7 @@ pub struct ForeignWork {
 
 pub(crate) struct Foreign {
     pub(crate) name: String,
-    work: ForeignWork,
+    pub(crate) work: ForeignWork,
     /// The run whose accesses were judged.
     judged: AtomicU64,
 }
@@ -49,28 +47,9 @@ impl Foreign {
         Foreign { name, work, judged: AtomicU64::new(0) }
     }
 
-    /// Returns the order that this work keeps.
-    pub(crate) fn order(&self) -> u64 {
-        self.work.order
-    }
-
-    pub(crate) fn run(&self, judge: &mut Judge<'_>) -> bool {
-        let touch = &judge.operation.touch;
-        let ticket = (touch.lane as u64) << 40 | touch.position;
-        let ForeignWork { source, target, step, call, .. } = self.work;
-        let (source_bytes, target_bytes) = (self.work.source_bytes as u64, self.work.target_bytes as u64);
-        if self.judged.swap(ticket, Ordering::Relaxed) != ticket {
-            if source_bytes > 0 {
-                judge.read(source, source_bytes);
-            }
-            judge.write(target, target_bytes);
-        }
-        // A rank that gives nothing may name any source.
-        let from = if source_bytes > 0 { source } else { target };
-        let from = judge.heap.at(judge.bounds(from, source_bytes), from);
-        let to = judge.heap.at(judge.bounds(target, target_bytes), target);
-        // SAFETY: memory of the lengths that the library gave, judged above.
-        unsafe { step(call, ticket, from, to) != 0 }
+    /// Whether the run of a ticket is one whose accesses are to be judged.
+    pub(crate) fn is_new(&self, ticket: u64) -> bool {
+        self.judged.swap(ticket, Ordering::Relaxed) != ticket
     }
 }
 

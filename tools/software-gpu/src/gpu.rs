@@ -4,22 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::capture::Capture;
-use crate::contexts::Context;
-use crate::events::Event;
-use crate::graphs::{Executable, Graph};
 use crate::handles::Table;
 use crate::header::cudaError_enum as Code;
 use crate::heap::Heap;
-use crate::modules::{Function, Module};
-use crate::pools::Pools;
+use crate::objects::{Capture, Context, Event, Executable, Function, Graph, Module, Pools, Stream};
 use crate::queue::Queue;
 use crate::random::Random;
 use crate::settings::{Plant, Settings};
-use crate::streams::Stream;
-
-/// What a call answers: a value, or the code of an error.
-pub(crate) type Answer<T> = Result<T, Code>;
 
 pub(crate) struct Gpu {
     pub(crate) settings: Settings,
@@ -96,7 +87,7 @@ impl Gpu {
     /// Returns what is alive and belongs to the program, one line each.
     pub(crate) fn leaks(&self) -> Vec<String> {
         let handles = |kind: &str, count: usize| (count > 0).then(|| format!("{count} {kind}"));
-        let own_streams = self.streams.iter().filter(|(_, stream)| stream.is_the_programs()).count();
+        let own_streams = self.streams.iter().filter(|(_, stream)| stream.made_by_the_program).count();
         let mut found: Vec<String> = [
             handles("streams", own_streams),
             handles("events", self.events.len()),

@@ -3,34 +3,12 @@
 //! Each branch of a graph is a lane, so branches that nothing joins run in any order. Two launches of one executable
 //! graph never overlap.
 
-use crate::gpu::{Answer, Gpu};
+use crate::codes::Answer;
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
+use crate::objects::Executable;
 use crate::queue::Mark;
 use crate::work::Work;
-
-/// One piece of work of a graph.
-#[derive(Clone)]
-pub(crate) struct Node {
-    pub(crate) what: String,
-    pub(crate) work: Work,
-    /// Nodes that it comes after.
-    pub(crate) after: Vec<usize>,
-    /// The stream that it was captured on, counted among those of the capture.
-    pub(crate) branch: usize,
-}
-
-pub(crate) struct Graph {
-    pub(crate) nodes: Vec<Node>,
-}
-
-pub(crate) struct Executable {
-    context: usize,
-    nodes: Vec<Node>,
-    /// A lane of each branch.
-    lanes: Vec<usize>,
-    /// The end of the last launch.
-    last: Option<Mark>,
-}
 
 impl Gpu {
     pub(crate) fn instantiate(&mut self, graph: usize) -> Answer<usize> {

@@ -10,23 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use software_gpu_ptx as ptx;
 
+use crate::codes::Answer;
 use crate::fatbin;
-use crate::gpu::{Answer, Gpu};
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
+use crate::objects::{Function, Module};
 use crate::report;
-
-pub(crate) struct Module {
-    context: usize,
-    image: Arc<ptx::Module>,
-    variables: Arc<[u64]>,
-    functions: Vec<usize>,
-}
-
-pub(crate) struct Function {
-    pub(crate) context: usize,
-    pub(crate) kernel: ptx::Kernel,
-    pub(crate) variables: Arc<[u64]>,
-}
 
 impl Gpu {
     pub(crate) fn load_module(&mut self, image: &[u8]) -> Answer<usize> {

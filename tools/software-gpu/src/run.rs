@@ -8,6 +8,7 @@ use std::ptr;
 
 use crate::engine;
 use crate::entry;
+use crate::foreign::{Foreign, ForeignWork};
 use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
 use crate::judge::Judge;
@@ -80,10 +81,30 @@ impl Gpu {
                 judge.own(*start, "freed in use");
                 judge.heap.free(*start, operation.touch.name.to_string());
             }
-            Work::Foreign(foreign) => return foreign.run(&mut judge),
+            Work::Foreign(foreign) => return go_on(&mut judge, foreign),
         }
         true
     }
+}
+
+/// Lets work of another library go on; returns whether it has ended.
+fn go_on(judge: &mut Judge<'_>, foreign: &Foreign) -> bool {
+    let touch = &judge.operation.touch;
+    let ticket = (touch.lane as u64) << 40 | touch.position;
+    let ForeignWork { source, target, step, call, .. } = foreign.work;
+    let (source_bytes, target_bytes) = (foreign.work.source_bytes as u64, foreign.work.target_bytes as u64);
+    if foreign.is_new(ticket) {
+        if source_bytes > 0 {
+            judge.read(source, source_bytes);
+        }
+        judge.write(target, target_bytes);
+    }
+    // A rank that gives nothing may name any source.
+    let from = if source_bytes > 0 { source } else { target };
+    let from = judge.heap.at(judge.bounds(from, source_bytes), from);
+    let to = judge.heap.at(judge.bounds(target, target_bytes), target);
+    // SAFETY: memory of the lengths that the library gave, judged above.
+    unsafe { step(call, ticket, from, to) != 0 }
 }
 
 fn copy(judge: &mut Judge<'_>, to: &Side, from: &Side, bytes: u64) {

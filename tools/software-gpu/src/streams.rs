@@ -6,36 +6,15 @@
 use std::sync::Arc;
 
 use crate::claims::Claim;
+use crate::codes::Answer;
 use crate::foreign::Foreign;
-use crate::gpu::{Answer, Gpu};
+use crate::gpu::Gpu;
 use crate::header::cudaError_enum as Code;
+use crate::objects::{Joins, Stream};
 use crate::queue::Mark;
 use crate::report;
+use crate::settings::Plant;
 use crate::work::Work;
-
-/// What a stream waits for at each call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joins {
-    /// It is the legacy default stream: for all blocking streams.
-    Legacy,
-    /// For the legacy default stream.
-    Blocking,
-    /// For nothing.
-    Nothing,
-}
-
-pub(crate) struct Stream {
-    pub(crate) context: usize,
-    pub(crate) lane: usize,
-    pub(crate) joins: Joins,
-    /// The capture that it takes part in.
-    pub(crate) capture: Option<usize>,
-    pub(crate) made_by_the_program: bool,
-    /// The green context that it was made in; `context` is then the device's primary one.
-    pub(crate) green: Option<usize>,
-    /// What its next work may touch, if the program says so.
-    pub(crate) claim: Option<Arc<Claim>>,
-}
 
 impl Gpu {
     pub(crate) fn create_stream(&mut self, context: usize, joins: Joins) -> usize {
@@ -126,6 +105,33 @@ impl Gpu {
         Ok(lanes.into_iter().map(|lane| self.queue.tail(lane)).collect())
     }
 
+    /// Holds what is enqueued on a stream from now on to a claim, or to none.
+    pub(crate) fn claim(&mut self, stream: usize, claim: Option<Claim>) -> Answer<()> {
+        let stream = self.stream(stream)?;
+        let claim = match claim {
+            Some(claim) if self.planted(Plant::Narrow) => Some(claim.narrower()),
+            claim => claim,
+        };
+        self.streams.get(stream)?.claim = claim.map(Arc::new);
+        Ok(())
+    }
+
+    /// Returns work with the claim of its stream, if it touches memory and there is a claim.
+    pub(crate) fn claimed(&mut self, stream: usize, work: Work) -> Answer<Work> {
+        let claim = self.streams.get(stream)?.claim.clone();
+        Ok(match (claim, work) {
+            (
+                Some(claim),
+                work @ (Work::Copy { .. }
+                | Work::Fill { .. }
+                | Work::Kernel(_)
+                | Work::Foreign(_)
+                | Work::Host { .. }),
+            ) => Work::Claimed(claim, Box::new(work)),
+            (_, work) => work,
+        })
+    }
+
     /// Puts work on a stream, or into the graph that captures it; returns its place on the stream.
     pub(crate) fn enqueue(
         &mut self,
@@ -150,7 +156,7 @@ impl Gpu {
 
     /// Puts work of another library on a stream, after the work of its order that came before it.
     pub(crate) fn enqueue_foreign(&mut self, stream: usize, foreign: Foreign) -> Answer<()> {
-        let (order, what) = (foreign.order(), foreign.name.clone());
+        let (order, what) = (foreign.work.order, foreign.name.clone());
         // It runs after that work, and yet no stream may count on it.
         let before = self.orders.get(&order).map(|(lane, position)| Mark {
             lane: *lane,

@@ -10,8 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-use crate::entry::Call;
-use crate::exports::error_name;
+use crate::codes;
 use crate::gpu::Gpu;
 use crate::header::{
     CUcontext, CUctxCreateParams, CUdevResource, CUdevResourceDesc, CUdevResourceType, CUdevice_attribute,
@@ -20,6 +19,13 @@ use crate::header::{
     CUstreamCaptureStatus, cudaError_enum as Code,
 };
 use crate::{report, settings};
+
+/// A call as it was made.
+pub(crate) struct Call<'a> {
+    pub(crate) name: &'a str,
+    /// Its arguments by their names; none of a function that only the software GPU has, which is not traced.
+    pub(crate) arguments: Option<&'a [(&'static str, Value)]>,
+}
 
 /// A value that a call takes or answers.
 #[derive(Clone, Copy)]
@@ -180,7 +186,7 @@ pub(crate) fn end(call: &Call<'_>, gpu: Option<&Gpu>, code: Option<CUresult>) {
     let mut line = String::new();
     match code {
         Some(Code(number)) => {
-            let name = error_name(Code(number)).map(CStr::to_string_lossy);
+            let name = codes::name(Code(number)).map(CStr::to_string_lossy);
             let _ = write!(line, " -> {}", name.unwrap_or_else(|| number.to_string().into()));
         }
         None => ANSWERED.with_borrow(|values| {

@@ -5,11 +5,11 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::{exported, put};
-use crate::entry::{self, Call};
-use crate::gpu::Answer;
+use crate::codes::{self, Answer};
+use crate::entry;
 use crate::header::{CUDA_VERSION, CUdevice_attribute_enum as Attribute};
 use crate::header::{CUdevice, CUdevice_attribute, CUresult, cudaError_enum as Code};
-use crate::trace::Shown;
+use crate::trace::{Call, Shown};
 
 const NAME: &CStr = c"software GPU";
 
@@ -24,34 +24,12 @@ pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
     entry::call(&call, |_| if flags == 0 { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) })
 }
 
-macro_rules! named {
-    ($($name:ident)*) => {
-        /// Returns the name of a code that this driver answers.
-        pub(crate) fn error_name(code: CUresult) -> Option<&'static CStr> {
-            $(if code == Code::$name {
-                return CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).ok();
-            })*
-            None
-        }
-    };
-}
-
-named! {
-    CUDA_SUCCESS CUDA_ERROR_INVALID_VALUE CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_INVALID_DEVICE
-    CUDA_ERROR_INVALID_IMAGE CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_NO_BINARY_FOR_GPU CUDA_ERROR_INVALID_HANDLE
-    CUDA_ERROR_ILLEGAL_STATE CUDA_ERROR_NOT_FOUND CUDA_ERROR_NOT_READY CUDA_ERROR_ILLEGAL_ADDRESS
-    CUDA_ERROR_LAUNCH_FAILED CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED CUDA_ERROR_STREAM_CAPTURE_MERGE CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
-    CUDA_ERROR_STREAM_CAPTURE_UNJOINED CUDA_ERROR_STREAM_CAPTURE_ISOLATION CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-    CUDA_ERROR_CAPTURED_EVENT CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD CUDA_ERROR_UNKNOWN
-}
-
 /// Writes the name of a code, which lives as long as the library; null if it has none.
 ///
 /// # Safety
 /// As [`put`].
 unsafe fn put_name(code: CUresult, text: *mut *const c_char) -> Answer<()> {
-    let name = error_name(code);
+    let name = codes::name(code);
     // SAFETY: by the contract.
     unsafe { put(text, name.map_or(std::ptr::null(), CStr::as_ptr))? };
     name.map(drop).ok_or(Code::CUDA_ERROR_INVALID_VALUE)

@@ -9,12 +9,12 @@ use super::{exported, handle, pointer, put};
 use crate::claims::Claim;
 pub use crate::claims::Claimed;
 use crate::contexts::same;
-use crate::entry::{self, Call};
+use crate::entry;
 use crate::foreign::{Foreign, ForeignWork};
 use crate::header::{CUfunction, CUmodule, CUresult, CUstream, cudaError_enum as Code};
 use crate::modules;
 use crate::settings::Plant;
-use crate::trace::{Shown, Value};
+use crate::trace::{Call, Shown, Value};
 use crate::work::{Launch, Work};
 
 const MOST_THREADS: u64 = 1024;

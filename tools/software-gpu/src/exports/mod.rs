@@ -15,7 +15,6 @@ mod streams;
 
 pub use contexts::*;
 pub use copies::*;
-pub(crate) use devices::error_name;
 pub use devices::*;
 pub use events::*;
 pub use graphs::*;
@@ -26,7 +25,7 @@ pub use streams::*;
 // A test names it.
 pub use crate::header::CUmemPool_attribute_enum;
 
-use crate::gpu::Answer;
+use crate::codes::Answer;
 use crate::header::cudaError_enum as Code;
 use crate::trace::{self, Shown};
 
@@ -41,7 +40,7 @@ macro_rules! exported {
         #[allow(unused_unsafe, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> crate::header::CUresult {
             let arguments = [$((stringify!($argument), crate::trace::Shown::shown($argument))),*];
-            let call = crate::entry::Call { name: stringify!($name), arguments: Some(&arguments) };
+            let call = crate::trace::Call { name: stringify!($name), arguments: Some(&arguments) };
             // SAFETY: the caller keeps to `cuda.h`: pointers lead to as many values as the call reads or writes.
             crate::entry::$kind(&call, |$gpu| unsafe { $body })
         }

@@ -5,11 +5,11 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{exported, handle, pointer, put};
-use crate::capture::Mode;
 use crate::header::{
     CUcontext, CUevent, CUgraph, CUgreenCtx, CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
     CUstreamCaptureStatus_enum as CaptureStatus, cudaError_enum as Code,
 };
+use crate::objects::Mode;
 use crate::work::Work;
 
 exported! {
