@@ -5,15 +5,14 @@
 
 use std::ptr::with_exposed_provenance_mut;
 
-use instep::optim::Value;
+use instep::optim::{Descriptor, Value};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::Lists;
 use crate::arguments::Addresses;
-use crate::tensors::{View, Word};
+use crate::tensors::{Reader, View, Word};
 
 // The lists of a call, in order.
 pub(super) const PARAMS: usize = 0;
@@ -45,7 +44,15 @@ pub(super) struct Found {
     pub(super) progress: Vec<(u64, f64)>,
 }
 
-impl Lists {
+/// What reads the lists of an optimizer.
+pub(super) struct Finder {
+    pub(super) descriptor: &'static Descriptor,
+    /// All that the optimizer may keep, in the order of the lists.
+    pub(super) states: Vec<&'static str>,
+    pub(super) reader: Reader,
+}
+
+impl Finder {
     /// Stands for the address of an empty tensor, which may be 0.
     const EMPTY: usize = 64;
 
@@ -119,7 +126,7 @@ impl Lists {
         }
     }
 
-    pub(super) fn list_name(&self, list: usize) -> String {
+    fn list_name(&self, list: usize) -> String {
         match list {
             PARAMS => "params".to_owned(),
             GRADS => "grads".to_owned(),
@@ -141,12 +148,7 @@ impl Lists {
     }
 
     /// Reads and checks the tensors of one parameter.
-    pub(super) fn find_one(
-        &self,
-        lists: &[Option<Bound<'_, PyList>>],
-        k: usize,
-        found: &mut Found,
-    ) -> PyResult<()> {
+    fn find_one(&self, lists: &[Option<Bound<'_, PyList>>], k: usize, found: &mut Found) -> PyResult<()> {
         let item = |list: usize| lists[list].as_ref().map(|list| list.get_item(k)).transpose();
         let Some(param) = item(PARAMS)? else { return Ok(()) };
         let own = self.reader.read(&param, || self.name(PARAMS, k))?;

@@ -26,7 +26,7 @@ use crate::openmp::OpenMp;
 use crate::optimizers::{all_state_names, descriptor};
 use crate::tensors::{Reader, Word};
 use found::{
-    CARRIED, COPIES, COUNTS, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
+    CARRIED, COPIES, COUNTS, Finder, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
     refuse_unfit, refused_count,
 };
 use moved::Move;
@@ -58,10 +58,7 @@ struct Torch {
 /// Steps lists of tensors with one optimizer.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct Lists {
-    descriptor: &'static Descriptor,
-    /// All that the optimizer may keep, in the order of the lists.
-    states: Vec<&'static str>,
-    reader: Reader,
+    finder: Finder,
     torch: Torch,
     owner: Owner,
     idle: Mutex<Idle>,
@@ -91,10 +88,10 @@ impl Lists {
         torch: (Py<PyAny>, Py<PyAny>, usize),
     ) -> PyResult<Lists> {
         let (descriptor, states) = (descriptor(key)?, all_state_names(key)?);
-        let reader = Reader::new(tensor, parameter, exchange)?;
+        let finder = Finder { descriptor, states, reader: Reader::new(tensor, parameter, exchange)? };
         let (get_num_threads, increment_version, openmp) = torch;
         let torch = Torch { get_num_threads, increment_version, openmp };
-        Ok(Lists { descriptor, states, reader, torch, owner: Owner::current(), idle: Mutex::default() })
+        Ok(Lists { finder, torch, owner: Owner::current(), idle: Mutex::default() })
     }
 
     /// Steps. `lists` are parameters, gradients, counts, copies, carried numbers and all states, each a list or None; `hyper`
@@ -109,7 +106,7 @@ impl Lists {
     ) -> PyResult<()> {
         let scaling = scaling(gradient_scale)?;
         let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
-        plan.set_counts(&found, self.descriptor)?;
+        plan.set_counts(&found, self.finder.descriptor)?;
         // A plan that has failed is dropped, for nothing says how far it went.
         py.detach(|| plan.run(&found, scaling)).map_err(raised)?;
         self.tell_autograd(&lists, &found)?;
@@ -126,7 +123,7 @@ impl Lists {
         threads: Option<i64>,
     ) -> PyResult<Prepared> {
         let (plan, found, lists) = self.plan(py, lists, hyper, threads)?;
-        let (descriptor, inner) = (self.descriptor, Mutex::new((plan, found)));
+        let (descriptor, inner) = (self.finder.descriptor, Mutex::new((plan, found)));
         let tensors = lists.iter().flatten().flat_map(|list| list.iter()).filter(|tensor| !tensor.is_none());
         let storages =
             tensors.map(|tensor| Ok(tensor.call_method0(intern!(py, "untyped_storage"))?.unbind()));
@@ -144,11 +141,11 @@ impl Lists {
     ) -> PyResult<(f64, f64)> {
         let mut norm = GradNorm::host().map_err(raised)?;
         norm.begin(Scaling::NONE).map_err(raised)?;
-        let list = self.list(tensors, GRADS)?;
+        let list = self.finder.list(tensors, GRADS)?;
         let mut found = self.memory(GRADS + 1);
         for k in 0..list.len() {
             let tensor = list.get_item(k)?;
-            let view = self.reader.read(&tensor, || format!("tensors[{k}]"))?;
+            let view = self.finder.reader.read(&tensor, || format!("tensors[{k}]"))?;
             refuse_unfit(&view, &tensor, || format!("tensors[{k}]"), |word| word.dtype().is_some())?;
             refuse_negative(&view, &tensor, || format!("tensors[{k}]"))?;
             let (param, state) = (Word::F32, Word::F32);
@@ -160,8 +157,8 @@ impl Lists {
         let mut plan = match self.take(key, &found) {
             Some(plan) => plan,
             None => {
-                let hyper = self.descriptor.fields.iter().map(|field| field.default).collect();
-                Plan::new(key, &found, self.descriptor, hyper, self.openmp())?
+                let hyper = self.finder.descriptor.fields.iter().map(|field| field.default).collect();
+                Plan::new(key, &found, self.finder.descriptor, hyper, self.openmp())?
             }
         };
         let decision = py.detach(|| {
@@ -189,7 +186,7 @@ impl Lists {
         adds: bool,
         threads: Option<i64>,
     ) -> PyResult<()> {
-        let lists = [self.list_of("into", into)?, self.list_of("tensors", tensors)?];
+        let lists = [self.finder.list_of("into", into)?, self.finder.list_of("tensors", tensors)?];
         if lists[0].len() != lists[1].len() {
             let (into, tensors) = (lists[0].len(), lists[1].len());
             let text = format!("tensors: {tensors} for {into} to write; give one for each");
@@ -201,7 +198,7 @@ impl Lists {
             let (into, tensor) = (lists[0].get_item(k)?, lists[1].get_item(k)?);
             let [own, other] = [(&into, "into"), (&tensor, "tensors")].map(|(tensor, list)| {
                 let name = || format!("{list}[{k}]");
-                let view = self.reader.read(tensor, name)?;
+                let view = self.finder.reader.read(tensor, name)?;
                 refuse_unfit(&view, tensor, name, |word| matches!(word, Word::F32 | Word::BF16))?;
                 refuse_negative(&view, tensor, name)?;
                 Ok::<_, PyErr>(view)
@@ -281,25 +278,26 @@ impl Lists {
         hyper: &Bound<'py, PyTuple>,
         threads: Option<i64>,
     ) -> PyResult<(Plan, Found, TensorLists<'py>)> {
-        let hyper = self.hyper(hyper)?;
+        let hyper = self.finder.hyper(hyper)?;
         let kept = self.kept(&hyper)?;
-        let lists = self.lists(lists, kept)?;
+        let lists = self.finder.lists(lists, kept)?;
         let mut found = self.memory(lists.len());
-        self.find(&lists, &mut found)?;
+        self.finder.find(&lists, &mut found)?;
         let is_there = lists.iter().enumerate().map(|(k, list)| u32::from(list.is_some()) << k).sum();
         let key = self.key(py, is_there, threads)?;
         let mut plan = match self.take(key, &found) {
             Some(mut plan) => {
                 if plan.hyper != hyper {
-                    plan.set_hyper(self.descriptor, hyper)?;
+                    plan.set_hyper(self.finder.descriptor, hyper)?;
                 }
                 plan
             }
-            None => py.detach(|| Plan::new(key, &found, self.descriptor, hyper, self.openmp()))?,
+            None => py.detach(|| Plan::new(key, &found, self.finder.descriptor, hyper, self.openmp()))?,
         };
         plan.fill_empty(&mut found);
         if let Some((one, other)) = plan.overlap(&found) {
-            let name = |number: u32| self.name(number as usize % lists.len(), number as usize / lists.len());
+            let name =
+                |number: u32| self.finder.name(number as usize % lists.len(), number as usize / lists.len());
             let text = format!("{} and {}: overlap; give each its own memory", name(one), name(other));
             return Err(PyValueError::new_err(text));
         }
@@ -352,9 +350,9 @@ impl Lists {
         if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
             return Ok(*kept);
         }
-        let names = optimizer(self.descriptor, hyper)?.state_names();
-        let kept = |k: usize| u32::from(names.contains(&self.states[k])) << (STATES + k);
-        let kept = (0..self.states.len()).map(kept).sum();
+        let names = optimizer(self.finder.descriptor, hyper)?.state_names();
+        let kept = |k: usize| u32::from(names.contains(&self.finder.states[k])) << (STATES + k);
+        let kept = (0..self.finder.states.len()).map(kept).sum();
         self.idle().kept = Some((hyper.to_vec(), kept));
         Ok(kept)
     }
