@@ -21,7 +21,7 @@
 //!         for step in 0..500 {
 //!             let x = (step % 8) as f32 / 4.0 - rank;
 //!             let mut pass = stepper.begin()?;
-//!             let (params, mut grads) = pass.split(); // reading a parameter waits for its last step
+//!             let (params, mut grads) = pass.split(); // reading a parameter waits for its previous step
 //!             let error = params.get(slope)?[0] * x + params.get(offset)?[0] - (3.0 * x - 1.0);
 //!             grads.write(slope, &[error * x])?;
 //!             grads.write(offset, &[error])?;
@@ -46,7 +46,7 @@
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
 //! | `Normed` | once the last bucket is reduced and the norm is known; the steps run beside the next forward | yes |
-//! | `Sequential` | after the last reduce, one bucket after the other; the reference | yes |
+//! | `Sequential` | after the last reduce; the reference | yes |
 //!
 //! # What to call
 //!

@@ -46,13 +46,13 @@ fn main() -> ranks::Outcome {
     for step in 0..STEPS {
         let mut pass = stepper.begin()?;
         for (bucket, id) in layout.ids().enumerate() {
-            pass.ptr(id)?; // you read the parameter; in Normed mode `backward` waits here for the bucket's last step
-            pass.ptr(id.grad())?; // you write the gradient
-            backward.memcpy_htod(&ranks::gradient(rank, step, bucket), &mut grads[bucket])?; // your kernels
+            pass.ptr(id)?; // before you read the parameter; in Normed mode `backward` waits here for its previous step
+            pass.ptr(id.grad())?; // before you write the gradient
+            backward.memcpy_htod(&ranks::gradient(rank, step, bucket), &mut grads[bucket])?; // stands for your kernels
             reduce.wait(&backward.record_event(None)?)?;
             nccl.all_reduce_in_place(&mut grads[bucket], &ReduceOp::Sum).map_err(ranks::told)?;
             let summed = reduce.record_event(None)?;
-            // SAFETY: recorded after the sum, and so after backward's last use of the bucket's gradients and parameters.
+            // SAFETY: after the sum, which waited for backward's last use of the bucket's gradients and parameters.
             unsafe { pass.bucket_ready_after(bucket as u32, (&summed).into())? }; // wait, launch, record
         }
         pass.finish()?; // in Eager mode, as here, `backward` waits for all steps
