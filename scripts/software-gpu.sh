@@ -111,7 +111,7 @@ case ${1:-} in
         cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
         echo "of the software GPU" >"$bundle/commit"
     fi
-    env -u INSTEP_REQUIRE_GPU QUICK=1 OUT="$folder/out" bash "$bundle/run.sh" "$@"
+    env -u INSTEP_REQUIRE_GPU QUICK=1 OUT="${OUT:-$folder/out}" bash "$bundle/run.sh" "$@"
     ;;
 *) echo "$folder" ;;
 esac

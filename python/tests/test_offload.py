@@ -276,6 +276,21 @@ def test_zero_grad_drops_sums_on_the_host():
     assert_same(ours, theirs, stepped)
 
 
+def test_sums_on_the_host_that_are_dropped_leave_the_last_norm_and_no_work_for_a_closed_optimizer():
+    ours, theirs, stepped, wanted = pair(accumulate="host", max_norm=1.0)
+    train([ours, theirs], [stepped, wanted])
+    norm = stepped.last_norm()
+    assert norm is not None
+    for closes in (False, True):
+        with stepped.no_sync():
+            ours(torch.randn(4, 8)).sum().backward()
+        if closes:
+            stepped.close()
+        stepped.zero_grad()
+        assert stepped.last_norm() == norm
+    assert_same(ours, theirs, stepped)
+
+
 def test_a_backward_after_close_is_refused():
     ours, theirs, stepped, wanted = pair()
     train([ours, theirs], [stepped, wanted])
@@ -528,7 +543,7 @@ def test_a_gpt_trains_with_a_weight_that_two_modules_share():
 
 
 def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_it_first(monkeypatch):
-    # Three buckets have come down when the first step begins, and it ends after all others were sent.
+    # Three buckets have come down when the first step begins, and it ends after all others have come down.
     some_sent, begun, all_sent, record, copies = (*(threading.Event() for _ in range(3)), [], [])
     core = _offload_engine.Offload
     begin, send, step, end = core.begin, core.send, core._step, core.end
@@ -548,6 +563,8 @@ def test_what_is_sent_while_steps_wait_is_stepped_before_them_if_forward_needs_i
     def late_step(self, *given):
         begun.set()
         all_sent.wait()
+        for copied in copies:
+            copied.wait()
         step(self, *given)
 
     for name, late in (("begin", late_begin), ("send", late_send), ("_step", late_step)):

@@ -469,3 +469,18 @@ def test_a_state_whose_every_step_a_gpu_has_skipped_is_hidden_again():
     arena.write_numbers()
     assert optimizer.state[params[0]] == {"mine": 1} and list(optimizer.state[params[1]]) == ["momentum_buffer"]
     assert arena.hidden == {0} and not arena.unsure
+
+
+@pytest.mark.parametrize("master", ["remainder16", "remainder8"])
+def test_weights_that_are_written_after_a_load_have_no_remainder_of_other_weights(master):
+    param = torch.randn(300).bfloat16().requires_grad_()
+    optimizer = FusedOptimizer([param], "adamw", lr=1e-3, master=master)
+    for _ in range(3):
+        param.grad = torch.randn_like(param)
+        optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with torch.no_grad():
+        param.copy_(torch.randn(300))
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert not optimizer.state[param]["master"].any()

@@ -210,7 +210,7 @@ class Arena:
             else:
                 view.zero_()
         self.marks[index] = {name: self._mark(index, name) for name in self.local[index]}
-        if isinstance(values.get("master"), Tensor):
+        if self.master_word == "float32" and isinstance(values.get("master"), Tensor):
             self.seen[index] = UNSEEN  # The parameter may have other values by now. The next step compares.
         else:
             self.note([index])

@@ -298,7 +298,7 @@ class Offload:
             return self._outcome
         current.decided.wait()
         self._raise_failure()
-        return current.outcome
+        return self._outcome if current.outcome is None else current.outcome  # A pass that was dropped has none.
 
     def abandon(self) -> None:
         """Drops a pass whose backward has ended with an error."""
@@ -331,10 +331,11 @@ class Offload:
         sizes = [bucket.gradient_bytes for bucket in self.buckets]
         needed = sum(sizes) if holds_all else max(sizes)
         if needed > self.ring.size:
+            old, self.ring = self.ring, Ring(self.device.page_locked(needed))
             for bucket in self.buckets:
                 bucket.forget_views()
-            self.device.unlock(self.ring.memory)
-            self.ring = Ring(self.device.page_locked(needed))
+            if old.size:
+                self.device.unlock(old.memory)
 
     def close(self) -> None:
         """Ends the threads, after what is under way."""

@@ -218,6 +218,8 @@ class Mirrored(Waiting):
     def close(self) -> None:
         """Ends the threads, after all steps. After that, a backward pass raises."""
         if self._offload is not None:
+            if self._offload.goes_on:
+                self._offload.abandon()
             self._offload.wait()
             self._offload.close()
 
