@@ -366,7 +366,7 @@ FAULTS = [
            "test_zero_grad_drops"),
           ("a pass that goes on after an error", "offload", "            core.abandon()", "            pass",
            "test_a_backward_that_raises_leaves_nothing"),
-          ("a ring that stays page-locked", "_offload_engine", "            self.device.unlock(old.memory)\n", "",
+          ("a ring that stays page-locked", "_offload_engine", "if old.size:", "if False:",
            "test_parameters_that_come_late"),
           ("sums that keep the last gradient alone", "_offload_engine", "add_(grad) if k in bucket.summed",
            "copy_(grad) if k in bucket.summed", "test_random_programs"),
