@@ -38,6 +38,8 @@ PYTHON = {"python": [f"python/tests/test_{name}.py" for name in
           "python, wrappers": [f"python/tests/test_{name}.py" for name in
                               ("distributed_states", "first_steps", "groups", "mistakes")],
           "python, offload": ["python/tests/test_offload.py"]}
+# A fault may make a test wait for ever. No build with its tests takes so long.
+LONGEST_S = 1200
 DIFFERS = "differs from the CPU's"
 FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
@@ -475,7 +477,7 @@ def judged(name, lane, file, old, new, phrase):
         script, *options = LANES[lane]
         until = ["--until", phrase] if lane != "compiler" else []
         command = [sys.executable, ROOT / script, "--root", folder, *until, *options]
-        return subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
 
 
 def copied(target):
@@ -506,7 +508,7 @@ def built(name, lane, file, old, new, phrase):
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
                        CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
     return subprocess.run(["cargo", "test", "-q", "-p", "instep", *TESTS[lane]], cwd=tree, env=environment,
-                          capture_output=True, text=True)
+                          capture_output=True, text=True, timeout=LONGEST_S)
 
 
 def interpreted(python, name, lane, file, old, new, phrase):
@@ -528,7 +530,7 @@ def interpreted(python, name, lane, file, old, new, phrase):
         if not files:
             sys.exit(f"{name}: no test of the {lane} lane is called {phrase}")
         command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *(["-k", phrase] if phrase else [])]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
 
 
 def main():
