@@ -5,6 +5,7 @@ import copy
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Optional
 
 import hosted
@@ -294,6 +295,32 @@ def note_reads(model: nn.Module) -> dict[str, Tensor]:
     return reads
 
 
+def step_beside(
+    model: nn.Module,
+    stepped: Any,
+    twins: dict[str, Any],
+    wanted: Any,
+    given: dict[str, list[Tensor]],
+    loss: Callable[[], Tensor],
+) -> None:
+    """Trains, and steps twins with the same gradients. Forward passes and ended steps have the bits of the twins."""
+    reads = note_reads(model)
+    for step in range(6):
+        loss().backward()
+        stepped.step()
+        assert twins.keys() <= reads.keys()
+        for name, twin in twins.items():
+            full = twin.full_tensor() if isinstance(twin, DTensor) else twin
+            assert torch.equal(reads[name].cpu(), full), f"step {step}: {name} in forward"
+        for name, twin in twins.items():
+            twin.grad = given[name].pop()
+        wanted.step()
+        if step % 2:  # Otherwise the next forward pass is all that waits.
+            stepped.wait()
+            for name, param in model.named_parameters():
+                assert torch.equal(shard_of(param).detach().cpu(), shard_of(twins[name])), f"step {step}: {name}"
+
+
 def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
     """The parameters of a plain module have the bits of steps on the host with the same gradients."""
     model = make("gpt", dtype)
@@ -304,20 +331,7 @@ def on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **optio
     stepped = offload(model, "adamw", lr=0.01, bucket_bytes=20000, **formats, **options)
     twins = {name: nn.Parameter(param.detach().cpu().clone()) for name, param in model.named_parameters()}
     wanted = FusedOptimizer(twins.values(), "adamw", lr=0.01, max_norm=options.get("max_norm"), **formats)
-    reads = note_reads(model)
-    for step in range(6):
-        model.loss(model.batch()).backward()
-        stepped.step()
-        assert twins.keys() <= reads.keys()
-        for name, twin in twins.items():
-            assert torch.equal(reads[name].cpu(), twin), f"step {step}: {name} in forward"
-        for name, twin in twins.items():
-            twin.grad = given[name].pop()
-        wanted.step()
-        if step % 2:  # Otherwise the next forward pass is all that waits.
-            stepped.wait()
-            for name, param in model.named_parameters():
-                assert torch.equal(param.detach().cpu(), twins[name]), f"step {step}: {name}"
+    step_beside(model, stepped, twins, wanted, given, lambda: model.loss(model.batch()))
     assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
     stepped.close()
 
@@ -347,20 +361,7 @@ def fsdp_on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **
     stepped = offload(model, "adamw", lr=0.01, **formats, **options)
     twins = {name: nn.Parameter(twin_of(param, param)) for name, param in model.named_parameters()}
     wanted = FusedOptimizer(twins.values(), "adamw", lr=0.01, max_norm=options.get("max_norm"), **formats)
-    reads = note_reads(model)
-    for step in range(6):
-        loss_of(model, base.batch().to(kind)).backward()
-        stepped.step()
-        assert twins.keys() <= reads.keys()
-        for name, twin in twins.items():
-            assert torch.equal(reads[name].cpu(), twin.full_tensor()), f"step {step}: {name} in forward"
-        for name, twin in twins.items():
-            twin.grad = given[name].pop()
-        wanted.step()
-        if step % 2:  # Otherwise the next forward pass is all that waits.
-            stepped.wait()
-            for name, param in model.named_parameters():
-                assert torch.equal(shard_of(param), shard_of(twins[name])), f"step {step}: {name}"
+    step_beside(model, stepped, twins, wanted, given, lambda: loss_of(model, base.batch().to(kind)))
     assert options.get("max_norm") is None or stepped.last_norm() == wanted.last_norm()
     assert (stepped.page_locked_bytes() > 0) == (kind == "cuda")
 
