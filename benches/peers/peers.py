@@ -188,12 +188,18 @@ def cache_bytes():
     return max((int(size.read_text().strip()[:-1]) << 10 for size in sizes), default=32 << 20)
 
 
+def available_bytes():
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
 def run(shape, threads, options, rows):
     segments, length = SHAPES[shape]
     elements = segments * length
-    # Nine candidates share the cache, so a few buckets each are enough to leave it; a cached case runs alone long enough.
+    # Ten candidates share the cache, so a few buckets each are enough to leave it; a cached case runs alone long enough.
     beyond = math.ceil(4 * cache_bytes() / (16 * elements)) + 1
-    buckets = 1 if shape in ("l2", "l3") else 2 if options.quick else min(beyond, options.buckets)
+    fitting = max(2, int(0.8 * available_bytes() / (10 * 16 * elements)))
+    buckets = 1 if shape in ("l2", "l3") else 2 if options.quick else min(beyond, options.buckets, fitting)
     torch.set_num_threads(threads)
     clock = time.process_time if options.cpu_time else time.perf_counter
     made = {}

@@ -99,6 +99,13 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
+/// The first line that a compiler says of itself. Its name may come after a wrapper's, as in `ccache g++`.
+fn compiler(words: &str) -> String {
+    let mut words = words.split_whitespace();
+    let program = words.next().unwrap_or("c++");
+    first_line(program, &words.chain(["--version"]).collect::<Vec<_>>())
+}
+
 fn head() -> String {
     let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
     let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
@@ -112,6 +119,6 @@ fn head() -> String {
         last_level_cache_bytes() >> 20,
         pages.trim(),
         first_line("rustc", &["--version"]),
-        first_line(&cxx, &["--version"]),
+        compiler(&cxx),
     )
 }
