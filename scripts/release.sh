@@ -2,8 +2,9 @@
 # Builds what could be released, into dist/, and checks each from a clean folder: scripts/release.sh [PART]...
 #
 # PART is `wheel`, `wheel-aarch64`, `sdist` or `crates`. A wheel is for any CPython from 3.10 on (abi3), on Linux with glibc 2.17
-# or later; by maturin, with zig's C++ compiler. That of x86-64 must have the kernels of every instruction set, and is installed
-# and stepped where no compiler is on the path. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`:
+# or later; by maturin, with zig's C++ compiler. It has the GPU kernels too, by NVCC or the compiler that cuda-toolchain.sh
+# installs. That of x86-64 must have the kernels of every instruction set; it is installed and stepped where no compiler is on
+# the path, and then steps on the software GPU. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`:
 # sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +12,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 work=$target/release-check
 dist=$PWD/dist
 LEAST_ZMM=5000 # instructions on 512-bit registers; without AVX-512's kernels there are none
+MOST_BYTES=8000000 # of a wheel
 mkdir -p "$work" "$dist"
 
 tools() {
@@ -38,20 +40,29 @@ else:
 PY
 }
 
-# ARCHITECTURE: builds its wheel and unpacks it.
+# ARCHITECTURE: builds its wheel with kernels for all GPUs, and unpacks it.
 build_wheel() {
+    local fatbin
     tools
     rm -f "$dist"/instep-*"_$1.whl"
-    env -u CC -u CXX PATH="$work/tools/bin:$PATH" maturin build -q --release --zig --compatibility manylinux2014 \
-        --target "$1-unknown-linux-gnu" -m python/Cargo.toml --out "$dist"
+    env -u CC -u CXX -u INSTEP_CUDA_ARCHS NVCC="${NVCC:-$(scripts/cuda-toolchain.sh)}" PATH="$work/tools/bin:$PATH" \
+        maturin build -q --release --zig --compatibility manylinux2014 --target "$1-unknown-linux-gnu" -m python/Cargo.toml \
+        --features cuda --out "$dist"
     wheel=$(echo "$dist"/instep-*"_$1.whl")
     rm -rf "$work/wheel" && mkdir "$work/wheel"
     python3 -m zipfile -e "$wheel" "$work/wheel"
     ls "$work"/wheel/instep-*.dist-info/licenses/* "$work/wheel/instep/py.typed" >/dev/null
+    fatbin=$(find "$target/$1-unknown-linux-gnu/release/build" -name kernels.fatbin -size +0 -printf '%T@ %p\n' | sort -n | tail -1)
+    python3 - "${fatbin#* }" "$work"/wheel/instep/_native*.so <<'PY'
+import pathlib, sys
+kernels, library = (pathlib.Path(path).read_bytes() for path in sys.argv[1:])
+sys.exit(None if kernels in library else "release: the GPU kernels are not in the wheel")
+PY
+    [ "$(stat -c %s "$wheel")" -le $MOST_BYTES ] || { echo "release: a wheel of more than $MOST_BYTES bytes" >&2; exit 1; }
 }
 
 wheel() {
-    local wheel found
+    local wheel found built wanted
     build_wheel x86_64
     found=$(objdump -d "$work"/wheel/instep/_native*.so | grep -c '%zmm' || true)
     [ "$found" -ge $LEAST_ZMM ] || { echo "release: $found instructions on zmm registers, fewer than $LEAST_ZMM" >&2; exit 1; }
@@ -60,7 +71,11 @@ wheel() {
     "$work/venv/bin/pip" install -q --no-index "$wheel"
     [ -z "${TORCH_SITE:-}" ] || echo "$TORCH_SITE" >"$(echo "$work"/venv/lib/python3.*/site-packages)/torch.pth"
     (cd "$work/venv" && PATH=$work/venv/bin first_step "$work/venv/bin/python")
-    echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, $found instructions on zmm registers"
+    built=$("$work/venv/bin/python" -c 'import instep; print(*instep.GPU_ARCHITECTURES)')
+    read -ra wanted <kernels/architectures.txt
+    [ "$built" = "${wanted[*]/#/sm_} compute_${wanted[0]}" ] || { echo "release: kernels for $built alone" >&2; exit 1; }
+    INSTEP_CUDA=$(scripts/software-gpu.sh)/libcuda.so "$work/venv/bin/python" python/tests/on_driver.py
+    echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, $found instructions on zmm registers, kernels for $built"
 }
 
 wheel_aarch64() {
@@ -73,7 +88,7 @@ wheel_aarch64() {
 sdist() {
     tools
     rm -f "$dist"/instep-*.tar.gz
-    "$work/tools/bin/maturin" sdist -q -m python/Cargo.toml --out "$dist"
+    "$work/tools/bin/maturin" sdist -m python/Cargo.toml --out "$dist"
     rm -rf "$work/sdist" && python3 -m venv "$work/sdist"
     "$work/sdist/bin/pip" install -q "$(echo "$dist"/instep-*.tar.gz)"
     (cd "$work/sdist" && first_step "$work/sdist/bin/python")

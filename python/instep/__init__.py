@@ -13,7 +13,11 @@ from typing import Union
 from . import _native
 
 __version__: str = _native.VERSION
-__all__ = ["Descriptor", "OPTIMIZERS", "__version__"]
+__all__ = ["Descriptor", "GPU_ARCHITECTURES", "OPTIMIZERS", "__version__"]
+
+GPU_ARCHITECTURES: tuple[str, ...] = _native.GPU_ARCHITECTURES
+"""The GPUs that this package has kernels for, such as ``"sm_90"``, and last the PTX that a driver compiles for others. Empty
+in a package without kernels."""
 
 Hyperparameter = Union[float, bool, tuple[float, float]]
 

@@ -4,6 +4,7 @@ from typing import Any, Optional, TypedDict
 VERSION: str
 NORM_LIMBS: int
 MAX_THREADS: int
+GPU_ARCHITECTURES: tuple[str, ...]
 
 Value = float | bool | tuple[float, float]
 Factors = tuple[int, float, int, int]

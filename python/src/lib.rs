@@ -18,6 +18,10 @@ mod tensors;
 /// See the crate.
 #[pyo3::pymodule]
 mod _native {
+    use instep::cuda::built_kernels;
+    use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
+
     #[pymodule_export]
     use super::lists::{Lists, Prepared};
     #[pymodule_export]
@@ -35,4 +39,11 @@ mod _native {
     const NORM_LIMBS: usize = instep::bucket_step::NORM_LIMBS;
     #[pymodule_export]
     const MAX_THREADS: usize = instep::Pool::MAX_THREADS;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let images = built_kernels().map(|kernels| kernels.images).unwrap_or_default();
+        let architectures = images.into_iter().map(|image| image.architecture);
+        module.add("GPU_ARCHITECTURES", PyTuple::new(module.py(), architectures.collect::<Vec<_>>())?)
+    }
 }

@@ -17,7 +17,6 @@ mod plain_bits;
 mod plot;
 mod precisions;
 mod record;
-#[path = "../../../reference/optimizers.rs"]
 #[allow(dead_code)]
 mod reference;
 mod report;

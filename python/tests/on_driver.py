@@ -1,0 +1,187 @@
+"""Steps of the package's native half on a GPU and on the CPU must have the same bits. PyTorch is not needed.
+
+    python python/tests/on_driver.py
+
+Device memory comes from the driver's own calls, of the library that INSTEP_CUDA names, or else of libcuda.so.1. So it also
+runs on the software GPU, which PyTorch cannot use. The package must have been built with the kernels.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+
+import instep
+from instep import _native
+
+LENGTHS, OFFSETS, ARENA = (1000, 700), (0, 1024), 2048
+BLOCK = 256  # elements that share a scale of 8-bit states
+FORMATS = [
+    ("float32", "float32", "none", "float32"),
+    ("bfloat16", "bfloat16", "float32", "float32"),
+    ("bfloat16", "float32", "remainder16", "bfloat16"),
+    ("float32", "float32", "none", "8bit"),
+]
+BYTES = {"float32": 4, "bfloat16": 2, "8bit": 1, "remainder16": 2}
+
+
+class Driver:
+    """The few calls of a driver that move bytes."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(os.environ.get("INSTEP_CUDA", "libcuda.so.1"))
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: object) -> None:
+        answer = getattr(self.library, name)(*arguments)
+        if answer != 0:
+            sys.exit(f"{name}: the driver answered {answer}")
+
+    def alloc(self, size: int) -> int:
+        address = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def write(self, address: int, data: bytes) -> None:
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+
+    def read(self, address: int, size: int) -> bytes:
+        data = ctypes.create_string_buffer(size)
+        self.call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(size))
+        return data.raw
+
+
+class Host:
+    """The same for the CPU's memory."""
+
+    def __init__(self) -> None:
+        self.kept: list[ctypes.Array[ctypes.c_char]] = []
+
+    def alloc(self, size: int) -> int:
+        self.kept.append(ctypes.create_string_buffer(size + 64))
+        return -(-ctypes.addressof(self.kept[-1]) // 64) * 64
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+
+def values(word: str, spread: float, chance: random.Random) -> bytes:
+    """The bytes of an arena of random values."""
+    floats = array.array("f", (chance.gauss(0.0, spread) for _ in range(ARENA))).tobytes()
+    return floats if word == "float32" else b"".join(floats[k + 2 : k + 4] for k in range(0, len(floats), 4))
+
+
+class Training:
+    """One optimizer's arena and step, on the device of its memory."""
+
+    def __init__(
+        self,
+        key: str,
+        hyper: dict[str, _native.Value],
+        formats: tuple[str, str, str, str],
+        memory: Host | Driver,
+        gpu: int | None,
+    ) -> None:
+        self.memory, self.formats = memory, formats
+        param, grad, master, states = formats
+        count = len(_native.state_names(key, hyper))
+        sizes = [ARENA * BYTES[param], ARENA * BYTES[grad], ARENA * BYTES[master] if master != "none" else 0]
+        sizes += [ARENA * BYTES[states]] * count + [ARENA // BLOCK * 4 if states == "8bit" else 0] * count
+        self.runs = [(memory.alloc(size), size) if size else (0, 0) for size in sizes]
+        for address, size in self.runs[2:]:
+            memory.write(address, bytes(size))
+        params = [(length, 0, at, k, 0, length, 0) for k, (length, at) in enumerate(zip(LENGTHS, OFFSETS))]
+        self.step = _native.Step([(key, hyper)], params, ARENA, formats, None, "keep", 1, 0, gpu)
+        states_at = [address for address, _ in self.runs[3:]]
+        self.bound: _native.Bound = {
+            "params": self.each(0),
+            "grads": self.each(1),
+            "states": states_at[:count],
+            "scales": [address for address in states_at[count:] if address],
+            "master": self.runs[2][0],
+            "counts": 0,
+            "carried": 0,
+        }
+        self.norm = _native.Norm(gpu)
+
+    def each(self, run: int) -> list[int]:
+        return [self.runs[run][0] + at * BYTES[self.formats[run]] for at in OFFSETS]
+
+    def begin(self, params: bytes) -> None:
+        self.memory.write(self.runs[0][0], params)
+        master, word = self.runs[2][0], self.formats[2]
+        if word == "float32":  # its upper halves are the parameters
+            self.memory.write(master, b"".join(b"\0\0" + params[k : k + 2] for k in range(0, len(params), 2)))
+
+    def pass_over(self, grads: bytes, max_norm: float | None) -> tuple[float, float, bool] | None:
+        self.memory.write(self.runs[1][0], grads)
+        factors = (4, 8.0, 0, 0)
+        if max_norm is None:
+            self.step.step(self.bound, factors, 0)
+            return None
+        self.norm.begin(factors, 0)
+        self.step.add_norm(self.bound, self.norm, 0)
+        self.norm.decide(max_norm, True, 0)
+        self.step.step_decided(self.bound, self.norm, 0)
+        return self.norm.decision()
+
+    def bits(self) -> list[bytes]:
+        return [self.memory.read(address, size) for address, size in self.runs if size]
+
+
+def compare(key: str, formats: tuple[str, str, str, str], driver: Driver) -> None:
+    hyper = dict(instep.OPTIMIZERS[key].defaults)
+    chance = random.Random(f"{key} {formats}")
+    sides = [Training(key, hyper, formats, Host(), None), Training(key, hyper, formats, driver, 0)]
+    first = values(formats[0], 1.0, chance)
+    for side in sides:
+        side.begin(first)
+    for max_norm in (None, None, 0.5):
+        grads = values(formats[1], 3.0, chance)
+        told = [side.pass_over(grads, max_norm) for side in sides]
+        if told[0] != told[1]:
+            sys.exit(f"{key} in {formats}: norm, clip and whether it was skipped are {told[1]}, and {told[0]} on the CPU")
+    progress = [side.step.progress() for side in sides]
+    bits = [side.bits() for side in sides]
+    if progress[0] != progress[1] or bits[0] != bits[1]:
+        sys.exit(f"{key} in {formats}: other bits than on the CPU")
+    if bits[0][0] == first:
+        sys.exit(f"{key} in {formats}: no parameter has changed")
+
+
+def refusal(make: Callable[[], object]) -> str | None:
+    try:
+        make()
+    except (NotImplementedError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def main(keys: Sequence[str]) -> None:
+    if not instep.GPU_ARCHITECTURES:
+        sys.exit("this package has no GPU kernels")
+    driver, compared = Driver(), 0
+    for key in keys:
+        for formats in FORMATS:
+            hyper = dict(instep.OPTIMIZERS[key].defaults)
+            told = [refusal(lambda: Training(key, hyper, formats, *side)) for side in ((Host(), None), (driver, 0))]
+            if told[0] != told[1] or told[0] and formats == FORMATS[0]:
+                sys.exit(f"{key} in {formats}: {told[0]}; on a GPU: {told[1]}")
+            if told[0] is None:
+                compare(key, formats, driver)
+                compared += 1
+    print(f"{compared} trainings on {', '.join(instep.GPU_ARCHITECTURES)} kernels: the bits of the CPU")
+
+
+main(list(instep.OPTIMIZERS))
