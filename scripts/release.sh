@@ -3,9 +3,9 @@
 #
 # PART is `wheel`, `wheel-aarch64`, `sdist` or `crates`. A wheel is for any CPython from 3.10 on (abi3), on Linux with glibc 2.17
 # or later; by maturin, with zig's C++ compiler. It has the GPU kernels too, by NVCC or the compiler that cuda-toolchain.sh
-# installs. That of x86-64 must have the kernels of every instruction set; it is installed and stepped where no compiler is on
-# the path, and then steps on the software GPU. That of aarch64 is not run: lane `aarch64` of CI runs its kernels. `sdist`:
-# sources. `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
+# installs. Both must give the recorded bits: that of x86-64, which must have the kernels of every instruction set, where no
+# compiler is on the path and on the software GPU; that of aarch64 under qemu, if a Python for it can be had. `sdist`: sources.
+# `crates`: `cargo package` of the library and the command, the latter against the unpacked library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -74,15 +74,44 @@ wheel() {
     built=$("$work/venv/bin/python" -c 'import instep; print(*instep.GPU_ARCHITECTURES)')
     read -ra wanted <kernels/architectures.txt
     [ "$built" = "${wanted[*]/#/sm_} compute_${wanted[0]}" ] || { echo "release: kernels for $built alone" >&2; exit 1; }
-    INSTEP_CUDA=$(scripts/software-gpu.sh)/libcuda.so "$work/venv/bin/python" python/tests/on_driver.py
+    INSTEP_CUDA=$(scripts/software-gpu.sh)/libcuda.so "$work/venv/bin/python" python/tests/native_bits.py --gpu
     echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, $found instructions on zmm registers, kernels for $built"
 }
 
+# Debian's Python for aarch64, unpacked and not installed: its folder. Fails where apt has none.
+aarch64_python() {
+    local home=$work/aarch64 version package
+    [ -x "$home/python" ] && return
+    command -v apt-get qemu-aarch64-static >/dev/null || return
+    rm -rf "$home" && mkdir -p "$home"/{lists/partial,cache/archives/partial}
+    cat >"$home/apt.conf" <<END
+APT { Architecture "arm64"; Architectures { "arm64"; }; Sandbox::User "root"; };
+Dir { State "$home"; State::status "$home/status"; Cache "$home/cache"; };
+END
+    touch "$home/status"
+    local -x APT_CONFIG=$home/apt.conf
+    apt-get update -qq 2>/dev/null || true # sources without this architecture fail
+    version=$(apt-cache show python3-minimal | sed -n 's/^[A-Z].*Depends:.*\(python3\.[0-9]*\)-minimal.*/\1/p' | head -1)
+    [ -n "$version" ] || return
+    (cd "$home/cache" && apt-get download -qq "$version-minimal" "lib$version-minimal" "lib$version-stdlib" \
+        libc6 libgcc-s1 libexpat1 zlib1g libffi8 libssl3) || return
+    for package in "$home"/cache/*.deb; do
+        dpkg -x "$package" "$home/root"
+    done
+    printf '#!/bin/sh\nexec qemu-aarch64-static -L "%s" "%s" "$@"\n' "$home/root" "$home/root/usr/bin/$version" >"$home/python"
+    chmod +x "$home/python"
+}
+
 wheel_aarch64() {
-    local wheel
+    local wheel bits
     build_wheel aarch64
     readelf -h "$work"/wheel/instep/_native*.so | grep -q 'Machine:.*AArch64' || { echo "release: not for aarch64" >&2; exit 1; }
-    echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes, not run"
+    if aarch64_python; then
+        bits=$(PYTHONPATH=$work/wheel "$work/aarch64/python" python/tests/native_bits.py)
+    else
+        bits="NOT RUN: there is no Python for aarch64 here"
+    fi
+    echo "wheel: $(basename "$wheel"), $(stat -c %s "$wheel") bytes; $bits"
 }
 
 sdist() {

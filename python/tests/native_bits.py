@@ -1,23 +1,29 @@
-"""Steps of the package's native half on a GPU and on the CPU must have the same bits. PyTorch is not needed.
+"""Trainings by the package's native half, which have the same bits in every build and on every device. PyTorch is not needed.
 
-    python python/tests/on_driver.py
+    python python/tests/native_bits.py         # the recorded bits, on this CPU
+    python python/tests/native_bits.py --gpu   # and the same ones on a GPU
 
 Device memory comes from the driver's own calls, of the library that INSTEP_CUDA names, or else of libcuda.so.1. So it also
-runs on the software GPU, which PyTorch cannot use. The package must have been built with the kernels.
+runs on the software GPU, which PyTorch cannot use.
 """
 
 from __future__ import annotations
 
+import argparse
 import array
 import ctypes
+import hashlib
 import os
+import platform
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import instep
 from instep import _native
 
+Formats = tuple[str, str, str, str]
 LENGTHS, OFFSETS, ARENA = (1000, 700), (0, 1024), 2048
 BLOCK = 256  # elements that share a scale of 8-bit states
 FORMATS = [
@@ -26,6 +32,7 @@ FORMATS = [
     ("bfloat16", "float32", "remainder16", "bfloat16"),
     ("float32", "float32", "none", "8bit"),
 ]
+RECORDED = (50, "10e00c241a970ff976922d78c19f1e2b5f2aa5075466ed0fa720fb7f1f037e8d")
 BYTES = {"float32": 4, "bfloat16": 2, "8bit": 1, "remainder16": 2}
 
 
@@ -78,7 +85,7 @@ class Host:
 
 def values(word: str, spread: float, chance: random.Random) -> bytes:
     """The bytes of an arena of random values."""
-    floats = array.array("f", (chance.gauss(0.0, spread) for _ in range(ARENA))).tobytes()
+    floats = array.array("f", (chance.uniform(-spread, spread) for _ in range(ARENA))).tobytes()
     return floats if word == "float32" else b"".join(floats[k + 2 : k + 4] for k in range(0, len(floats), 4))
 
 
@@ -89,7 +96,7 @@ class Training:
         self,
         key: str,
         hyper: dict[str, _native.Value],
-        formats: tuple[str, str, str, str],
+        formats: Formats,
         memory: Host | Driver,
         gpu: int | None,
     ) -> None:
@@ -140,24 +147,21 @@ class Training:
         return [self.memory.read(address, size) for address, size in self.runs if size]
 
 
-def compare(key: str, formats: tuple[str, str, str, str], driver: Driver) -> None:
-    hyper = dict(instep.OPTIMIZERS[key].defaults)
+def train(key: str, formats: Formats, sides: list[Training]) -> list[bytes]:
+    """Trains on all sides, which must agree, and returns the bits."""
     chance = random.Random(f"{key} {formats}")
-    sides = [Training(key, hyper, formats, Host(), None), Training(key, hyper, formats, driver, 0)]
     first = values(formats[0], 1.0, chance)
     for side in sides:
         side.begin(first)
     for max_norm in (None, None, 0.5):
         grads = values(formats[1], 3.0, chance)
         told = [side.pass_over(grads, max_norm) for side in sides]
-        if told[0] != told[1]:
-            sys.exit(f"{key} in {formats}: norm, clip and whether it was skipped are {told[1]}, and {told[0]} on the CPU")
-    progress = [side.step.progress() for side in sides]
-    bits = [side.bits() for side in sides]
-    if progress[0] != progress[1] or bits[0] != bits[1]:
+        if told[0] != told[-1]:
+            sys.exit(f"{key} in {formats}: norm, clip and whether it was skipped are {told[-1]}, and {told[0]} on the CPU")
+    results = [(side.step.progress(), side.bits()) for side in sides]
+    if results[0] != results[-1]:
         sys.exit(f"{key} in {formats}: other bits than on the CPU")
-    if bits[0][0] == first:
-        sys.exit(f"{key} in {formats}: no parameter has changed")
+    return results[0][1]
 
 
 def refusal(make: Callable[[], object]) -> str | None:
@@ -168,20 +172,28 @@ def refusal(make: Callable[[], object]) -> str | None:
     return None
 
 
-def main(keys: Sequence[str]) -> None:
-    if not instep.GPU_ARCHITECTURES:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true")
+    with_gpu = parser.parse_args().gpu
+    if with_gpu and not instep.GPU_ARCHITECTURES:
         sys.exit("this package has no GPU kernels")
-    driver, compared = Driver(), 0
-    for key in keys:
+    devices: list[tuple[Host | Driver, int | None]] = [(Host(), None)] + ([(Driver(), 0)] if with_gpu else [])
+    digest, trained = hashlib.sha256(), 0
+    for key, descriptor in instep.OPTIMIZERS.items():
         for formats in FORMATS:
-            hyper = dict(instep.OPTIMIZERS[key].defaults)
-            told = [refusal(lambda: Training(key, hyper, formats, *side)) for side in ((Host(), None), (driver, 0))]
-            if told[0] != told[1] or told[0] and formats == FORMATS[0]:
-                sys.exit(f"{key} in {formats}: {told[0]}; on a GPU: {told[1]}")
+            make = [partial(Training, key, dict(descriptor.defaults), formats, *device) for device in devices]
+            told = [refusal(one) for one in make]
+            if told[0] != told[-1] or told[0] and formats == FORMATS[0]:
+                sys.exit(f"{key} in {formats}: {told}")
             if told[0] is None:
-                compare(key, formats, driver)
-                compared += 1
-    print(f"{compared} trainings on {', '.join(instep.GPU_ARCHITECTURES)} kernels: the bits of the CPU")
+                for bits in train(key, formats, [one() for one in make]):
+                    digest.update(bits)
+                trained += 1
+    if (trained, digest.hexdigest()) != RECORDED:
+        sys.exit(f"other bits than recorded: {(trained, digest.hexdigest())}")
+    kernels = f"; the same on the GPU with kernels for {', '.join(instep.GPU_ARCHITECTURES)}" if with_gpu else ""
+    print(f"{trained} trainings on {platform.machine()}: the recorded bits{kernels}")
 
 
-main(list(instep.OPTIMIZERS))
+main()
