@@ -299,6 +299,17 @@ typedef struct InstepStepArgs {
     uint64_t share; /* consecutive tiles that a block takes, on a GPU: at least 1, and enough that the blocks take all */
 } InstepStepArgs;
 
+/* Where the tensors of one segment lie, in the place of the addresses in the arguments. */
+typedef struct InstepBases {
+    void* param_base;
+    void* grads;
+    void* master;
+    void* copy;
+    float* ema;
+    void* states[INSTEP_MAX_STATES];
+    float* scales[INSTEP_MAX_STATES];
+} InstepBases;
+
 /* What Begin leaves for a step, from a host that knows it: no record has a `tail` or `contributors`, nothing is skipped,
  * and the divisor is known. Parameters of one group have the same record while their counts and multipliers are equal. */
 typedef struct InstepGiven {
@@ -369,9 +380,11 @@ typedef struct InstepKernels {
     uint32_t (*self_test)(void); /* 0, or the number of the property that this build lacks */
     void (*begin)(const InstepBeginArgs* args);
     void (*decide)(const InstepDecideArgs* args);
-    void (*norm)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
+    /* `bases`: by a tile's `record`, if segments lie apart; else null. */
+    void (*norm)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile);
     /* `ahead_bytes`: how far ahead loops prefetch, 0 for not at all. */
-    void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile, uint64_t ahead_bytes);
+    void (*step)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile,
+                 uint64_t ahead_bytes);
     /* Writes the action of the user's own code for each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
     /* The sum of elements [first, last) of every rank's buffer, of `dtype`, in rank order, added as f32 and rounded once

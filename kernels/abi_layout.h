@@ -269,6 +269,15 @@ static_assert(offsetof(InstepStepArgs, ema_from_sample) == 180, "differs from sr
 static_assert(offsetof(InstepStepArgs, ema_weight) == 184, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, part) == 188, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, share) == 192, "differs from src/abi.rs");
+static_assert(sizeof(InstepBases) == 88, "differs from src/abi.rs");
+static_assert(INSTEP_ALIGNMENT(InstepBases) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, param_base) == 0, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, grads) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, master) == 16, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, copy) == 24, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, ema) == 32, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, states) == 40, "differs from src/abi.rs");
+static_assert(offsetof(InstepBases, scales) == 64, "differs from src/abi.rs");
 static_assert(sizeof(InstepGiven) == 3896, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepGiven) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepGiven, multiplier) == 0, "differs from src/abi.rs");

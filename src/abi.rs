@@ -426,6 +426,19 @@ layout!(InstepStepArgs: 200 bytes, aligned to 8; control at 0, records at 8, til
     copy_dtype at 156, master_kind at 160, moments at 164, stochastic at 168, gradients at 172, local at 176,
     ema_from_sample at 180, ema_weight at 184, part at 188, share at 192);
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepBases {
+    pub param_base: *mut ::core::ffi::c_void,
+    pub grads: *mut ::core::ffi::c_void,
+    pub master: *mut ::core::ffi::c_void,
+    pub copy: *mut ::core::ffi::c_void,
+    pub ema: *mut f32,
+    pub states: [*mut ::core::ffi::c_void; 3usize],
+    pub scales: [*mut f32; 3usize],
+}
+layout!(InstepBases: 88 bytes, aligned to 8; param_base at 0, grads at 8, master at 16, copy at 24, ema at 32,
+    states at 40, scales at 64);
+#[repr(C)]
 #[derive(Copy, Clone)]
 pub struct InstepGiven {
     pub multiplier: f32,
@@ -504,10 +517,21 @@ pub struct InstepKernels {
     pub begin: ::core::option::Option<unsafe extern "C" fn(args: *const InstepBeginArgs)>,
     pub decide: ::core::option::Option<unsafe extern "C" fn(args: *const InstepDecideArgs)>,
     pub norm: ::core::option::Option<
-        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
+        unsafe extern "C" fn(
+            args: *const InstepStepArgs,
+            bases: *const InstepBases,
+            first_tile: u64,
+            last_tile: u64,
+        ),
     >,
     pub step: ::core::option::Option<
-        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64, ahead_bytes: u64),
+        unsafe extern "C" fn(
+            args: *const InstepStepArgs,
+            bases: *const InstepBases,
+            first_tile: u64,
+            last_tile: u64,
+            ahead_bytes: u64,
+        ),
     >,
     pub custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
     pub sum: ::core::option::Option<

@@ -13,11 +13,24 @@
 
 namespace {
 
+/* Whether two records have the same scalars, because they are derived from the same numbers. */
+bool have_same_scalars(const InstepBeginArgs& args, uint64_t index, uint64_t other) {
+    const InstepRecord &a = args.records[index], &b = args.records[other];
+    return a.steps == b.steps && a.hyper == b.hyper && bits_of(a.carried[0]) == bits_of(b.carried[0]) &&
+           bits_of(args.lr_multipliers[index]) == bits_of(args.lr_multipliers[other]);
+}
+
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(*args, args->control);
     for (uint64_t b = 0; b < args->further_count; ++b) begin_pass(*args, &args->further_controls[b]);
     for (uint64_t k = 0; k < args->record_count; ++k) {
-        begin_record(*args, k);
+        open_record(*args, k);
+        if (k > 0 && have_same_scalars(*args, k, k - 1)) {
+            args->records[k].scalars = args->records[k - 1].scalars;
+            args->records[k].carried[1] = args->records[k - 1].carried[1];
+        } else {
+            derive_scalars(*args, k);
+        }
     }
 }
 
@@ -39,13 +52,14 @@ void entry_decide(const InstepDecideArgs* args) {
     IeeeEnvironment environment;
     decide_all(args);
 }
-void entry_norm(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile) {
+void entry_norm(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile) {
     IeeeEnvironment environment;
-    norm_tiles(args, first_tile, last_tile);
+    norm_tiles(args, bases, first_tile, last_tile);
 }
-void entry_step(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile, uint64_t ahead_bytes) {
+void entry_step(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile,
+                uint64_t ahead_bytes) {
     IeeeEnvironment environment;
-    step_tiles(args, first_tile, last_tile, ahead_bytes);
+    step_tiles(args, bases, first_tile, last_tile, ahead_bytes);
 }
 void entry_custom(const InstepStepArgs* args) {
     IeeeEnvironment environment;

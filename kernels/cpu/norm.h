@@ -10,13 +10,15 @@
 
 namespace {
 
-__attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+__attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, const InstepBases* bases, uint64_t first,
+                                          uint64_t last) {
+    Placed placed(*args, bases);
     Squares squares;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         if (record_action(*args, args->records[tile.record]) != INSTEP_ACTION_STEP) continue;
         float wide[INSTEP_TILE_ELEMENTS];
-        squares.add(gradients(*args, tile.grad_offset, tile.count, wide), tile.count);
+        squares.add(gradients(placed.at(tile), tile.grad_offset, tile.count, wide), tile.count);
     }
     squares.add_to(args->control->limbs);
     atomic_maximum(&args->control->max_abs_bits, squares.magnitude());

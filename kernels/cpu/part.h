@@ -9,6 +9,29 @@
 
 namespace {
 
+/* The arguments of a launch. If segments lie apart, the addresses are those of the last tile that was asked for. */
+class Placed {
+  public:
+    Placed(const InstepStepArgs& args, const InstepBases* bases) : args_(args), bases_(bases) {}
+
+    const InstepStepArgs& at(const InstepTile& tile) {
+        if (!bases_) return args_;
+        const InstepBases& own = bases_[tile.record];
+        args_.param_base = own.param_base;
+        args_.grads = own.grads;
+        args_.master = own.master;
+        args_.copy = own.copy;
+        args_.ema = own.ema;
+        for (uint32_t k = 0; k < INSTEP_MAX_STATES; ++k) args_.states[k] = own.states[k];
+        for (uint32_t k = 0; k < INSTEP_MAX_STATES; ++k) args_.scales[k] = own.scales[k];
+        return args_;
+    }
+
+  private:
+    InstepStepArgs args_;
+    const InstepBases* bases_;
+};
+
 /* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
 const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
     if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;

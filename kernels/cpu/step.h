@@ -72,9 +72,9 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const auto each_part = [&](auto step) {
         for (uint32_t at = 0; at < tile.count; at += longest) {
             const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
-            const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
-            step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype), rounding,
-                      ahead_bytes},
+            /* A rounding that is made apart and copied would wait for its own stores. */
+            step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype),
+                      {{key, tile.element + at}, args.stochastic != 0}, ahead_bytes},
                  tile.grad_offset + at);
         }
     };
@@ -128,14 +128,17 @@ uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const I
     return 0;
 }
 
-__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last, uint64_t ahead_bytes) {
+__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const InstepBases* bases, uint64_t first, uint64_t last,
+                                          uint64_t ahead_bytes) {
+    Placed placed(*args, bases);
     const bool is_last = args->part != INSTEP_PART_MEASURE, rests = steps_nothing(*args);
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
+        const InstepStepArgs& own = placed.at(tile);
         InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
         if (action == INSTEP_ACTION_STEP && !rests) {
-            if (step_record(*args, tile, record, ahead_bytes)) {
+            if (step_record(own, tile, record, ahead_bytes)) {
                 atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket + tile.bucket);
             }
             if (tile.first && is_last) record.stepped = 1;
@@ -143,10 +146,10 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         /* Of two launches, the one that reads sums writes the means of stepped gradients. */
         const bool averages = args->gradients == INSTEP_GRADIENTS_AVERAGE && args->part != INSTEP_PART_APPLY;
         if (action == INSTEP_ACTION_STEP ? averages : action == INSTEP_ACTION_AVERAGE && is_last) {
-            average_tile(*args, tile, gradient_multiplier(*args, record, action));
+            average_tile(own, tile, gradient_multiplier(*args, record, action));
         }
         const bool zeroes = args->gradients == INSTEP_GRADIENTS_ZERO && is_last;
-        if (action == INSTEP_ACTION_STEP && zeroes) zero_tile(*args, tile);
+        if (action == INSTEP_ACTION_STEP && zeroes) zero_tile(own, tile);
     }
 }
 

@@ -109,8 +109,8 @@ INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, long)
     return Rule::prepare(hyper, record->steps + 1);
 }
 
-/* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
-INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
+/* Counts the update of the last pass, if it happened, and opens a record for the next one. */
+INSTEP_INLINE void open_record(const InstepBeginArgs& args, uint64_t index) {
     InstepRecord* const record = &args.records[index];
     record->steps += record->stepped;
     if (record->stepped) record->carried[0] = record->carried[1];
@@ -120,6 +120,11 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
     /* The default; all segments of a bucket write the same 1 to its count. */
     if (record->tail) count_this_rank(record->tail, record->grad_dtype);
     if (record->contributors) count_this_rank(record->contributors, record->grad_dtype);
+}
+
+/* Derives the scalars of an open record's next update. */
+INSTEP_INLINE void derive_scalars(const InstepBeginArgs& args, uint64_t index) {
+    InstepRecord* const record = &args.records[index];
     InstepHyper hyper = args.hypers[record->hyper];
     hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
     switch (record->optimizer) {
@@ -134,6 +139,11 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
         record->scalars.custom.step = record->steps + 1;
         break;
     }
+}
+
+INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
+    open_record(args, index);
+    derive_scalars(args, index);
 }
 
 /* A GPU's compiler recognises device memory only by a base among the kernel's arguments. It would access an address

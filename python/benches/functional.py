@@ -1,10 +1,10 @@
-"""Times functional.adamw_ over lists of tensors beside torch's fused AdamW on lists of the same sizes.
+"""Times functional.adamw_ and copy_ over lists of tensors, and constructors, beside torch's on lists of the same sizes.
 
-    python python/benches/functional.py [--rounds 31] [--elements 16777216]
+    python python/benches/functional.py [--rounds 31] [--elements 16777216] [--only adamw_ copy_ construction]
 
 Sides run in turn in every round, with gradients at new addresses. torch counts by `_foreach_add_`, as its optimizer does; the
-loop calls it for each tensor alone. A line gives the median time in microseconds with its range, and the median of the ratios
-to ours in the same round with their range. Above 1, ours is faster.
+loop calls it for each tensor alone. copy_ is from float32 to bfloat16. Constructors are given one parameter at a time. A line gives the median time in microseconds with its range, and the median of the ratios
+to our first one in the same round with their range. Above 1, ours is faster.
 """
 
 import argparse
@@ -15,10 +15,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import instep.torch
 from instep.torch import functional
 
 SETTINGS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
 Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+Sides = dict[str, Callable[[], Callable[[], object]]]
+"""What makes the next call of each side."""
 
 
 def ours(
@@ -63,21 +66,8 @@ def fresh(side: Callable[..., None], count: int, elements: int) -> Callable[[], 
     return turn
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--elements", type=int, default=1 << 24, help="of all tensors together in the large cases")
-    arguments = parser.parse_args()
-    print("threads,tensors,elements,side,us,us_min,us_max,ratio,ratio_min,ratio_max")
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for count in (1, 100, 10_000):
-            for elements in sorted({64, arguments.elements // count}):
-                measure(threads, count, elements, arguments.rounds)
-
-
-def measure(threads: int, count: int, elements: int, rounds: int) -> None:
-    sides: dict[str, Callable[[], Callable[[], None]]] = {
+def steps(count: int, elements: int) -> Sides:
+    sides: Sides = {
         "functional.adamw_": fresh(ours, count, elements),
         "torch._fused_adamw_": fresh(torchs, count, elements),
     }
@@ -85,6 +75,51 @@ def measure(threads: int, count: int, elements: int, rounds: int) -> None:
         sides["a loop of torch._fused_adamw_"] = fresh(in_a_loop, count, elements)
         ready = prepared(count, elements)
         sides["functional.prepare"] = lambda: ready
+    return sides
+
+
+def copies(count: int, elements: int) -> Sides:
+    into, tensors = ([torch.zeros(elements, dtype=d) for _ in range(count)] for d in (torch.bfloat16, torch.float32))
+
+    def in_a_loop() -> None:
+        for one, other in zip(into, tensors):
+            one.copy_(other)
+
+    return {
+        "functional.copy_": lambda: lambda: functional.copy_(into, tensors),
+        "torch._foreach_copy_": lambda: lambda: torch._foreach_copy_(into, tensors),
+        "a loop of torch.Tensor.copy_": lambda: in_a_loop,
+    }
+
+
+def constructors(count: int, elements: int) -> Sides:
+    params = [torch.nn.Parameter(torch.zeros(elements)) for _ in range(count)]
+    return {
+        "instep.torch.AdamW": lambda: lambda: [instep.torch.AdamW([param]) for param in params],
+        "torch.optim.AdamW": lambda: lambda: [torch.optim.AdamW([param]) for param in params],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--elements", type=int, default=1 << 24, help="of all tensors together in the large cases")
+    parser.add_argument("--only", nargs="+", choices=("adamw_", "copy_", "construction"))
+    arguments = parser.parse_args()
+    print("threads,tensors,elements,side,us,us_min,us_max,ratio,ratio_min,ratio_max")
+    only = arguments.only or ("adamw_", "copy_", "construction")
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for count in (1, 100, 10_000):
+            for elements in sorted({16, 64, arguments.elements // count}):
+                for kind, of_kind in (("adamw_", steps), ("copy_", copies)):
+                    if kind in only:
+                        measure(threads, count, elements, arguments.rounds, of_kind(count, elements))
+        if "construction" in only:
+            measure(threads, 2000, 16, arguments.rounds, constructors(2000, 16))
+
+
+def measure(threads: int, count: int, elements: int, rounds: int, sides: Sides) -> None:
     # Calls of some microseconds are timed many at a time.
     inner = max(1, 100 // count)
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -96,7 +131,7 @@ def measure(threads: int, count: int, elements: int, rounds: int) -> None:
                 call()
             if number >= 2:
                 times[name].append((time.perf_counter() - start) * 1e6 / inner)
-    own = times["functional.adamw_"]
+    own = next(iter(times.values()))
     for name, measured in times.items():
         ratios = [a / b for a, b in zip(measured, own)]
         values = [f(data) for data in (measured, ratios) for f in (statistics.median, min, max)]

@@ -277,27 +277,65 @@ def test_nadams_products_may_be_of_float32_as_torchs_are():
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.bfloat16)], ids=str)
-def test_a_prepared_call_steps_to_the_same_bits(dtypes):
-    lists, plain = adamw_lists(dtypes), adamw_lists(dtypes)
-    call = functional.prepare(functional.adamw_, *lists, **ADAMW)
-    assert lists[4] == [0] * 6
-    for step, (lr, scale) in enumerate([(0.1, 1.0), (0.1, 0.5), (0.02, 1.0)]):
-        for own, other, new in zip(lists[1], plain[1], made(step, dtypes)):
-            own.copy_(new)
-            other.copy_(new)
+@pytest.mark.parametrize("key, changed", SETTINGS, ids=str)
+def test_a_prepared_call_steps_to_the_same_bits(key, changed, dtypes):
+    function, hyper = getattr(functional, f"{key}_"), parts_of(key, changed)
+    state = torch.float32 if changed.get("centered") else None
+    both = []
+    for _ in range(2):
+        params = made(0, dtypes)
+        grads = [None if k == 2 else grad for k, grad in enumerate(made(1, dtypes))]
+        both.append((params, grads, states_of(key, changed, params, state), steps(len(params))))
+    (_, grads, states, counts), (others, other_grads, other_states, other_counts) = both
+    call = functional.prepare(function, both[0][0], grads, **states, state_steps=counts, **hyper)
+    assert counts == [0] * 6
+    for step, (lr, scale) in enumerate([(0.1, 1.0), (0.1, 0.5), (0.02, 1.0), (0.02, 1.0)]):
+        for own, other, new in zip(grads, other_grads, made(step, dtypes)):
+            if own is not None:
+                own.copy_(new)
+                other.copy_(new)
         call(lr=lr, gradient_scale=scale)
-        functional.adamw_(*plain, gradient_scale=scale, **{**ADAMW, "lr": lr})
-        if step == 1:
-            lists[4][0].fill_(9.0)
-            plain[4][0].fill_(9.0)
-    assert all(torch.equal(a, b) for one, two in zip(lists, plain) for a, b in zip(one, two))
-    before = lists[0][0].clone()
-    lists[4][5].fill_(0.5)
-    with pytest.raises(ValueError, match=r"state_steps\[5\]: not a count"):
-        call()
+        function(others, other_grads, **other_states, state_steps=other_counts, gradient_scale=scale, **{**hyper, "lr": lr})
+        assert all(map(torch.equal, both[0][0], others)), step
+        assert counts == other_counts, step
+        for name, values in states.items():
+            assert all(map(torch.equal, values, other_states[name])), (step, name)
+        # The user's own counts, of some parameters: 1,000 updates more, and one less.
+        for own in (counts, other_counts):
+            own[0] += 1000 * int(step == 0)
+            own[3] -= int(step == 2)
+    assert counts == [1004, 4, 0, 3, 4, 4]
+
+
+def test_a_prepared_call_refuses_a_number_that_is_no_count_and_has_changed_nothing():
+    lists = adamw_lists()
+    call = functional.prepare(functional.adamw_, *lists, **ADAMW)
+    call()
+    before = [[tensor.clone() for tensor in one] for one in lists]
+    for wrong in (0.5, -1.0, math.nan, math.inf, 2.0**63):
+        lists[4][5].fill_(wrong)
+        with pytest.raises(ValueError, match=r"state_steps\[5\]: not a count"):
+            call()
+    lists[4][5].fill_(1.0)
     with pytest.raises(ValueError, match="lr"):
         call(lr=-1.0)
-    assert torch.equal(lists[0][0], before)
+    assert all(map(torch.equal, before[0] + before[4], lists[0] + lists[4]))
+    call()
+    functional.adamw_(*before, **ADAMW)
+    assert all(map(torch.equal, before[0], lists[0]))
+
+
+def test_equal_counts_with_other_carried_numbers_are_stepped_by_their_own():
+    params = made(0)
+    lists = {"params": params, "grads": made(1), **states_of("nadam", {}, params), "state_steps": steps(len(params))}
+    for k, (count, product) in enumerate(zip(lists["state_steps"], lists["mu_products"])):
+        count.fill_(7.0)
+        product.fill_(0.1 * (k + 1))
+    alone = [{name: [values[k].clone()] for name, values in lists.items()} for k in range(len(params))]
+    functional.nadam_(**lists, **parts_of("nadam", {}))
+    for k, own in enumerate(alone):
+        functional.nadam_(**own, **parts_of("nadam", {}))
+        assert all(torch.equal(values[k], own[name][0]) for name, values in lists.items()), k
 
 
 def test_a_prepared_call_keeps_memory_that_its_tensors_have_left():

@@ -77,7 +77,7 @@ impl Alone {
     pub fn run_kernel(&mut self) {
         for (args, tiles) in &self.launches {
             // SAFETY: arguments of this bucket, whose memory `&mut self` holds alone.
-            unsafe { self.kernels.step(args, 0, tiles.len() as u64, 0) }
+            unsafe { self.kernels.step(args, std::ptr::null(), 0, tiles.len() as u64, 0) }
         }
     }
 

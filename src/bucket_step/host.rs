@@ -12,7 +12,7 @@ use super::norm::GradNorm;
 use super::scaling::Scaling;
 use super::tensors::{Lent, StepTensors};
 use crate::abi::InstepControl;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::Isa;
 use crate::host::bucket_job::{BucketJob, Execution, Prefetches, SegmentBases};
 use crate::host::kernels::Kernels;
@@ -27,6 +27,8 @@ pub struct OnHost {
     kernels: Kernels,
     pool: Pool,
     bases: Arc<SegmentBases>,
+    /// Whether the bases are those of all tensors of a step.
+    is_bound: bool,
     steps: Vec<Launched>,
     norms: Vec<Launched>,
 }
@@ -76,7 +78,7 @@ impl OnHost {
             launches.into_iter().map(launched).collect()
         };
         let (steps, norms) = (launched(Kind::Step), launched(Kind::Norm));
-        Ok(OnHost { memories, kernels, pool, bases, steps, norms })
+        Ok(OnHost { memories, kernels, pool, bases, is_bound: false, steps, norms })
     }
 
     /// Runs launches under a control block.
@@ -121,12 +123,50 @@ impl BucketStep {
     /// misaligned, lent only for reading although the step writes it, or overlaps another; `Config` for factors that
     /// cannot be divided out. Nothing has been written then.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
-        scaling.validate()?;
+        scaling.validate()?; // before anything changes
         self.bind(tensors)?;
+        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
+        // they are valid.
+        unsafe { self.step_again(scaling) }
+    }
+
+    /// Steps the tensors of the last call again. Nothing of them is checked again, which saves much of a small step.
+    ///
+    /// ```
+    /// # use instep::bucket_step::{Lent, StepTensors};
+    /// # use instep::{BucketStep, Layout, Scaling, Sgd};
+    /// let layout = Layout::builder().param("w", 2).build()?;
+    /// let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).host()?;
+    /// let (mut params, mut grads) = ([0.0f32; 2], [1.0f32; 2]);
+    /// let [to_params, to_grads] = [&raw mut params, &raw mut grads];
+    /// // SAFETY: both arrays live on, and nothing else touches them during a step.
+    /// unsafe {
+    ///     let tensors = StepTensors::new(Lent::at(to_params.cast()), Lent::at(to_grads.cast()));
+    ///     step.step(&tensors, Scaling::NONE)?;
+    ///     (*to_grads)[0] = 3.0;
+    ///     step.step_again(Scaling::NONE)?;
+    ///     assert_eq!(*to_params, [-4.0, -2.0]);
+    /// }
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Ordering as for [`step`](Self::step).
+    ///
+    /// # Errors
+    /// `Order` if no call has lent all tensors since the step was built, or since the last [`add_norm`](Self::add_norm);
+    /// `Config` for factors that cannot be divided out. Nothing has been written then.
+    ///
+    /// # Safety
+    /// All tensors of the last call meet the contract of [`Lent::at`] now, also those that it lent as slices.
+    pub unsafe fn step_again(&mut self, scaling: Scaling) -> Result<()> {
+        scaling.validate()?;
+        if !self.engine.is_bound {
+            return Err(Error::order(self.name(), "has no tensors of a step", "call step first"));
+        }
         self.begin(scaling);
         let engine = &self.engine;
-        // SAFETY: `bind` has checked the tensors; the call borrows them, or the caller of `Lent::at` has promised that
-        // they are valid. The block is our own.
+        // SAFETY: the caller's promise about the tensors. The block is our own.
         unsafe { engine.run(&engine.steps, engine.memories.regions().control()) };
         self.mark.step();
         Ok(())
@@ -158,7 +198,9 @@ impl BucketStep {
         let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
-        self.pass_over_missing(grads, outcome?);
+        let lacks_some = outcome?;
+        self.engine.is_bound = false;
+        self.pass_over_missing(grads, lacks_some);
         if self.is_stale {
             // The norm reads from the records which parameters are frozen. If they are stale, this derives them again,
             // as the step will.
@@ -177,7 +219,9 @@ impl BucketStep {
         let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind(tensors, bases)) };
-        self.pass_over_missing(tensors.grads(), outcome?);
+        let lacks_some = outcome?;
+        self.engine.is_bound = true;
+        self.pass_over_missing(tensors.grads(), lacks_some);
         Ok(())
     }
 

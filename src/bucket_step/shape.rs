@@ -2,6 +2,8 @@
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 
+use std::ffi::c_void;
+
 use super::element::Stored;
 use super::tensors::{Lent, Location, Run, STATES, StepTensors};
 use crate::abi::INSTEP_QUANTUM;
@@ -22,9 +24,22 @@ struct Kind {
     /// Bytes of a unit: an element, or the scale of a block.
     bytes: u64,
     stored: Stored,
-    /// Number of elements that a unit stands for.
-    elements: u64,
+    /// The power of two of elements that a unit stands for.
+    log2_elements: u32,
     is_written: bool,
+}
+
+impl Kind {
+    /// Returns how many units a number of elements takes.
+    fn units(&self, elements: u64) -> u64 {
+        elements.div_ceil(1 << self.log2_elements)
+    }
+
+    /// Returns whether an address is no multiple of a unit.
+    fn is_misaligned(&self, address: usize) -> bool {
+        // The bytes are a power of two, and a mask is faster than a division.
+        address as u64 & (self.bytes - 1) != 0
+    }
 }
 
 /// The elements of one parameter in the bucket.
@@ -58,7 +73,7 @@ impl Shape {
             let bytes = Span::elements(memory, plan, 0, elements).bytes();
             let (name, stored) = (name_of(memory, states), Stored::of(memory, &plan.buckets()[0].storage));
             let is_written = memory != Memory::Grads || writes_grads;
-            Kind { memory, name, bytes, stored, elements, is_written }
+            Kind { memory, name, bytes, stored, log2_elements: elements.ilog2(), is_written }
         };
         let extent = |(segment, place): (&Segment, &usize)| Extent {
             place: *place,
@@ -96,13 +111,11 @@ impl Shape {
         }
         self.refuse_superfluous(tensors)?;
         self.refuse_overlap(tensors)?;
-        self.fill(is_whole, bases, |bases, segment| {
-            for kind in &self.kinds {
-                // A tensor with elements is present, as checked above.
-                let address = tensors.get(kind.memory).map_or(0, |tensor| self.base(kind, tensor, segment));
-                bases.set(kind.memory, address);
-            }
-        });
+        self.clear(bases, is_whole);
+        for kind in &self.kinds {
+            // A tensor with elements is present, as checked above.
+            tensors.get(kind.memory).into_iter().for_each(|tensor| self.fill(kind, tensor, bases));
+        }
         Ok(lacks_some)
     }
 
@@ -112,9 +125,8 @@ impl Shape {
             return Ok(false);
         };
         let lacks_some = self.check_lent(kind, grads)?;
-        self.fill(matches!(grads.location, Location::Whole(_)), bases, |bases, segment| {
-            bases.set(Memory::Grads, self.base(kind, grads, segment));
-        });
+        self.clear(bases, matches!(grads.location, Location::Whole(_)));
+        self.fill(kind, grads, bases);
         Ok(lacks_some)
     }
 
@@ -126,21 +138,26 @@ impl Shape {
         }
     }
 
-    fn fill(&self, is_whole: bool, bases: &mut Vec<Bases>, put: impl Fn(&mut Bases, usize)) {
+    /// Empties the addresses: one entry for all segments, or one per segment.
+    fn clear(&self, bases: &mut Vec<Bases>, is_whole: bool) {
         bases.clear();
         bases.resize(if is_whole { 1 } else { self.extents.len() }, Bases::default());
-        bases.iter_mut().enumerate().for_each(|(segment, bases)| put(bases, segment));
     }
 
-    /// Returns the base to which a segment's tiles add their offsets.
-    fn base(&self, kind: &Kind, tensor: &Lent<'_>, segment: usize) -> usize {
-        match &tensor.location {
-            Location::Whole(run) => run.address,
-            Location::Each(runs) => {
-                let extent = &self.extents[segment];
-                let offset = extent.start / kind.elements * kind.bytes;
-                runs.run(extent.place).address.wrapping_sub(offset as usize)
-            }
+    /// Writes the addresses to which the tiles of each segment add their offsets in one tensor.
+    fn fill(&self, kind: &Kind, tensor: &Lent<'_>, bases: &mut [Bases]) {
+        let runs = match &tensor.location {
+            Location::Whole(run) => return bases.iter_mut().for_each(|of| of.set(kind.memory, run.address)),
+            Location::Each(runs) => runs,
+        };
+        let addresses = runs.addresses();
+        for (extent, of) in self.extents.iter().zip(bases) {
+            let offset = (extent.start >> kind.log2_elements) * kind.bytes;
+            let address = match addresses {
+                Some(addresses) => addresses[extent.place].expose_provenance(),
+                None => runs.run(extent.place).address,
+            };
+            of.set(kind.memory, address.wrapping_sub(offset as usize));
         }
     }
 
@@ -173,6 +190,10 @@ impl Shape {
                     let wrong = format!("{} runs for {} parameters", runs.count, self.extents.len());
                     return refuse(&wrong, "give one run per parameter of the bucket");
                 }
+                let is_fit = |at: &*mut c_void| !at.is_null() && !kind.is_misaligned(at.addr());
+                if runs.addresses().is_some_and(|all| all.iter().all(is_fit)) {
+                    return Ok(false);
+                }
                 let mut lacks_some = false;
                 for at in &self.extents {
                     let run = runs.run(at.place);
@@ -195,7 +216,7 @@ impl Shape {
             let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
             Err(Error::layout(format_args!("{}{place}", kind.name), wrong, remedy))
         };
-        let units = len.div_ceil(kind.elements);
+        let units = kind.units(len);
         if let Some(elements) = run.elements.filter(|elements| *elements as u64 != units) {
             let of = if place.is_some() { "its parameter" } else { "the bucket" };
             let wrong = format_args!("a run of {elements} elements, where {of} has {units}");
@@ -204,9 +225,8 @@ impl Shape {
         if units > 0 && run.address == 0 {
             return refuse(&"the address is null", "give the address of its elements");
         }
-        let alignment = kind.bytes;
-        if units > 0 && !(run.address as u64).is_multiple_of(alignment) {
-            let wrong = format_args!("the address {:#x} is not a multiple of {alignment}", run.address);
+        if units > 0 && kind.is_misaligned(run.address) {
+            let wrong = format_args!("the address {:#x} is not a multiple of {}", run.address, kind.bytes);
             return refuse(&wrong, "align it to an element");
         }
         Ok(())
@@ -238,7 +258,7 @@ impl Shape {
             let Some(Lent { location: Location::Whole(run), .. }) = tensors.get(kind.memory) else {
                 continue;
             };
-            let bytes = self.len.div_ceil(kind.elements) * kind.bytes;
+            let bytes = kind.units(self.len) * kind.bytes;
             if bytes > 0 {
                 runs[count] = (run.address as u64, bytes, index);
                 count += 1;

@@ -53,6 +53,8 @@ pub(super) struct Runs {
     list: *const c_void,
     pub(super) count: usize,
     get: unsafe fn(*const c_void, usize) -> Run,
+    /// Whether the list is one of addresses.
+    is_raw: bool,
 }
 
 // SAFETY: slices of plain numbers, which may go to another thread; or addresses, to which the caller orders all
@@ -68,6 +70,12 @@ impl Runs {
         assert!(index < self.count, "a run for each parameter");
         // SAFETY: `list` points to `count` elements of the type that `get` was made for, borrowed for `'a`.
         unsafe { (self.get)(self.list, index) }
+    }
+
+    /// Returns the list itself if it is one of addresses, which are faster to read than other runs.
+    pub(super) fn addresses(&self) -> Option<&[*mut c_void]> {
+        // SAFETY: `list` then points to `count` addresses, borrowed for `'a`.
+        self.is_raw.then(|| unsafe { std::slice::from_raw_parts(self.list.cast(), self.count) })
     }
 }
 
@@ -125,7 +133,7 @@ impl<'a> Lent<'a> {
             Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
         }
         let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
-        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), true)
     }
 
     /// Lends one run per parameter, which is only read, such as gradients.
@@ -140,7 +148,7 @@ impl<'a> Lent<'a> {
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
-        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), false)
     }
 
     /// Lends one run, which a step may write, for each parameter that has a gradient in this call. A parameter with
@@ -157,7 +165,7 @@ impl<'a> Lent<'a> {
             slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
         }
         let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
-        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), true)
     }
 
     /// Lends one run, which is only read, for each parameter that has a gradient in this call. A parameter with `None`
@@ -189,7 +197,7 @@ impl<'a> Lent<'a> {
             slice.map_or(Run::NONE, Run::of)
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
-        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), false)
     }
 
     /// Names the address of a run for the whole bucket.
@@ -225,7 +233,7 @@ impl<'a> Lent<'a> {
             Run { address: address.expose_provenance(), elements: None }
         }
         let (list, count) = (addresses.as_ptr().cast(), addresses.len());
-        Lent::raw(Location::Each(Runs { list, count, get }))
+        Lent::raw(Location::Each(Runs { list, count, get, is_raw: true }))
     }
 
     fn new<T: StepElement>(location: Location, is_writable: bool) -> Lent<'a> {

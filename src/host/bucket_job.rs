@@ -5,12 +5,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::abi::{InstepControl, InstepStepArgs, InstepTile};
+use crate::abi::{InstepBases, InstepControl, InstepStepArgs, InstepTile};
 use crate::error::{Error, Result};
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
@@ -137,21 +138,6 @@ impl BucketJob {
         args.tiles = tiles.as_ptr();
     }
 
-    /// Runs some tiles with these arguments.
-    ///
-    /// # Safety
-    /// The arguments' pointers are valid for those tiles, and nothing else touches what the tiles cover.
-    unsafe fn run_tiles(&self, args: &InstepStepArgs, tiles: Range<usize>, ahead_bytes: u64) {
-        let (kernels, first, last) = (&self.kernels, tiles.start as u64, tiles.end as u64);
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.kind {
-                Kind::Norm => kernels.norm(args, first, last),
-                Kind::Step => kernels.step(args, first, last, ahead_bytes),
-            }
-        }
-    }
-
     /// Returns whether the pass steps anything: it is not skipped.
     fn is_stepping(&self) -> bool {
         // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide, which write the
@@ -166,20 +152,16 @@ impl BucketJob {
         // own tiles, and by the schedule no other op touches the bucket now.
         unsafe {
             let mut args = *self.args.get();
+            let mut bases = ptr::null();
             match (*self.bases.0.get()).as_slice() {
-                [] => self.run_tiles(&args, first..last, ahead_bytes),
-                [of_all] => {
-                    of_all.put(&mut args);
-                    self.run_tiles(&args, first..last, ahead_bytes);
-                }
-                of_segments => {
-                    let mut at = first;
-                    for tiles in (&(*self.tiles.get()))[first..last].chunk_by(|a, b| a.record == b.record) {
-                        of_segments[tiles[0].record as usize].put(&mut args);
-                        self.run_tiles(&args, at..at + tiles.len(), ahead_bytes);
-                        at += tiles.len();
-                    }
-                }
+                [] => {}
+                [of_all] => of_all.put(&mut args),
+                of_segments => bases = of_segments.as_ptr().cast::<InstepBases>(),
+            }
+            let (first, last) = (first as u64, last as u64);
+            match self.kind {
+                Kind::Norm => self.kernels.norm(&args, bases, first, last),
+                Kind::Step => self.kernels.step(&args, bases, first, last, ahead_bytes),
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 #[cfg(feature = "bench")]
 use crate::abi::InstepStored;
-use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
+use crate::abi::{InstepBases, InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::memories::StoredValues;
@@ -173,14 +173,21 @@ impl Kernels {
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
-    /// Adds the squares of a run of tiles to the norm.
+    /// Adds the squares of a run of tiles to the norm. `bases` has the addresses of each segment's tensors, or is null if
+    /// the arguments have them.
     ///
     /// # Safety
-    /// Every pointer in `args` is valid, `first_tile..last_tile` lies in its table, and nothing writes the gradients or
+    /// Every pointer in `args` and `bases` is valid, `first_tile..last_tile` lies in its table, and nothing writes the gradients or
     /// the segments during the call. Other runs may add to the same control block.
-    pub(crate) unsafe fn norm(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
+    pub(crate) unsafe fn norm(
+        &self,
+        args: &InstepStepArgs,
+        bases: *const InstepBases,
+        first_tile: u64,
+        last_tile: u64,
+    ) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
-        unsafe { self.table.norm.unwrap_unchecked()(args, first_tile, last_tile) }
+        unsafe { self.table.norm.unwrap_unchecked()(args, bases, first_tile, last_tile) }
     }
 
     /// Steps a run of tiles, and prefetches `ahead_bytes` ahead; 0 means no prefetches.
@@ -190,12 +197,13 @@ impl Kernels {
     pub(crate) unsafe fn step(
         &self,
         args: &InstepStepArgs,
+        bases: *const InstepBases,
         first_tile: u64,
         last_tile: u64,
         ahead_bytes: u64,
     ) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
-        unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile, ahead_bytes) }
+        unsafe { self.table.step.unwrap_unchecked()(args, bases, first_tile, last_tile, ahead_bytes) }
     }
 
     /// Decides, for a custom optimizer, what to do with each segment that starts in these tiles.

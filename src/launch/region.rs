@@ -5,11 +5,13 @@
 //! their offsets. Bases are numbers, because a base may lie outside its tensor as long as base and offset together lie
 //! inside.
 
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
-use crate::abi::{INSTEP_MAX_STATES, InstepControl, InstepHyper, InstepNorms, InstepRecord, InstepStepArgs};
+use crate::abi::{
+    INSTEP_MAX_STATES, InstepBases, InstepControl, InstepHyper, InstepNorms, InstepRecord, InstepStepArgs,
+};
 use crate::error::Result;
 use crate::handle::Address;
 use crate::layout::{Bucket, Plan};
@@ -274,8 +276,10 @@ impl Regions {
     }
 }
 
-/// The addresses of all tensors of one bucket, or of one segment; 0 for a tensor that the step does not use.
+/// The addresses of all tensors of one bucket, or of one segment; 0 for a tensor that the step does not use. It has the
+/// layout of [`InstepBases`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Bases {
     params: usize,
     grads: usize,
@@ -285,6 +289,12 @@ pub(crate) struct Bases {
     states: [usize; INSTEP_MAX_STATES as usize],
     scales: [usize; INSTEP_MAX_STATES as usize],
 }
+
+const _: () = {
+    assert!(size_of::<Bases>() == size_of::<InstepBases>());
+    assert!(offset_of!(Bases, ema) == offset_of!(InstepBases, ema));
+    assert!(offset_of!(Bases, scales) == offset_of!(InstepBases, scales));
+};
 
 impl Bases {
     /// Sets the address of one kind of tensor.

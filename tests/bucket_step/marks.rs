@@ -165,3 +165,26 @@ fn a_bucket_that_was_stepped_otherwise_since_it_was_added_is_not_stepped_again()
     refused(step(&mut first, &mut param, &mut norm), words);
     assert_eq!(param, [-6.0]);
 }
+
+#[test]
+fn tensors_are_stepped_again_without_being_lent_unless_a_norm_was_lent_others() {
+    let [mut bucket, _] = buckets();
+    let (mut param, mut grad) = ([0f32], [1f32]);
+    let again = |bucket: &mut BucketStep| {
+        // SAFETY: both arrays are alive, and nothing else touches them meanwhile.
+        unsafe { bucket.step_again(Scaling::NONE) }
+    };
+    refused(again(&mut bucket), "bucket of `first`: has no tensors of a step; call step first");
+    let (at_param, at_grad) = ((&raw mut param).cast(), (&raw mut grad).cast::<f32>());
+    // SAFETY: as above.
+    let lent = || unsafe { StepTensors::new(Lent::at(at_param), Lent::at(at_grad.cast())) };
+    bucket.step(&lent(), Scaling::NONE).unwrap();
+    // SAFETY: as above.
+    unsafe { at_grad.write(10.0) };
+    again(&mut bucket).unwrap();
+    bucket.add_norm(&Lent::slice(&[3f32]), &mut begun()).unwrap();
+    refused(again(&mut bucket), "bucket of `first`: has no tensors of a step");
+    bucket.step(&lent(), Scaling::NONE).unwrap();
+    again(&mut bucket).unwrap();
+    assert_eq!(param, [-41.0]);
+}

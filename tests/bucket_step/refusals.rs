@@ -73,6 +73,13 @@ fn tensors_that_do_not_fit_are_refused_before_anything_is_written() {
         StepTensors::new(odd, Lent::slice(&grads)).states([Lent::slice_mut(&mut state)]),
         "is not a multiple of 4; align it to an element",
     );
+    let each = [params.as_mut_ptr().cast(), params.as_mut_ptr().wrapping_byte_add(18).cast()];
+    // SAFETY: as above.
+    let odd = unsafe { Lent::at_each(&each) };
+    try_step(
+        StepTensors::new(odd, Lent::slice(&grads)).states([Lent::slice_mut(&mut state)]),
+        "parameters, run 1: the address",
+    );
     assert_eq!((params, state, step.step_count(layout.id("a").unwrap()).unwrap()), ([1f32; 6], [0f32; 6], 0));
 }
 

@@ -260,7 +260,10 @@ pub(super) unsafe fn read_progress(count: usize, carried: Option<(usize, Word)>)
             Word::F32 => f64::from(with_exposed_provenance_mut::<f32>(at).read_unaligned()),
             _ => with_exposed_provenance_mut::<f64>(at).read_unaligned(),
         });
-        let is_whole = count >= 0.0 && count <= (1u64 << 62) as f32 && count.fract() == 0.0;
+        // Most counts fit 32 bits, whose conversion is fast and exact.
+        let short = count as u32;
+        let is_whole =
+            short as f32 == count || count >= 0.0 && count <= (1u64 << 62) as f32 && count.fract() == 0.0;
         is_whole.then_some((count as u64, carried.unwrap_or(1.0)))
     }
 }

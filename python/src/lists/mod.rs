@@ -8,6 +8,7 @@ mod found;
 mod moved;
 mod plan;
 
+use std::mem;
 use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +30,7 @@ use found::{
     CARRIED, COPIES, COUNTS, Finder, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
     refuse_unfit, refused_count,
 };
-use moved::Move;
+use moved::{LEAST_SHARED, Move};
 use plan::{Key, Plan, optimizer};
 
 /// Plans that an optimizer keeps. A model has one; a program that steps parameter by parameter has one per length.
@@ -69,7 +70,8 @@ pub(crate) struct Lists {
 pub(crate) struct Prepared {
     owner: Owner,
     descriptor: &'static Descriptor,
-    inner: Mutex<(Plan, Found)>,
+    /// And whether the plan has stepped these tensors.
+    inner: Mutex<(Plan, Found, bool)>,
     /// Storages, which keep the memory alive.
     _keeps: Vec<Py<PyAny>>,
 }
@@ -108,7 +110,7 @@ impl Lists {
         let (mut plan, found, lists) = self.plan(py, lists, hyper, threads)?;
         plan.set_counts(&found, self.finder.descriptor)?;
         // A plan that has failed is dropped, for nothing says how far it went.
-        py.detach(|| plan.run(&found, scaling)).map_err(raised)?;
+        py.detach(|| plan.run(&found, scaling, false)).map_err(raised)?;
         self.tell_autograd(&lists, &found)?;
         self.keep(plan, found);
         Ok(())
@@ -123,7 +125,7 @@ impl Lists {
         threads: Option<i64>,
     ) -> PyResult<Prepared> {
         let (plan, found, lists) = self.plan(py, lists, hyper, threads)?;
-        let (descriptor, inner) = (self.finder.descriptor, Mutex::new((plan, found)));
+        let (descriptor, inner) = (self.finder.descriptor, Mutex::new((plan, found, false)));
         let tensors = lists.iter().flatten().flat_map(|list| list.iter()).filter(|tensor| !tensor.is_none());
         let storages =
             tensors.map(|tensor| Ok(tensor.call_method0(intern!(py, "untyped_storage"))?.unbind()));
@@ -232,7 +234,11 @@ impl Lists {
                 written = written.max((end, list, k));
             }
         }
-        let threads = self.key(py, 0, threads)?.threads;
+        let elements: usize = moves.iter().map(|one| one.len).sum();
+        let threads = match threads {
+            None if elements < LEAST_SHARED => 1,
+            threads => self.threads(py, threads)?,
+        };
         // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
         let openmp = unsafe { OpenMp::at(self.openmp()) };
         // SAFETY: dense tensors of these types that do not overlap, as checked; the lists keep them alive.
@@ -251,21 +257,24 @@ impl Prepared {
         let scaling = scaling(gradient_scale)?;
         let busy = || PyRuntimeError::new_err("prepared call: in use by another thread; wait for it");
         let mut inner = self.inner.try_lock().map_err(|_| busy())?;
-        let (plan, found) = &mut *inner;
+        let (plan, found, has_run) = &mut *inner;
         if let Some(lr) = lr.map(Value::Number).filter(|lr| *lr != plan.hyper[0]) {
             let mut hyper = plan.hyper.clone();
             hyper[0] = lr;
             plan.set_hyper(self.descriptor, hyper)?;
         }
-        for k in 0..found.progress.len() {
-            let at = |list: usize| found.addresses[list].0.get(k).map_or(0, |at| at.expose_provenance());
-            let carried = Some((at(CARRIED), found.formats[k].carried)).filter(|(at, _)| *at != 0);
+        let Found { addresses, formats, progress, .. } = &mut *found;
+        for (k, progress) in progress.iter_mut().enumerate() {
+            let carried = addresses[CARRIED].0.get(k).map(|at| (at.expose_provenance(), formats[k].carried));
             // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
-            let progress = unsafe { read_progress(at(COUNTS), carried) };
-            found.progress[k] = progress.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
+            let read = unsafe { read_progress(addresses[COUNTS].0[k].expose_provenance(), carried) };
+            *progress = read.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
         }
         plan.set_counts(found, self.descriptor)?;
-        py.detach(|| plan.run(found, scaling)).map_err(raised)
+        let again = mem::take(has_run);
+        py.detach(|| plan.run(found, scaling, again)).map_err(raised)?;
+        *has_run = true;
+        Ok(())
     }
 }
 
@@ -304,21 +313,20 @@ impl Lists {
         Ok((plan, found, lists))
     }
 
-    /// Threads as the user says, or as many as torch's own loops have.
     fn key(&self, py: Python<'_>, lists: u32, threads: Option<i64>) -> PyResult<Key> {
+        Ok(Key { process: process::id(), threads: self.threads(py, threads)?, lists })
+    }
+
+    /// Threads as the user says, or as many as torch's own loops have.
+    fn threads(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<usize> {
         let most = Pool::MAX_THREADS;
-        let threads = match threads {
-            None => self.torch.get_num_threads.call0(py)?.extract::<usize>(py)?.clamp(1, most),
-            Some(threads) => usize::try_from(threads)
-                .ok()
-                .filter(|threads| (1..=most).contains(threads))
-                .ok_or_else(|| {
-                    PyValueError::new_err(format!(
-                        "threads = {threads}: out of range; use 1 to {most}, or None"
-                    ))
-                })?,
+        let Some(threads) = threads else {
+            return Ok(self.torch.get_num_threads.call0(py)?.extract::<usize>(py)?.clamp(1, most));
         };
-        Ok(Key { process: process::id(), threads, lists })
+        let known = usize::try_from(threads).ok().filter(|threads| (1..=most).contains(threads));
+        known.ok_or_else(|| {
+            PyValueError::new_err(format!("threads = {threads}: out of range; use 1 to {most}, or None"))
+        })
     }
 
     /// torch's threads do not exist in a child by fork.

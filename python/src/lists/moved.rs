@@ -16,7 +16,7 @@ use crate::tensors::Word;
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
 /// The number of elements from which a second thread is worth its start.
-const LEAST_SHARED: usize = 1 << 17;
+pub(super) const LEAST_SHARED: usize = 1 << 17;
 
 /// One tensor, and where its values come from.
 pub(super) struct Move {
@@ -38,32 +38,38 @@ struct Run<'a> {
 /// The addresses are those of `len` initialised elements of float32 or bfloat16, aligned to them, and no other memory that
 /// is read or written here overlaps what is written.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
-    let starts: Vec<usize> = moves
+    let mut elements = 0;
+    let ends: Vec<usize> = moves
         .iter()
-        .scan(0, |next, one| {
-            let start = *next;
-            *next += one.len.div_ceil(CHUNK);
-            Some(start)
+        .map(|one| {
+            elements += one.len;
+            elements
         })
         .collect();
-    let chunks = moves.iter().map(|one| one.len.div_ceil(CHUNK)).sum();
+    // Some elements of all, which may be those of many tensors.
+    let each = |mut first: usize, last: usize| {
+        let at = ends.partition_point(|end| *end <= first);
+        for (of, end) in moves[at..].iter().zip(&ends[at..]).take_while(|(of, end)| **end - of.len < last) {
+            let run = Run { of, start: first - (end - of.len), len: last.min(*end) - first };
+            // SAFETY: the caller's promise; each element is one thread's.
+            unsafe { run.on_this_processor(adds) };
+            first = *end;
+        }
+    };
+    if threads == 1 || elements < LEAST_SHARED {
+        return each(0, elements);
+    }
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
-            let chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
+            let first = next.fetch_add(CHUNK, Ordering::Relaxed);
+            if first >= elements {
                 return;
             }
-            let at = starts.partition_point(|start| *start <= chunk) - 1;
-            let start = (chunk - starts[at]) * CHUNK;
-            let run = Run { of: &moves[at], start, len: CHUNK.min(moves[at].len - start) };
-            // SAFETY: the caller's promise; each chunk is one thread's.
-            unsafe { run.on_this_processor(adds) };
+            each(first, elements.min(first + CHUNK));
         }
     };
-    let elements: usize = moves.iter().map(|one| one.len).sum();
     match openmp {
-        _ if threads == 1 || elements < LEAST_SHARED => work(),
         Some(team) => {
             team.run(threads, &work);
             work(); // A team may make no call at all.

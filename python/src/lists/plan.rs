@@ -51,6 +51,8 @@ pub(super) struct Part {
     /// Their places in the lists.
     pub(super) members: Vec<usize>,
     pub(super) format: Format,
+    /// Whether the optimizer carries a number beside each count.
+    pub(super) carries: bool,
     /// What the step has counted, so that only other counts are set.
     pub(super) progress: Vec<(u64, f64)>,
     /// Its members', where the call has more than it.
@@ -99,16 +101,27 @@ impl Plan {
             let ids: Vec<ParamId> = layout.ids().collect();
             let step = builder.host().map_err(raised)?;
             let progress = vec![(0, 1.0); members.len()];
-            parts.push(Part { step, ids, members, format, progress, addresses: Vec::new() });
+            let (carries, addresses) = (descriptor.carried.is_some(), Vec::new());
+            parts.push(Part { step, ids, members, format, carries, progress, addresses });
         }
         let (formats, lens) = (found.formats.clone(), found.lens.clone());
         Ok(Plan { key, formats, lens, hyper, parts, spare: Vec::new(), spans: Vec::new() })
     }
 
     pub(super) fn set_hyper(&mut self, descriptor: &'static Descriptor, hyper: Vec<Value>) -> PyResult<()> {
-        let optimizer = optimizer(descriptor, &hyper)?;
-        for part in &mut self.parts {
-            part.step.set_optimizer(DEFAULT_GROUP, &*optimizer).map_err(raised)?;
+        match hyper[0] {
+            // A schedule changes the rate alone.
+            Value::Number(lr) if hyper[1..] == self.hyper[1..] => {
+                self.parts
+                    .iter_mut()
+                    .try_for_each(|part| part.step.set_lr(DEFAULT_GROUP, lr))
+                    .map_err(raised)?;
+            }
+            _ => {
+                let optimizer = optimizer(descriptor, &hyper)?;
+                let set = |part: &mut Part| part.step.set_optimizer(DEFAULT_GROUP, &*optimizer);
+                self.parts.iter_mut().try_for_each(set).map_err(raised)?;
+            }
         }
         self.hyper = hyper;
         Ok(())
@@ -197,15 +210,17 @@ impl Plan {
         Ok(())
     }
 
-    /// Steps, and writes counts and carried numbers.
-    pub(super) fn run(&mut self, found: &Found, scaling: Scaling) -> instep::Result<()> {
+    /// Steps, and writes counts and carried numbers. `again` says that the last call of this plan had the same addresses.
+    pub(super) fn run(&mut self, found: &Found, scaling: Scaling, again: bool) -> instep::Result<()> {
         if let [part] = &mut *self.parts {
-            return part.run(&found.addresses, scaling);
+            return part.run(&found.addresses, scaling, again);
         }
-        self.gather(found);
+        if !again {
+            self.gather(found);
+        }
         for part in &mut self.parts {
             let addresses = mem::take(&mut part.addresses);
-            let outcome = part.run(&addresses, scaling);
+            let outcome = part.run(&addresses, scaling, again);
             part.addresses = addresses;
             outcome?;
         }
@@ -214,7 +229,7 @@ impl Plan {
 }
 
 impl Part {
-    fn run(&mut self, addresses: &[Addresses], scaling: Scaling) -> instep::Result<()> {
+    fn run(&mut self, addresses: &[Addresses], scaling: Scaling, again: bool) -> instep::Result<()> {
         // SAFETY: addresses of dense tensors of these types and lengths that do not overlap, as checked. The lists of the call,
         // or the storages of a prepared one, keep them alive.
         unsafe {
@@ -224,21 +239,19 @@ impl Part {
             if self.format.copy.is_some() {
                 tensors = tensors.copy(each(COPIES));
             }
-            self.step.step(&tensors, scaling)?;
-            for at in 0..self.members.len() {
-                if addresses[GRADS].0[at].is_null() {
+            if again { self.step.step_again(scaling) } else { self.step.step(&tensors, scaling) }?;
+            let [grads, counts, carried] = [GRADS, COUNTS, CARRIED].map(|list| &*addresses[list].0);
+            for (at, progress) in self.progress.iter_mut().enumerate().filter(|(at, _)| !grads[*at].is_null())
+            {
+                progress.0 += 1;
+                counts[at].cast::<f32>().write_unaligned(progress.0 as f32);
+                if !self.carries {
                     continue;
                 }
-                let count = self.progress[at].0 + 1;
-                let number = self.step.carried(self.ids[at])?;
-                self.progress[at] = (count, number.unwrap_or(1.0));
-                addresses[COUNTS].0[at].cast::<f32>().write_unaligned(count as f32);
-                match (number, self.format.carried) {
-                    (None, _) => {}
-                    (Some(number), Word::F32) => {
-                        addresses[CARRIED].0[at].cast::<f32>().write_unaligned(number as f32)
-                    }
-                    (Some(number), _) => addresses[CARRIED].0[at].cast::<f64>().write_unaligned(number),
+                progress.1 = self.step.carried(self.ids[at])?.unwrap_or(1.0);
+                match self.format.carried {
+                    Word::F32 => carried[at].cast::<f32>().write_unaligned(progress.1 as f32),
+                    _ => carried[at].cast::<f64>().write_unaligned(progress.1),
                 }
             }
         }
