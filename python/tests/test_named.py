@@ -143,3 +143,16 @@ def test_a_class_with_options_of_its_own_is_refused_where_a_key_is_meant():
     for other in (AdamW8bit, Mine):
         with pytest.raises(TypeError, match="give 'adamw', and its options"):
             FusedOptimizer(params(), other)
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_a_constructor_leaves_to_the_first_step_what_only_a_step_needs(key):
+    [param] = some = params(1)
+    optimizer = CLASSES[key](some)
+    assert "_engine" not in vars(optimizer)
+    twin = copy.deepcopy(optimizer)
+    [other] = twin.param_groups[0]["params"]
+    for one, own in ((optimizer, param), (twin, other)):
+        set_grads([own], 1)
+        one.step()
+    assert torch.equal(param, other) and optimizer._engine is not twin._engine

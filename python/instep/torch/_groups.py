@@ -49,9 +49,15 @@ def torchs_keys(key: str) -> dict[str, Any]:
 
 
 @cache
+def defaults_of(key: str) -> dict[str, Any]:
+    """The defaults of all keys of a param group."""
+    return {**OPTIMIZERS[key].defaults, **torchs_keys(key)}
+
+
+@cache
 def settings_of(key: str) -> frozenset[str]:
     """The names that an optimizer takes as hyperparameters, with and without effect."""
-    return frozenset({*OPTIMIZERS[key].defaults, *torchs_keys(key), *RUNNING})
+    return frozenset({*defaults_of(key), *RUNNING})
 
 
 def hyper_of(key: str, group: dict[str, Any]) -> Hyper:

@@ -92,9 +92,11 @@ _accepted: set[tuple[Any, ...]] = set()
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     """Refuses a group whose settings would not have the meant effect, or whose formats its optimizer cannot have."""
-    dtypes = {param.dtype for param in group["params"]}
-    values = [value for name, value in group.items() if name != "params"]
-    asked = (key, formats, frozenset(dtypes), tuple(group), *values)
+    params, settings = group["params"], group.copy()
+    dtypes = frozenset([param.dtype for param in params])
+    settings["params"] = None
+    values = tuple(settings.values())
+    asked = (key, formats, dtypes, tuple(settings), values)
     try:
         if asked in _accepted:
             return

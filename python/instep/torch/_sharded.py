@@ -21,9 +21,13 @@ Holders = tuple[tuple[dist.ProcessGroup, str], ...]
 """For each mesh dimension over which a tensor is sharded: the ranks that have its shards, and their type of device."""
 
 
+PLAIN = (torch.nn.Parameter, Tensor)
+"""Types whose tensors have their own memory, all of it on this rank."""
+
+
 def is_distributed(tensor: Tensor) -> bool:
     """Whether it is a ``DTensor``."""
-    return hasattr(tensor, "to_local")
+    return type(tensor) not in PLAIN and hasattr(tensor, "to_local")
 
 
 def shard_of(tensor: Tensor) -> Tensor:
@@ -131,10 +135,6 @@ def holders_of(param: Tensor) -> Holders:
         if not placement.is_replicate():  # `is_shard` knows the plain kind of shards alone.
             holders.append((mesh.get_group(dim), mesh.device_type))
     return tuple(holders)
-
-
-PLAIN = (torch.nn.Parameter, Tensor)
-"""Types whose tensors have their own memory, all of it on this rank."""
 
 
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:

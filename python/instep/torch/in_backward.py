@@ -44,10 +44,13 @@ class InBackwardOptimizer(FusedOptimizer):
             raise ValueError("max_norm: one parameter's optimizer does not know the norm of all; use register_ddp")
         super().__init__([param], shared.key, **kwargs)
 
-    def _new_engine(self) -> Engine:
+    def _reset(self) -> None:
+        super()._reset()
         # A copy of an optimizer shares nothing with the others.
         self._shared: Shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
         self._shared.members.append(self)
+
+    def _new_engine(self) -> Engine:
         return self._shared.engine
 
     def _follow_states(self) -> GroupSnapshot:

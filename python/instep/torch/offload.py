@@ -152,8 +152,12 @@ class Mirrored(Waiting):
 
     _offload: Optional[Offload] = None
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._mirrors: dict[int, Tensor] = getattr(self, "_mirrors", {})
+
     def _new_engine(self) -> Engine:
-        mirrors = self._mirrors = getattr(self, "_mirrors", {})
+        mirrors = self._mirrors
 
         def held(param: Tensor) -> Tensor:
             mirror = mirrors.get(id(param))

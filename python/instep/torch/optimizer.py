@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from math import inf
 from typing import Any, ClassVar, Optional, Union
@@ -20,7 +21,7 @@ from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import formats
-from ._groups import TOGETHER, Hyper, Settings, clips_of, kept_states, settings_of, torchs_keys
+from ._groups import TOGETHER, Hyper, Settings, clips_of, defaults_of, kept_states, settings_of
 from ._kinds import first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
@@ -28,7 +29,13 @@ from ._norm import GlobalNorm
 from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable, shard_of
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
 
-THREADS = f"1 to {_native.MAX_THREADS}"
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a number fits, and the numbers that do, in words."""
+
+MAX_NORM: Check = (lambda norm: 0 < norm < inf, "a finite number above 0")
+SEED: Check = (lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
+SIZE: Check = (lambda size: size >= 0, "0 or more")
+THREADS: Check = (lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}")
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -53,6 +60,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     key: ClassVar[str] = ""
     """The key of a named class in ``instep.OPTIMIZERS``."""
     _runs_in_backward = False
+    _has_built = False
+    _grouped: Optional[GroupSnapshot] = None
+    _followed: Optional[StateSnapshot] = None
 
     def __init__(
         self,
@@ -68,20 +78,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         **hyperparameters: Any,
     ) -> None:
         self._key = key_of(optimizer)
-        known = OPTIMIZERS[self._key].defaults
         if not hyperparameters.keys() <= settings_of(self._key):
+            known = OPTIMIZERS[self._key].defaults
             unknown = sorted(hyperparameters.keys() - settings_of(self._key))
             raise TypeError(
                 f"{', '.join(unknown)}: {OPTIMIZERS[self._key].name} has no such hyperparameter; use {', '.join(known)}"
             )
-        self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
-        seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
-        size = _number("min_8bit_size", min_8bit_size, int, lambda size: size >= 0, "0 or more") or 0
+        self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
+        seed = None if seed is None else _number("seed", seed, int, *SEED)
+        size = 0 if min_8bit_size in (0, None) else _number("min_8bit_size", min_8bit_size, int, *SIZE)
         self._formats = formats(states, master, seed, size)
-        self._threads = _number("threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, THREADS)
+        self._threads = None if threads is None else _number("threads", threads, int, *THREADS)
         self._reset()
         # A named class also has a base class of torch.optim, whose constructor takes other arguments.
-        torch.optim.Optimizer.__init__(self, params, {**known, **torchs_keys(self._key), **hyperparameters})
+        torch.optim.Optimizer.__init__(self, params, {**defaults_of(self._key), **hyperparameters})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with their own hyperparameters, from the next step on."""
@@ -93,7 +103,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        for param in group["params"] if self._key == "adagrad" else ():
+        if self._key != "adagrad":
+            return
+        for param in group["params"]:
             # torch makes these states when the optimizer is made, not at the first step.
             first = first_state(self._key, self._formats, param, self._settings.of(group))
             if first:
@@ -101,7 +113,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _refuse_params(self, params: list[Tensor]) -> None:
         """Refuses parameters of a group that no step can take."""
-        refuse_repeated(params)
+        if len(params) > 1:
+            refuse_repeated(params)
         for param in params:
             refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
 
@@ -118,11 +131,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         return next((norm.last() for norm in self._norms.values()), None)
 
     def _reset(self) -> None:
-        self._engine = self._new_engine()
-        self._norms: dict[torch.device, GlobalNorm] = {}
-        self._settings = Settings(self._key)
-        self._grouped: Optional[GroupSnapshot] = None
-        self._followed: Optional[StateSnapshot] = None
+        """Forgets what steps have built. The first use builds it: a program may make an optimizer for each parameter."""
+        if self._has_built:  # Python makes objects slower whose dict was asked for.
+            for built in ("_engine", "_norms", "_settings", "_grouped", "_followed"):
+                self.__dict__.pop(built, None)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        self._has_built = True
+        return self._new_engine()
+
+    @cached_property
+    def _norms(self) -> dict[torch.device, GlobalNorm]:
+        return {}
+
+    @cached_property
+    def _settings(self) -> Settings:
+        self._has_built = True
+        return Settings(self._key)
 
     def _new_engine(self) -> Engine:
         return Engine(self._key, self._formats, self._after(), self._threads)
@@ -397,9 +423,7 @@ class Kept:
 
 
 def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
-    """Checks an option that is None or a number. Without this check, only the first step would raise."""
-    if value is None:
-        return None
+    """Checks an option that is a number. Without this check, only the first step would raise."""
     try:
         number = convert(value)
         if number == value and fits(number):
@@ -413,6 +437,8 @@ def key_of(optimizer: Union[str, type]) -> str:
     """The key of an optimizer that is given by name or as a class of ``torch.optim``."""
     if not isinstance(optimizer, (str, type)):
         raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
+    if type(optimizer) is str and optimizer in OPTIMIZERS:
+        return optimizer
     name = optimizer if isinstance(optimizer, str) else optimizer.__name__
     if isinstance(optimizer, type) and issubclass(optimizer, FusedOptimizer) and optimizer.key:
         if name != OPTIMIZERS[optimizer.key].name or optimizer.__module__ != f"{__package__}.named":
