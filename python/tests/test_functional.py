@@ -490,3 +490,13 @@ def test_memory_that_is_written_twice_or_read_too_is_refused():
     both = [torch.zeros(10), torch.zeros(10)]
     functional.add_(both, [memory, memory])
     assert all(torch.equal(one, memory) for one in both)
+
+
+def test_copies_of_every_short_length_and_start_have_torchs_bits_and_leave_what_is_beside_them():
+    source, memory = odd(torch.float32, 0)[:400], odd(torch.bfloat16, 1)[:400]
+    for length in range(140):
+        own, theirs = memory.clone(), memory.clone()
+        start = length % 7
+        functional.copy_([own[start : start + length]], [source[5 : 5 + length]])
+        theirs[start : start + length].copy_(source[5 : 5 + length])
+        assert same_bits(own, theirs), length

@@ -70,7 +70,7 @@ impl Machine {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Machine::Cpu => cpu().norm.unwrap()(args, 0, args.tile_count),
+                Machine::Cpu => cpu().norm.unwrap()(args, std::ptr::null(), 0, args.tile_count),
                 Machine::Gpu(shape) | Machine::Naive(shape) => launch_tiles(c"instep_norm", args, shape),
             }
         }
@@ -96,7 +96,7 @@ impl Machine {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Machine::Cpu => cpu().step.unwrap()(args, 0, args.tile_count, 0),
+                Machine::Cpu => cpu().step.unwrap()(args, std::ptr::null(), 0, args.tile_count, 0),
                 Machine::Gpu(shape) => launch_tiles(&kernel, args, shape),
                 Machine::Naive(shape) => {
                     let measure = || launch_tiles(&kernel, args, shape);

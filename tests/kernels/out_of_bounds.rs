@@ -175,11 +175,12 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
                 let painted = std::slice::from_raw_parts_mut(grads.address().add(from), count);
                 painted.iter_mut().enumerate().for_each(|(k, g)| *g = paint_gradient(step, from, k));
             }
-            entries.norm.unwrap()(&args, 0, tiles.len() as u64);
+            entries.norm.unwrap()(&args, std::ptr::null(), 0, tiles.len() as u64);
             entries.decide.unwrap()(&decide);
             for part in parts {
                 entries.step.unwrap()(
                     &InstepStepArgs { part: *part, ..args },
+                    std::ptr::null(),
                     0,
                     tiles.len() as u64,
                     AHEAD_BYTES,

@@ -160,7 +160,13 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
     unsafe {
         entries.begin.unwrap()(&begin);
         for part in parts(optim) {
-            entries.step.unwrap()(&InstepStepArgs { part: *part, ..args }, 0, 1, AHEAD_BYTES);
+            entries.step.unwrap()(
+                &InstepStepArgs { part: *part, ..args },
+                std::ptr::null(),
+                0,
+                1,
+                AHEAD_BYTES,
+            );
         }
     }
     assert_eq!(record.stepped, 1);

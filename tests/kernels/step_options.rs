@@ -144,7 +144,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             part: INSTEP_PART_WHOLE,
             share: 0,
         };
-        kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64, 0);
+        kernels(isa).step.unwrap()(&step, std::ptr::null(), 0, tiles.len() as u64, 0);
     }
     let by_segment = |all: &[u16]| all.chunks(all.len() / ACTIONS.len()).map(<[u16]>::to_vec).collect();
     Left { params, grads: by_segment(&grads), copy: by_segment(&copy) }

@@ -162,8 +162,8 @@ impl Bucket<'_> {
                 share: 0,
             };
             kernels(isa).begin.unwrap()(&begin);
-            kernels(isa).norm.unwrap()(&step, 0, 1);
-            kernels(isa).step.unwrap()(&step, 0, 1, 0);
+            kernels(isa).norm.unwrap()(&step, std::ptr::null(), 0, 1);
+            kernels(isa).step.unwrap()(&step, std::ptr::null(), 0, 1, 0);
             control
         };
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();

@@ -44,6 +44,7 @@ class Rule:
 
 
 RULES = {key: Rule(key) for key in OPTIMIZERS}
+_move = RULES["sgd"].native.move
 
 
 class Clipped(NamedTuple):
@@ -114,7 +115,7 @@ def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None
     Tensors of both lists are float32 or bfloat16, in any mix, so bfloat16 gradients can accumulate in float32. A sum is
     computed in float32, and rounded once when it is stored.
     """
-    RULES["sgd"].native.move(into, tensors, True, threads)
+    _move(into, tensors, True, threads)
 
 
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
@@ -122,7 +123,7 @@ def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = Non
 
     Tensors are as for `add_`.
     """
-    RULES["sgd"].native.move(into, tensors, False, threads)
+    _move(into, tensors, False, threads)
 
 
 def _measured(tensors: Gradients, max_norm: Optional[float], threads: Optional[int]) -> tuple[float, float]:

@@ -170,7 +170,9 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                     dtype => cpu.narrow.unwrap()(wide.as_ptr(), args.to.cast(), dtype, 1.0, count),
                 }
             }
-            Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
+            Args::Bucket(args) if kernel == "instep_norm" => {
+                cpu.norm.unwrap()(args, std::ptr::null(), 0, args.tile_count)
+            }
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
             Args::Bucket(_) => unreachable!("{kernel}"),
             Args::Step(launch) => {
@@ -185,7 +187,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                     (control.divisor, control.skip, control.decided) = (1.0, 0, 0);
                     (args.records, args.control) = (records.as_mut_ptr(), &mut control);
                 }
-                cpu.step.unwrap()(&args, 0, args.tile_count, PREFETCHES);
+                cpu.step.unwrap()(&args, std::ptr::null(), 0, args.tile_count, PREFETCHES);
             }
         }
     }
