@@ -3,8 +3,9 @@
     python python/benches/functional.py [--rounds 31] [--elements 16777216] [--only adamw_ copy_ construction]
 
 Sides run in turn in every round, with gradients at new addresses. torch counts by `_foreach_add_`, as its optimizer does; the
-loop calls it for each tensor alone. copy_ is from float32 to bfloat16. Constructors are given one parameter at a time. A line gives the median time in microseconds with its range, and the median of the ratios
-to our first one in the same round with their range. Above 1, ours is faster.
+loop calls it for each tensor alone. copy_ is from float32 to bfloat16. Constructors are given one parameter at a time. A line
+gives the median time in microseconds with its range, and the median of the ratios to our first one in the same round with
+their range. Above 1, ours is faster.
 """
 
 import argparse
