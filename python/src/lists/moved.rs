@@ -119,9 +119,10 @@ impl Run<'_> {
                 (true, false, true) => self.blocks::<f32, u16>(each(|own, value| own + wide(value))),
                 (false, true, false) => self.blocks::<u16, f32>(|into, from| {
                     // NaNs are rare, and without them a block takes fewer instructions.
-                    match from.iter().fold(false, |any, value| any | value.is_nan()) {
-                        true => each(|_, value| narrow(value))(into, from),
-                        false => each(|_, value| rounded(value))(into, from),
+                    if from.iter().fold(false, |any, value| any | value.is_nan()) {
+                        each(|_, value| narrow(value))(into, from);
+                    } else {
+                        each(|_, value| rounded(value))(into, from);
                     }
                 }),
                 (false, true, true) => self.blocks::<u16, f32>(each(|own, value| narrow(wide(own) + value))),
