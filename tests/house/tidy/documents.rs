@@ -118,7 +118,8 @@ fn every_guarantee_names_tests_that_exist() {
     let rows: Vec<&str> = rows.collect();
     assert!(rows.len() > 30, "the scan finds guarantees");
     for row in rows {
-        let named: Vec<&str> = row.split('`').filter(|word| word.ends_with(".rs") || word.ends_with(".py")).collect();
+        let named: Vec<&str> =
+            row.split('`').filter(|word| word.ends_with(".rs") || word.ends_with(".py")).collect();
         assert!(!named.is_empty(), "no test is named: {row}");
         for path in named {
             assert!(Path::new(ROOT).join(path).is_file(), "{path} does not exist: {row}");
