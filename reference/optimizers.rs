@@ -108,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// Makes the part of an update that needs no other element: all of it, except for LAMB.
+    /// Makes the elementwise part of an update. Only LAMB has another part.
     fn step_element(&self, x: &mut Scalar, gradient: f64) {
         x.steps += 1;
         match self {
@@ -238,7 +238,7 @@ impl Adamax {
     }
 }
 
-/// As torch.sign has it: 0 for 0 and for NaN.
+/// The sign as in torch.sign: 0 for 0 and for NaN.
 fn sign(x: f64) -> f64 {
     if x > 0.0 {
         1.0

@@ -22,15 +22,15 @@ Written by scripts/functional-optimizers.py. A call reads addresses, counts and 
 and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
-- ``grads``: each of any of these types, with its parameter's shape and order of elements. They are only read. A parameter
-  whose gradient is None is passed over.
-- states: of float32 or bfloat16, one type for each parameter; zeros before the first step.
-- ``state_steps``: float32 tensors of one whole number, which are incremented. A first step has 0 there.
-- ``copies``: tensors that are written with the stepped parameters in their own type, or None. So ``params`` may be float32
-  masters and ``copies`` a model's bfloat16 parameters.
+- ``grads``: any of these types, with the parameter's shape and strides. They are only read. A parameter is skipped if its
+  gradient is None.
+- states: float32 or bfloat16, one type for all states of a parameter; zeros before the first step.
+- ``state_steps``: float32 scalar tensors, the number of steps so far: 0 before the first step. A step increments them.
+- ``copies``: tensors, or None, to which the stepped parameters are written in the copy's own type. If ``params`` are float32
+  masters, ``copies`` can be a model's bfloat16 parameters.
 
-Gradients are multiplied by ``gradient_scale``. Nothing is written if anything is refused. Two calls at once are for different
-tensors.
+Gradients are multiplied by ``gradient_scale``. If a call is refused, nothing has been written. Two calls must not step the
+same tensors at the same time.
 """
 
 # fmt: off
@@ -68,10 +68,10 @@ def function_of(key, descriptor):
     taken += [f"{name}: Optional[TensorList] = None" for name in rule.sometimes] + ["threads: Optional[int] = None"]
     handed = [str(name) for name in rule.lists]
     hyper = [f"({', '.join(parts)})" if len(parts) > 1 else parts[0] for parts in rule.hyper]
-    notes = [f"A first step takes {state}s from ``{source}``, not from memory."
+    notes = [f"The first step initialises {state}s from ``{source}``."
              for state, source in FIRST.items() if f"{state}s" in rule.always]
     names = " and ".join(f"``{name}``" for name in rule.sometimes)
-    notes += [f"{names} are given if the hyperparameters need them, and only then."] if names else []
+    notes += [f"Pass {names} only if the hyperparameters need them."] if names else []
     notes += [f"``{rule.carried}`` are float64 or float32 tensors of one number, 1 before the first step."] if rule.carried else []
     return "\n".join([
         f'_{key} = RULES["{key}"].native.step',

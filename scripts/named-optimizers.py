@@ -21,10 +21,10 @@ RUNNING = {"foreach": "Optional[bool] = None", "capturable": "bool = False", "di
 OWN = {"max_norm": "Optional[float] = None", "states": "Optional[str] = None", "master": "Optional[str] = None",
        "seed": "Optional[int] = None", "threads": "Optional[int] = None"}
 
-HEAD = '''"""A class for each optimizer, with the signature that ``torch.optim`` gives it: one name to change in a program.
+HEAD = '''"""A class for each optimizer, with the signature of ``torch.optim``, so that only the name changes in a program.
 
-Written by scripts/named-optimizers.py. Those that torch has are its subclasses, so ``isinstance`` says so. They share none
-of its code but that of ``torch.optim.Optimizer``.
+Written by scripts/named-optimizers.py. If torch has the optimizer, the class is a subclass of torch's,
+for ``isinstance``. Of torch's code it uses only that of ``torch.optim.Optimizer``.
 """
 
 # fmt: off
@@ -43,18 +43,18 @@ Pair = tuple[float, float]
 
 
 class Named(FusedOptimizer):
-    """What the classes have in common: no step goes through the internals of their base in torch."""
+    """The common base of the classes. No step uses the internals of torch's classes."""
 
     def _init_group(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(f"_init_group: torch's own; {type(self).__name__} has one fused step, call step()")
 
     def share_memory(self) -> NoReturn:
-        """Refuses: states lie over memory of the library's own."""
+        """Always raises, because states are views of the library's memory."""
         raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
 
 
 def _given(**running: Any) -> dict[str, Any]:
-    """How torch should run a step, of what it has no such option for: without effect, and so left out unless it is on."""
+    """The options for how torch runs a step, without those that are off. They have no effect."""
     return {name: value for name, value in running.items() if value}
 
 '''
@@ -87,7 +87,7 @@ def class_of(key, descriptor):
     torchs = getattr(torch.optim, descriptor.name, None)
     positional, others, missing = arguments_of(descriptor)
     bases = f"Named, torch.optim.{descriptor.name}" if torchs else "Named"
-    beside = f"As ``torch.optim.{descriptor.name}``" if torchs else "As in the publication"
+    like = f"Behaves as ``torch.optim.{descriptor.name}``" if torchs else "Follows the publication"
     keywords = {**others, **{name: RUNNING[name] for name in missing}, **OWN}
     taken = [f"{name}: {kind}" for name, kind in positional.items()] + ["*"]
     taken += [f"{name}: {kind}" for name, kind in keywords.items()]
@@ -97,7 +97,7 @@ def class_of(key, descriptor):
         f"class {descriptor.name}({bases}):",
         f'    """{descriptor.name} in one fused launch.',
         "",
-        f"    {beside}; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.",
+        f"    {like}. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.",
         "",
         wrapped(f"Source: {descriptor.source}", 4),
         '    """',

@@ -1,8 +1,9 @@
-//! The interface of a device: [`Device`] runs ops, [`Executor`] is what the stepper alone asks of one.
+//! The interface of a device: [`Device`] runs ops, and [`Executor`] has the calls that only the stepper makes.
 //!
-//! `Executor` is private, so the crate's two devices are the only ones. Each keeps what the checker assumes: ops of a
-//! stream run in order, a wait ends after its record, addresses come from `Op::accesses`. A device never decides when an
-//! op runs; the schedule does. Access to a device's memory takes a [`Claimed`], and making one is `unsafe`.
+//! `Executor` is private, so the crate's two devices are the only ones. Each device guarantees what the checker
+//! assumes: ops of a stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The
+//! schedule decides when an op runs, never the device. Access to a device's memory takes a [`Claimed`], and making one
+//! is `unsafe`.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub trait Device: Executor {
     /// are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs Records, so no wait can
     /// hang.) A Wait on the compute stream is a call of [`wait`](Device::wait) and is not submitted here.
     ///
-    /// `sum` tells when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for it.
+    /// `sum` says when the caller's sum is complete. One of these ops [waits](crate::op::Action::AwaitSum) for it.
     fn submit(&mut self, ops: &[Op], sum: Option<Self::Sum>);
 
     /// Orders the trainer's next work after the ticket's position: the calling thread waits on the host device, the
@@ -52,10 +53,10 @@ pub trait Device: Executor {
 pub struct Claimed(());
 
 impl Claimed {
-    /// Makes the promise.
+    /// Makes the claim.
     ///
     /// # Safety
-    /// The schedule has been told of the access, and its waits for it have ended. So no op that runs, or was submitted,
+    /// The access was announced to the schedule, and the waits for it have ended. No op that runs, or was submitted,
     /// touches the same bytes. Memory that is rebound has the plan's offsets and lengths.
     pub(crate) unsafe fn promise() -> Claimed {
         Claimed(())
@@ -72,10 +73,10 @@ pub trait Executor {
     /// The proof that the caller's sum of a bucket is complete: an event on a GPU.
     type Sum;
 
-    /// Returns the place of its memory.
+    /// Returns where its memory lies.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks' numbers, unless each collective compares it anyway.
+    /// Compares a number with the other ranks' numbers, unless every collective already compares it.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
@@ -108,7 +109,8 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
-    /// Returns whether a failure came between a bucket's step and its all-gather, so only this rank's shard is new.
+    /// Returns whether a failure came between a bucket's step and its all-gather, so that only this rank's shard is
+    /// stepped.
     fn is_partly_gathered(&self, _bucket: u32) -> bool {
         false
     }
@@ -128,8 +130,8 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn write(&mut self, span: Span, from: &[u8], claimed: Claimed) -> Result<()>;
 
-    /// Replaces the addresses of the caller's tensors, after a claim on all tensors and on control memory. On a GPU it
-    /// does not wait for the launches that read the old addresses.
+    /// Replaces the addresses of the caller's tensors. The caller has claimed all tensors and control memory. On a GPU
+    /// this does not wait for the launches that read the old addresses.
     ///
     /// # Errors
     /// `Layout` if the device cannot reach a tensor: then nothing has changed. `Poisoned` if any op has failed.
@@ -166,7 +168,8 @@ pub trait Executor {
     fn take_stalls(&mut self) -> Result<Vec<Interval>>;
 }
 
-/// The error for a bucket that the caller sums and hands over without an event: nothing tells when its sum is complete.
+/// The error for a bucket that the caller sums and hands over without an event: the stepper cannot know when the sum is
+/// complete.
 pub(crate) fn unknown_sum(bucket: u32) -> Error {
     let thing = format_args!("sum of bucket {bucket}");
     Error::order(thing, "nothing says when it is there", "call bucket_ready_after")

@@ -1,7 +1,7 @@
 //! Element types of the tensors that a step touches, or that travel between ranks.
 //!
-//! This module has names and sizes only and depends on no other; the kernels convert. f64, sparse and complex tensors
-//! are not planned, since no fused kernel for them would be faster than the caller's own loop.
+//! This module has only names and sizes and depends on no other module; the kernels convert. f64, sparse and complex
+//! tensors are not supported, because a fused kernel for them would not be faster than the caller's own loop.
 
 /// An element type.
 #[non_exhaustive]

@@ -1,8 +1,9 @@
-//! The one error type. Its variants are named by what the caller can do about them.
+//! The crate's error type. Its variants are named by what the caller can do about them.
 //!
-//! An error is *refused* (nothing was changed, call again), *abandoned* (a pass was given up) or *poisoned* (the
-//! stepper is over). Every text is `<thing>: <what is wrong>; <what to do>`, joined here alone. The type is cloneable,
-//! because a poisoned device repeats its first error. This module depends on no other.
+//! An error is *refused* (nothing was changed, call again), *abandoned* (the pass has ended early) or *poisoned* (the
+//! stepper has failed for good). Every text is `<thing>: <what is wrong>; <what to do>`, which only this module
+//! assembles. The type is cloneable, because a poisoned device repeats its first error. This module depends on no
+//! other.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong. *Refused*: nothing was changed, but a call that takes the pass or the stepper by value
-/// still ends it. *Poisons*: the stepper and its group have failed for good.
+/// An error of this crate. *Refused* means that nothing was changed. (A call that takes the pass or the stepper by
+/// value still ends it.) *Poisons* means that the stepper and its group have failed for good.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -24,7 +25,7 @@ pub enum Error {
         value: String,
         /// The rule it breaks.
         wrong: String,
-        /// A value or an option that will do.
+        /// A value or an option that is accepted.
         remedy: String,
     },
     /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
@@ -35,9 +36,9 @@ pub enum Error {
     Sharded {
         /// The tensor.
         tensor: String,
-        /// The first element that this rank keeps.
+        /// The first element of this rank's shard.
         first: u64,
-        /// The element after the last one that this rank keeps; equal to `first` if it keeps none.
+        /// The element after the last one of this rank's shard; equal to `first` if the shard is empty.
         end: u64,
         /// Elements of the tensor.
         len: u64,
@@ -107,7 +108,7 @@ pub enum Error {
         remedy(ours, theirs, differs)
     )]
     Mismatch {
-        /// The rank that noticed.
+        /// The rank that detected it.
         rank: u32,
         /// Its call.
         ours: String,
@@ -115,7 +116,7 @@ pub enum Error {
         other_rank: u32,
         /// That rank's call.
         theirs: String,
-        /// What differs: fields of the calls, as in "pass and length".
+        /// The fields of the calls that differ, as in "pass and length".
         differs: String,
     },
     /// Poisons: a rank went on to its next pass while other ranks waited for its part in the previous one.
@@ -126,7 +127,7 @@ pub enum Error {
     LeftPass {
         /// The rank that is ahead.
         rank: u32,
-        /// The pass that it left: it abandoned or dropped the pass, or its hook made fewer sums.
+        /// The pass that the rank left: it abandoned or dropped the pass, or its hook made fewer all-reduces.
         pass: u64,
         /// A rank that is still in that pass.
         other_rank: u32,
@@ -159,15 +160,15 @@ pub enum Error {
     /// Refused: a checkpoint is damaged, or belongs to another model.
     #[error("{0}")]
     Checkpoint(Refusal),
-    /// A checkpoint broke off while it was loaded, although it was whole when it was checked. Each tensor is the old or
-    /// the new one; load a whole checkpoint before the next pass.
+    /// A checkpoint could not be read to its end while it was loaded, although it was complete when it was checked.
+    /// Each tensor has either its old or its new value. Load a complete checkpoint before the next pass.
     #[error(
         "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a whole one before the next pass"
     )]
     PartlyLoaded {
         /// Number of tensors that were loaded.
         loaded: usize,
-        /// Number of the checkpoint's tensors that the stepper takes.
+        /// Number of tensors that a complete load would set.
         tensors: usize,
         /// The error of the tensor that was not loaded.
         why: Arc<Error>,
@@ -204,11 +205,11 @@ pub enum Error {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// What the call was about: a parameter, a bucket, a pass, a part of a file.
+    /// The subject of the call: a parameter, a bucket, a pass, a part of a file.
     pub thing: String,
-    /// What is wrong with it.
+    /// The reason, which follows the subject in the text.
     pub wrong: String,
-    /// What to do; empty if there is nothing.
+    /// The advice to the caller; empty if there is none.
     pub remedy: String,
 }
 
@@ -284,8 +285,8 @@ impl Error {
     }
 }
 
-/// A table of refused options. Each row has the option and its value, the condition that refuses it, what is wrong, and what to
-/// do. The first row that holds returns its [`Config`](Error::Config).
+/// A table of refused options. Each row has the option and its value, the condition that refuses it, and the two parts
+/// of the error: what is wrong and what to do. The first row that holds returns its [`Config`](Error::Config).
 macro_rules! refuse {
     ($($field:tt = $value:expr, if $condition:expr => $wrong:expr, $remedy:expr;)+) => {
         $(if $condition {
@@ -295,8 +296,8 @@ macro_rules! refuse {
 }
 pub(crate) use refuse;
 
-/// Returns what to make equal on ranks whose calls differ. It reads the calls' texts, because a mismatch travels
-/// between processes as text alone.
+/// Returns what must be made equal on ranks whose calls differ. It reads the calls' texts, because processes exchange a
+/// mismatch only as text.
 fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     let gathers = |call: &str| call.starts_with("all-gather, ");
     // Passes and `unshard` name a bucket.
@@ -347,9 +348,8 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
     }
 }
 
-/// Returns how many bytes lie between the common start and the common end of two names, counted in the name that has
-/// more. Upper and lower case are equal. The time is linear in the names' lengths, because a layout may have a million
-/// names.
+/// Returns how many bytes of the longer name lie between the common start and the common end of two names. Upper and
+/// lower case are equal. The time is linear in the names' lengths, because a layout may have a million names.
 fn distance(one: &str, other: &str) -> usize {
     let same = |(a, b): &(&u8, &u8)| a.eq_ignore_ascii_case(b);
     let (one, other) = (one.as_bytes(), other.as_bytes());

@@ -1,8 +1,8 @@
-//! A device without memory and threads. It computes when each op would run from how long each op takes.
+//! A device without memory and threads. From the durations of ops it computes when each op would run.
 //!
-//! A stepper on this device has the schedule, the byte counts and the refusals of a real one, so a laptop can plan a
-//! thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
-//! has run. All ranks are alike, so it forecasts one.
+//! A stepper on this device has the schedule, the byte counts and the refusals of a real stepper, so a laptop can plan
+//! a thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
+//! has run. All ranks take the same time, so it forecasts one rank.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -227,7 +227,7 @@ impl Device for Forecast {
     }
 }
 
-/// The communicator of one rank whose peers do not exist.
+/// The communicator of one rank whose group does not really exist.
 pub(crate) struct Foreseen {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,

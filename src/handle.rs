@@ -1,7 +1,7 @@
-//! Raw handles of a GPU's driver, in types of our own: memory, streams and events, whoever made them.
+//! Types for raw handles of a GPU's driver: memory, streams and events, of this crate or of a framework.
 //!
-//! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making one is safe and
-//! proves nothing about its target; each use states what must hold. This file calls no driver.
+//! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making a handle is safe
+//! and does not prove that its target exists; each use states what must hold. This file calls no driver.
 
 use std::fmt;
 use std::ptr::{self, NonNull};

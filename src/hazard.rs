@@ -1,9 +1,9 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
-//! Happens-before is the order of each stream plus Record -> Wait, kept as vector clocks; accesses are byte ranges, so
-//! disjoint views of one arena do not conflict. The trainer's own reads and writes are part of the list. The caller's
-//! event after a sum orders that bucket's bytes alone, and the checker trusts it. This file knows no modes: it judges
-//! any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
+//! Happens-before is the order of each stream plus Record -> Wait, computed by vector clocks. Accesses are byte ranges,
+//! so disjoint views of one arena do not conflict. The trainer's own reads and writes are part of the list. The checker
+//! trusts the caller's event after a sum, which orders only that bucket's bytes. This file does not know the modes: it
+//! checks any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of by range.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum Traced {
     Freeze {
         /// Index of the segment in the plan.
         segment: u32,
-        /// Whether steps leave it alone from now on.
+        /// Whether the segment is frozen from now on.
         frozen: bool,
     },
 }
@@ -41,13 +41,13 @@ pub enum Hazard {
         /// The first byte that both touch.
         byte: u64,
     },
-    /// A Wait for a ticket that no earlier entry has recorded. CUDA would not wait at all.
+    /// A Wait for a ticket that was not recorded by an earlier entry. CUDA would not wait at all.
     UnrecordedWait {
         /// Its position in the list.
         at: usize,
     },
-    /// A Record of another stream's position, or of a position that is not after the stream's last recorded one. A Wait
-    /// for it would order other ops than it names.
+    /// A Record of another stream's position, or of a position that is not after the stream's last Record. A Wait for
+    /// it would order other ops than it names.
     MisplacedRecord {
         /// Its position in the list.
         at: usize,
@@ -66,13 +66,13 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// A past access: its stream, its place on that stream, and its place in the list.
+/// A past access: its stream, its index on that stream, and its index in the list.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     stream: usize,
     place: u64,
     entry: usize,
-    /// For an access by the trainer: the stream that later awaited the caller's sum, and the place of that wait.
+    /// For an access by the trainer: the stream that later waited for the caller's sum, and the index of this wait.
     awaited: Option<(usize, u64)>,
 }
 
@@ -92,14 +92,14 @@ struct Cell {
     reads: [Option<Past>; STREAMS],
 }
 
-/// Checks a list and returns what is wrong, in list order. `states` is how many states the optimizer keeps.
+/// Checks a list and returns its faults, in list order. `states` is the number of states of the optimizer.
 pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
     let mut checker = Checker::new(plan, states);
     list.iter().for_each(|traced| checker.push(traced));
     checker.hazards
 }
 
-/// Checks a list entry by entry; a clone goes on from the same prefix.
+/// Checks a list entry by entry. A clone continues from the same entries.
 #[derive(Clone)]
 pub struct Checker<'plan> {
     plan: &'plan Plan,
@@ -116,7 +116,7 @@ pub struct Checker<'plan> {
 }
 
 impl<'plan> Checker<'plan> {
-    /// Returns a checker of an empty list. `states` is how many states the optimizer keeps.
+    /// Returns a checker of an empty list. `states` is the number of states of the optimizer.
     pub fn new(plan: &'plan Plan, states: usize) -> Self {
         Self {
             plan,
@@ -131,7 +131,7 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Appends an entry to the list, and judges it.
+    /// Appends an entry to the list, and checks it.
     pub fn push(&mut self, traced: &Traced) {
         let entry = self.entries;
         self.entries += 1;
@@ -187,8 +187,8 @@ impl<'plan> Checker<'plan> {
         }
     }
 
-    /// Trusts the caller: every past access of the trainer to this bucket comes before the stream's next op. Bytes in
-    /// the host's memory are included, because the trainer's thread touched them before it submitted this op.
+    /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. This
+    /// includes the host's memory, because the trainer's thread touched it before it submitted this op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];

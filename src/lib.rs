@@ -1,4 +1,4 @@
-//! Fused optimizer steps over whole gradient buckets, in step with backward.
+//! Fused optimizer steps over whole gradient buckets, overlapped with backward.
 //!
 //! A [`Layout`] names the parameters. A [`Stepper`] keeps them in flat buckets, together with their gradients and the
 //! optimizer's states, or [borrows](StepperBuilder::host_borrowing) parameters and gradients from you. Inside a
@@ -6,8 +6,8 @@
 //! [`Collective`] sums it over the ranks and one kernel launch steps it, while the rest of backward runs. ([`Lamb`]
 //! takes two launches.)
 //!
-//! docs/rust.md has a program on borrowed memory. In this one, instep owns the memory and makes the all-reduce. It runs
-//! two ranks in one process, and each rank has its own points of y = 3x - 1:
+//! docs/rust.md has a program on borrowed memory. In the following program, instep owns the memory and makes the
+//! all-reduce. Two ranks run in one process, and each rank fits its own points of y = 3x - 1:
 //!
 //! ```
 //! use instep::{AdamW, Layout, Stepper, in_process};
@@ -45,7 +45,7 @@
 //! | [`Mode`] | steps a bucket | can clip by the global norm of this pass |
 //! |---|---|---|
 //! | `Eager` | as soon as it is reduced | no |
-//! | `Normed` | once the last bucket is reduced and the norm is known; the steps run beside the next forward | yes |
+//! | `Normed` | once the last bucket is reduced and the norm is known; the steps run during the next forward | yes |
 //! | `Sequential` | after the last reduce; the reference | yes |
 //!
 //! # What to call
@@ -82,8 +82,8 @@
 //! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save, resume, import a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
-//! | exchange parameters alone with PyTorch or candle | [`checkpoint::export`], [`checkpoint::import_params`] |
-//! | save what is left after a peer has died | [`Stepper::rescue`] |
+//! | exchange only parameters with PyTorch or candle | [`checkpoint::export`], [`checkpoint::import_params`] |
+//! | save the training after another rank has died | [`Stepper::rescue`] |
 //! | set parameters, states and step counts by hand | [`Stepper::write`], [`Stepper::view_mut`], [`Stepper::set_step_count`] |
 //! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
 //! | see or change each sum before its step, whole or of shards | [`overlap::SumHooked`] |
@@ -95,17 +95,17 @@
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read`], [`Stepper::write`] |
-//! | foresee memory, schedule and times of any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
+//! | predict memory, schedule and times of any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
 //! Trainers need the items at the crate's root, [`cuda`] on a GPU, and [`bucket_step`], [`overlap`], [`checkpoint`],
-//! [`collective`], [`forecast`] and [`optim`] as the table says. The other modules are for tools that look inside:
-//! [`layout`] (where a parameter lies), [`op`] and [`schedule`] (which operations run, in which order), [`hazard`] (the race
-//! checker), [`timeline`] (when each operation ran).
+//! [`collective`], [`forecast`] and [`optim`] as the table says. The other modules are for tools that inspect a
+//! stepper: [`layout`] (offsets of parameters), [`op`] and [`schedule`] (operations and their order), [`hazard`] (the
+//! race checker), [`timeline`] (times of operations).
 //!
 //! # Environment
 //!
-//! Options of the builder come first. For an option that is unset, these variables count:
+//! Options of the builder have precedence. If an option is unset, these variables apply:
 //!
 //! | Variable | What it sets |
 //! |---|---|
@@ -119,13 +119,13 @@
 //! # GPUs
 //!
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
-//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed at run time only: of CUDA 12.0 or newer, and
-//! of the nvcc's major release or a newer one. It is `libcuda.so`, or the file that `INSTEP_CUDA` names; `INSTEP_NCCL`
-//! names NCCL's library. No GPU has run this crate yet.
+//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed only at run time. It must be of CUDA 12.0 or
+//! newer, and at least of the nvcc's major release. It is `libcuda.so`, or the file that `INSTEP_CUDA` names;
+//! `INSTEP_NCCL` names NCCL's library. No GPU has run this crate yet.
 //!
 //! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
-//! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, its build stops; then set
-//! `CUDARC_CUDA_VERSION=13000` (docs/cudarc.md).
+//! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, the build of cudarc stops. Set
+//! `CUDARC_CUDA_VERSION=13000` in that case (docs/cudarc.md).
 //!
 //! # MPI
 //!

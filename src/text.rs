@@ -1,4 +1,4 @@
-//! Prepares text from a file, a peer or another library for an error message.
+//! Prepares text from a file, another rank or another library for an error message.
 //!
 //! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened: no control
 //! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.
@@ -15,7 +15,7 @@ pub fn quoted(name: &str) -> String {
     format!("`{}`", escaped(name))
 }
 
-/// Returns a foreign text in one line: what cannot be printed is escaped, and only the first 120 characters are kept.
+/// Returns a foreign text in one line: unprintable characters are escaped, and only the first 120 characters are kept.
 fn escaped(text: impl Display) -> String {
     line(text, LONGEST, "\"'")
 }

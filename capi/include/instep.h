@@ -45,7 +45,7 @@
 // 16-bit parameters have no master weight. The default.
 #define INSTEP_MASTER_NONE 0
 
-// An f32 weight beside each 16-bit parameter.
+// A separate f32 weight for each 16-bit parameter.
 #define INSTEP_MASTER_F32 1
 
 // The lower 16 bits of an f32 whose upper half is the bf16 parameter.
@@ -54,10 +54,10 @@
 // The 8 bits of that f32 that follow its upper half.
 #define INSTEP_MASTER_REMAINDER8 3
 
-// A group is clipped together with all groups that have this, by the stepper's clip. The default.
+// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
 #define INSTEP_GROUP_CLIP_TOGETHER 0
 
-// A group is clipped alone, by the norm of its own gradients, exactly. Refused in INSTEP_MODE_EAGER.
+// A group is clipped alone, by the exact norm of its own gradients. Refused in INSTEP_MODE_EAGER.
 #define INSTEP_GROUP_CLIP_ALONE 1
 
 // A group is not clipped. Refused in INSTEP_MODE_EAGER.
@@ -87,22 +87,24 @@
 // The step zeroes the gradients that it has read.
 #define INSTEP_GRADIENTS_ZERO 1
 
-// The memory of stepped gradients goes back to the system. Only in a stepper that owns its memory, on the CPU.
+// The memory of stepped gradients is returned to the system. Only for a stepper on the CPU that owns its memory.
 #define INSTEP_GRADIENTS_RELEASE 2
 
-// The step leaves in each gradient the value that it used: the mean over ranks, without the loss scale and clipped.
+// The step writes to each gradient the value that it used: the mean over ranks, unscaled and clipped.
 #define INSTEP_GRADIENTS_AVERAGE 3
 
-// INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
+// INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 #define INSTEP_UNUSED_DEFAULT 0
 
-// A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
+// A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
 #define INSTEP_UNUSED_SKIP 1
 
-// A parameter whose gradient no rank wrote is stepped with zeros, which are written to the gradient's memory.
+// If no rank wrote a parameter's gradient, the parameter is stepped with zeros, which are written to the gradient's
+// memory.
 #define INSTEP_UNUSED_STEP_ZERO 2
 
-// If a gradient was not written, instep_stepper_finish refuses to close the pass, and names the parameter.
+// If a gradient was not written, instep_stepper_finish returns an error that names the parameter, and the pass stays
+// open.
 #define INSTEP_UNUSED_REFUSE 3
 
 // All ranks have the same number of batches. The default.
@@ -126,7 +128,7 @@
 // Nothing is clipped. The default.
 #define INSTEP_CLIP_NONE 0
 
-// Clips by the norm of all gradients, exactly. Refused in INSTEP_MODE_EAGER.
+// Clips by the exact norm of all gradients. Refused in INSTEP_MODE_EAGER.
 #define INSTEP_CLIP_GLOBAL 1
 
 // Clips by the norm of the previous pass.
@@ -138,7 +140,7 @@
 // A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
 #define INSTEP_PARAM 0
 
-// Its gradient: after a pass the sum over the ranks, loss scale included.
+// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 #define INSTEP_GRAD 1
 
 // A state of its optimizer; the state's name must be given.
@@ -177,7 +179,7 @@ typedef struct instep_bucket_step instep_bucket_step;
 // created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
 typedef struct instep_layout instep_layout;
 
-// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
+// The norm over the gradients of any number of buckets. It decides whether their steps are clipped or skipped.
 //
 // The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
 // INSTEP_BUSY.
@@ -217,22 +219,22 @@ typedef struct {
   size_t param_count;
 } instep_bucket;
 
-// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the types; a bucket
-// has gradients of one type.
+// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
+// types. All gradients of a bucket have one type.
 //
 // The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
-// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address and the
-// hand-over. At all other times the caller touches neither.
+// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address
+// and the hand-over. At all other times the caller must not touch gradients or parameters.
 typedef struct {
   // sizeof(instep_memory).
   size_t size;
   // The address of each parameter, by its number.
   void *const *params;
-  // The number of parameters of the layout; in instep_stepper_rebind it may be 0: then they have not moved.
+  // The number of parameters of the layout; in instep_stepper_rebind, 0 means that no parameter has moved.
   size_t param_count;
   // All buckets, which are numbered in this order. Every parameter is in one of them.
   const instep_bucket *buckets;
-  // The number of buckets; in instep_stepper_rebind it may be 0: then they have not changed.
+  // The number of buckets; in instep_stepper_rebind, 0 means that the buckets have not changed.
   size_t bucket_count;
 } instep_memory;
 
@@ -244,7 +246,7 @@ typedef struct {
   double value;
 } instep_hyper;
 
-// An optimizer and its hyperparameters. It is read only during the call that takes it, and stays the caller's.
+// An optimizer and its hyperparameters. It is read only during the call, and the caller owns it.
 typedef struct {
   // sizeof(instep_optimizer).
   size_t size;
@@ -264,7 +266,7 @@ typedef struct {
   uint32_t param;
   // Type of gradients, in which they are summed too; 0: INSTEP_F32.
   uint32_t grad;
-  // The bits that 16-bit parameters lack: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
+  // How the low bits of 16-bit parameters are stored: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
   uint32_t master;
   // Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
   uint32_t states;
@@ -282,9 +284,10 @@ typedef struct {
   const char *name;
   // Its optimizer; null: the default optimizer of the options.
   const instep_optimizer *optimizer;
-  // Its element types; null: the default precision of the options. A bucket step has one precision, so it must be null there.
+  // Its element types; null: the default precision of the options. Must be null for a bucket step, which has one
+  // precision.
   const instep_precision *precision;
-  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
+  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. Must be 0 for a bucket step, which is clipped by an instep_norm.
   uint32_t clip;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -298,12 +301,13 @@ typedef struct {
   size_t size;
   // The device's number.
   uint32_t ordinal;
-  // Priority of a stepper's steps, relative to the kernels on compute_stream; a lower number runs sooner.
+  // CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
   int32_t optim_priority;
   // The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
   // take a stream in each call, and ignore this stream.
   void *compute_stream;
-  // Largest number of thread blocks of a step; 0: so many that each moves about 224 KiB, and no fewer than the GPU holds.
+  // Largest number of thread blocks of a step. 0: as many as let each move about 224 KiB, but at least as many as
+  // can be resident on the GPU.
   uint32_t max_blocks;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -321,7 +325,7 @@ typedef struct {
   const instep_group *groups;
   // The number of them.
   size_t group_count;
-  // The parameters of the bucket; null: all of the layout, one after the other, without gaps.
+  // The parameters of the bucket; null: all parameters of the layout in order, without gaps.
   const uint32_t *params;
   // The offset of each of params in the bucket, in elements.
   const size_t *offsets;
@@ -344,12 +348,13 @@ typedef struct {
   uint32_t reserved;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
-  // For each of params that is a shard of a larger parameter, cut between rows: the number of elements of a row. 0: the
-  // parameter is full. Null: all are full. For a shard, stochastic rounding and blocks of 8-bit states are those of the full
-  // parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+  // For each of params that is a shard of rows of a larger parameter: the number of elements of a row. 0: the
+  // parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
+  // states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
+  // at a multiple of 256 elements.
   const uint64_t *row_elements;
-  // For each of params that has rows, the number of its first element among the elements of all full parameters. It is read
-  // if row_elements is given.
+  // For each shard of rows, the index of its first element among the elements of all full parameters. It is read
+  // only if row_elements is given.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
@@ -357,9 +362,9 @@ typedef struct {
 typedef struct {
   // The first element of the run; null if each parameter has its own.
   void *address;
-  // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-  // and gradients may lie apart. If a gradient's address in this list is null, its parameter has no gradient in this call: the
-  // parameter's tensors and step count stay as they are, and norms leave it out.
+  // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
+  // parameters and gradients may lie apart. If a gradient's address is null, its parameter has no gradient in this
+  // call: the parameter's tensors and step count do not change, and norms leave it out.
   void *const *addresses;
   // The number of elements of the run, or of addresses. It is compared with the bucket's number.
   size_t count;
@@ -434,7 +439,7 @@ typedef struct {
   size_t dimensions;
   // Its group, whose optimizer steps it. Null: "default".
   const char *group;
-  // How often it is handed over in a pass: 0 and 1 mean once; a shared parameter has more.
+  // How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
@@ -450,7 +455,7 @@ typedef struct {
   size_t size;
   // The norm of all averaged gradients; infinite or NaN if a gradient is.
   double norm;
-  // The clip coefficient; 1 if nothing is clipped or all steps are left out.
+  // The clip coefficient; 1 if nothing is clipped or all steps are skipped.
   double clip;
   // 1 if no gradient is infinite or NaN.
   uint32_t is_finite;
@@ -480,7 +485,7 @@ typedef struct {
   int64_t first_nonfinite_bucket;
 } instep_pass_status;
 
-// A loss scale that adapts to the gradients, as that of torch.amp.GradScaler does. Zeros mean the defaults given below.
+// A dynamic loss scale with the policy of torch.amp.GradScaler. Zeros mean the defaults given below.
 typedef struct {
   // sizeof(instep_loss_scaler).
   size_t size;
@@ -518,11 +523,12 @@ typedef struct {
   uint64_t deadline_ms;
   // On a GPU, the stream to enqueue on; null on the CPU.
   void *stream;
-  // 32 bytes that must be equal on all ranks. If they differ, ranks make different calls: return a failure, or ranks hang later.
+  // 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure then,
+  // because the ranks would hang later.
   uint8_t key[32];
 } instep_call;
 
-// The caller's collective: one rank's end of it. The struct is copied; `data` is passed to each function.
+// One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
 //
 // A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
 // returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
@@ -530,12 +536,13 @@ typedef struct {
 typedef struct {
   // sizeof(instep_collective).
   size_t size;
-  // The caller's data. Any thread may use it until instep_stepper_free has returned. It is not used if the stepper is not created.
+  // The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
+  // created, it is not used.
   void *data;
-  // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is called on a
-  // thread of the library, one call at a time; it may block until all ranks are done, and leaves the result in `dst`. On a GPU
-  // it is called on the thread that calls the stepper, and only enqueues. Every rank makes the same calls in the same order. Not
-  // null.
+  // Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
+  // called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
+  // result in `dst`. On a GPU it is called on the thread that calls the stepper, and must only enqueue work. Every
+  // rank makes the same calls in the same order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
   // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
   // is called on any thread, also during `enqueue`. It may be null if there is only one rank.
@@ -552,8 +559,8 @@ typedef struct {
   uint32_t reserved;
 } instep_collective;
 
-// Options of a stepper. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call, but the
-// memory, the collective's data and the stream stay in use until the stepper is freed.
+// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The structs are read only during the
+// call. The memory, the collective's data and the stream are used until the stepper is freed.
 typedef struct {
   // sizeof(instep_stepper_options).
   size_t size;
@@ -583,9 +590,9 @@ typedef struct {
   uint32_t copy;
   // Decay rate of moving averages; 0: none are kept.
   double ema_decay;
-  // The factor in the loss, by which steps divide the gradients; 0: 1.
+  // The loss scale, by which steps divide the gradients; 0 means 1.
   double loss_scale;
-  // A factor that adapts to the gradients, instead of loss_scale; null: none.
+  // A dynamic loss scale instead of loss_scale; null: none.
   const instep_loss_scaler *loss_scaler;
   // Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
   uint64_t bucket_cap_bytes;
@@ -598,7 +605,7 @@ typedef struct {
   uint32_t is_inline;
   // This rank, below world_size.
   uint32_t rank;
-  // Number of ranks whose gradients are summed; 0: 1. Steps divide by this number.
+  // Number of ranks over which gradients are summed; 0 means 1. Steps divide by this number.
   uint32_t world_size;
   // Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
   const instep_collective *collective;
@@ -621,7 +628,7 @@ typedef struct {
 // The call succeeded.
 #define INSTEP_OK 0
 
-// A pointer is null that must not be null. Nothing has changed.
+// A pointer is null but must not be null. Nothing has changed.
 #define INSTEP_NULL 1
 
 // A handle was freed, is of another kind, or never came from this library. Nothing has changed.
@@ -669,10 +676,11 @@ typedef struct {
 // An earlier failure ended this stepper or step; the text says which one. Free it.
 #define INSTEP_POISONED 16
 
-// The library has a bug, which showed in this or in an earlier call on this handle. Free the handle, and report the bug.
+// The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
+// report the bug.
 #define INSTEP_PANIC 17
 
-// A callback threw a C++ exception, which instep::caught of this header has stopped.
+// A callback threw a C++ exception, which instep::caught of this header has caught.
 #define INSTEP_THREW 18
 
 // A failure for which this version has no code; the text describes it.
@@ -682,30 +690,29 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
-// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
+// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
+// parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 //
-// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
-// bucket.
+// Any thread, one at a time. Between passes it waits for all steps. In a pass it waits for the last step of the
+// parameter's bucket.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
-// Copies `values` to a tensor, rounded to its type. In a pass it writes a gradient; between passes any other tensor except a
-// copy. `count` is the parameter's number of elements. Every rank writes the same parameters, and the next pass broadcasts rank
-// 0's values of their buckets. Write states and averages on every rank, and call instep_stepper_set_progress.
+// Copies `values` to a tensor, rounded to its type. Write gradients in a pass, and all other tensors except copies
+// between passes. `count` is the parameter's number of elements. Every rank must write the same parameters; the next
+// pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
+// rank, and call instep_stepper_set_progress.
 //
 // Any thread, one at a time. It waits as instep_stepper_read does.
-instep_status instep_stepper_write(instep_stepper *stepper,
-                                   instep_tensor_id tensor,
-                                   const float *values,
-                                   size_t count);
+instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id tensor, const float *values, size_t count);
 
 // Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no address. `access`
 // is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
 // pass's values until the caller writes it.
 //
-// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is valid until
-// the next call on this stepper. On a GPU, work that compute_stream gets in this time may use it. There, only gradients may be
-// written through an address, and INSTEP_READ marks a gradient as written too.
+// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
+// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
+// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
+// too.
 //
 // Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
 instep_status instep_stepper_address(instep_stepper *stepper,
@@ -714,18 +721,16 @@ instep_status instep_stepper_address(instep_stepper *stepper,
                                      void **out_address,
                                      uint32_t *out_dtype);
 
-// Gives a stepper that was created with memory new addresses of the caller's tensors. Parameters or buckets that are left out
-// have not moved. The buckets may have other parameters than before: then `*out_is_recut`, which may be null, is 1. States and
-// counts stay with their parameters. The caller has copied each parameter's values to its new address.
+// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
+// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
+// and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
 //
-// Any thread, one at a time, between passes. On the CPU it waits for all steps, and after it the stepper does not touch the old
-// memory. On a GPU, later work on compute_stream comes after all work that touches the old memory.
-instep_status instep_stepper_rebind(instep_stepper *stepper,
-                                    const instep_memory *tensors,
-                                    uint32_t *out_is_recut);
+// Any thread, one at a time, between passes. On the CPU it waits for all steps, and the stepper no longer touches the
+// old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
+instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_is_recut);
 
-// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0: then no rank had
-// data, and nothing was stepped. It needs the option `inputs`.
+// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0, which means
+// that no rank had data and nothing was stepped. It needs the option `inputs`.
 //
 // Any thread, one at a time, between passes. Waits for the pass's last sum.
 instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on);
@@ -738,29 +743,27 @@ instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on
 instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper,
                                              uint32_t *out_is_rebuilt);
 
-// Writes the parameters alone to a safetensors file for other programs. The file at the path is replaced as a whole. If
-// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, and a master instead of
-// its parameter. Only rank 0 writes.
+// Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
+// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
+// instead of parameters. Only rank 0 writes.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
-instep_status instep_stepper_export(instep_stepper *stepper,
-                                    const char *path,
-                                    uint32_t averages,
-                                    uint32_t is_f32);
+instep_status instep_stepper_export(instep_stepper *stepper, const char *path, uint32_t averages, uint32_t is_f32);
 
 // Creates a bucket step. `*out_step` is written if it succeeds.
 //
-// Any thread. No other thread may use the layout meanwhile. The library starts no thread before the first step.
+// Any thread. No other thread may use the layout during the call. The library starts no thread before the first step.
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
-// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`, on which the sum
-// of the gradients must come before. If the call is refused, nothing is written.
+// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
+// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 //
-// If `norm` is given, it must have been decided: its coefficient clips the step, or the step is left out. `scaling` is null
-// then. Without `norm`, the gradients have the factors of `scaling`; null means no factors.
+// If `norm` is given, it must have been decided: the step is then clipped by its coefficient, or skipped, and
+// `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
 //
-// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) belongs to the step's GPU, lives
-// until it has passed the step, and is not being captured. Null is the legacy default stream. For the CPU it is null.
+// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to the step's
+// GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the CPU, pass
+// null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
@@ -782,17 +785,17 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            const instep_hyper *hypers,
                                            size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
-// out get their defaults, also if they were set before: to change only some, call instep_bucket_step_set_lr or _set_hyper.
-// The optimizer must have the same name and the same states. Step counts and states stay.
+// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that
+// you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
+// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 //
 // Any thread, one at a time. Never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
                                                const char *group,
                                                const instep_optimizer *optimizer);
 
-// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
-// or 1 for other optimizers. Either pointer may be null.
+// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
+// be null.
 //
 // Any thread, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
@@ -800,17 +803,14 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint64_t *out_count,
                                           double *out_carried);
 
-// Sets both numbers, to resume a training. `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta.
-// A count of 2^63 or more is refused.
+// Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
+// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
 //
 // Any thread, one at a time. On a GPU it waits for the last step.
-instep_status instep_bucket_step_set_progress(instep_bucket_step *step,
-                                              uint32_t param,
-                                              uint64_t count,
-                                              double carried);
+instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
 
-// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
-// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+// Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
+// order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
 // added.
 //
 // Any thread, one at a time for the norm and the step. The gradients are only read.
@@ -822,8 +822,8 @@ instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const
 // for the last step.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
-// Saves parameters, states, step counts and `scalars` to a file, which is replaced as a whole or left as it was. Only rank 0
-// writes; other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
+// other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_save(instep_stepper *stepper,
@@ -847,8 +847,8 @@ const char *instep_version(void);
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_status_name(instep_status status);
 
-// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text is empty
-// if no call has failed. The library owns it, and it is valid until the next call of this thread fails.
+// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text
+// is empty if no call has failed. The library owns the text. It is valid until another call of this thread fails.
 //
 // May be called on any thread at any time, in callbacks and in forked children too.
 const char *instep_last_error(void);
@@ -881,16 +881,16 @@ instep_status instep_layout_free(instep_layout *layout);
 // Any thread.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
-// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
-// since the norm decides the clip.
+// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
+// refused, because the norm decides the clip.
 //
 // Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
-// last call on any stream. Streams are as for instep_bucket_step_step.
+// last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
-// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
-// A norm without a bucket is refused.
+// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm; 0 means no limit. If
+// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
+// once with this norm. A norm without a bucket is refused.
 //
 // Any thread, one at a time.
 instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
@@ -905,42 +905,41 @@ instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision)
 // Any thread, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free it.
 instep_status instep_norm_free(instep_norm *norm);
 
-// Writes the name of state number `index` to `*out_name`: a state that the optimizer keeps per element, under its name in
-// torch.optim. If `index` is the number of states, the result is null. The text lives as long as the process. A bucket step
-// takes states in this order, and checkpoints use these names.
+// Writes the name of the optimizer's state number `index` to `*out_name`. States have their names in torch.optim. If
+// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
+// states in this order, and checkpoints use these names.
 //
 // Any thread.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
 
-// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes a
-// gradient in the first one and adds to it in the later ones, and buckets are stepped in the last one. In the first pass, rank
-// 0's parameters are broadcast. After parameters were written, those of their buckets are broadcast.
+// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
+// a gradient in the first one and adds to it in later ones, and buckets are stepped in the last one. The first pass
+// broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
+// buckets.
 //
-// Any thread, one at a time. Does not wait, except on a GPU after parameters were written: then it waits for the other ranks'
-// calls.
-instep_status instep_stepper_begin(instep_stepper *stepper,
-                                   uint32_t micro_batches);
+// Any thread, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls. Otherwise it
+// does not wait.
+instep_status instep_stepper_begin(instep_stepper *stepper, uint32_t micro_batches);
 
 // Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their values.
 //
 // Any thread, one at a time. Does not wait.
 instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
-// Hands over a parameter: its gradient is written, and the caller uses neither again in this pass. Once all parameters of the
-// bucket are handed over, the bucket is reduced and stepped, at the time that the mode gives. Addresses of the parameter and of
-// its gradient are no longer valid.
+// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
+// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
+// Addresses of the parameter and of its gradient are no longer valid.
 //
-// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU, the sum and the step come after the work
+// Any thread, one at a time. Waits only if the stepper is inline. On a GPU, the sum and the step run after the work
 // that is on compute_stream at the time of the call.
-instep_status instep_stepper_grad_ready(instep_stepper *stepper,
-                                        uint32_t param);
+instep_status instep_stepper_grad_ready(instep_stepper *stepper, uint32_t param);
 
-// Hands over all parameters of a bucket. Buckets of borrowed memory have the order in which they were given. With sums_by_caller
-// this says that the bucket's sum is complete; on a GPU, call instep_stepper_bucket_ready_after instead.
+// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
+// given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
+// instep_stepper_bucket_ready_after instead.
 //
 // Any thread, one at a time. As for instep_stepper_grad_ready.
-instep_status instep_stepper_bucket_ready(instep_stepper *stepper,
-                                          uint32_t bucket);
+instep_status instep_stepper_bucket_ready(instep_stepper *stepper, uint32_t bucket);
 
 // Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t or
 // CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's last write of a
@@ -952,26 +951,28 @@ instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper,
                                                 uint32_t bucket,
                                                 void *event);
 
-// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
-// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
-// finds unused parameters itself.
+// Declares parameters for which no rank has a gradient, so the open pass does not step them. All ranks must declare
+// the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
+// INSTEP_UNUSED_SKIP, which finds unused parameters itself.
 //
 // Any thread, one at a time. Does not wait.
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
-// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to the others. With
-// sums_by_caller, only a hand-over says that a sum is complete, so this returns INSTEP_ORDER if a bucket was written and not
-// handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
+// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
+// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
+// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
+// completed or abandoned.
 //
-// Any thread, one at a time. Does not wait: the steps run beside later work, and the next access of a tensor waits for its bucket.
+// Any thread, one at a time. Does not wait: steps overlap with later work, and the next access of a tensor waits for
+// its bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
-// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
-// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
-// be null.
+// Abandons the pass: the gradients of buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that
+// were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
+// `out_buckets`. Both pointers may be null.
 //
-// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
-// the same bucket.
+// Any thread, one at a time. Waits only if the pass broadcasts parameters. All ranks must abandon the pass after the
+// same bucket.
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
 // Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
@@ -989,14 +990,12 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        const instep_hyper *hypers,
                                        size_t hyper_count);
 
-// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
-// out get their defaults, also if they were set before: to change only some, call instep_stepper_set_lr or _set_hyper. The
-// optimizer must have the same name. All ranks set the same values.
+// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that
+// you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
+// _set_hyper. The optimizer must have the same name. All ranks set the same values.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
-instep_status instep_stepper_set_optimizer(instep_stepper *stepper,
-                                           const char *group,
-                                           const instep_optimizer *optimizer);
+instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
 
 // Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
 // stepped. All ranks freeze the same parameters.
@@ -1004,27 +1003,28 @@ instep_status instep_stepper_set_optimizer(instep_stepper *stepper,
 // Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
-// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
-// or 1 for other optimizers. Either pointer may be null.
+// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
+// be null.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
-// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
-// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
-// values.
+// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library.
+// `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
+// refused. All ranks set the same values.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
-// Reads the factor in the loss of the open pass, or if none is open of the next pass.
+// Reads the loss scale of the open pass, or between passes that of the next pass.
 //
 // Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
-// Reads the norm that a group was clipped by in the last pass, and whether it is known; null is the group "default". It is the
-// group's own if the group is clipped alone, that of all unclipped groups if it is not clipped, and otherwise that of the
-// status. It is not known where that is not, or after instep_stepper_rebuild_buckets.
+// Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
+// group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
+// not clipped. Otherwise it is the norm in instep_pass_status. It is not known if the latter is not known, or after
+// instep_stepper_rebuild_buckets.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,
@@ -1032,7 +1032,8 @@ instep_status instep_stepper_group_norm(instep_stepper *stepper,
                                         double *out_norm,
                                         uint32_t *out_has_norm);
 
-// Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
+// Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
+// have ended.
 //
 // Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
 // never waits.
@@ -1040,13 +1041,13 @@ instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, ins
 
 // Creates a stepper. `*out_stepper` is written if it succeeds.
 //
-// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
-// GPU, except with NCCL, all ranks create their steppers at the same point.
+// Any thread. No other thread may use the layout during the call. The library starts its threads at the first pass. On
+// a GPU, except with NCCL, all ranks create their steppers at the same point.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
-// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED, nothing
-// is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks end too. Null is allowed and does
-// nothing.
+// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
+// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
+// steppers end with an error. Null is allowed and does nothing.
 //
 // Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 instep_status instep_stepper_free(instep_stepper *stepper);

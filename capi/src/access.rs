@@ -29,11 +29,11 @@ pub struct instep_tensor_id {
     pub state: *const c_char,
 }
 
-/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor; in a pass, only a
-/// parameter or a gradient that was written in that pass. `count` is the parameter's number of elements.
+/// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
+/// parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 ///
-/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's
-/// bucket.
+/// Any thread, one at a time. Between passes it waits for all steps. In a pass it waits for the last step of the
+/// parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,
@@ -52,9 +52,10 @@ pub unsafe extern "C" fn instep_stepper_read(
     })
 }
 
-/// Copies `values` to a tensor, rounded to its type. In a pass it writes a gradient; between passes any other tensor except a
-/// copy. `count` is the parameter's number of elements. Every rank writes the same parameters, and the next pass broadcasts rank
-/// 0's values of their buckets. Write states and averages on every rank, and call instep_stepper_set_progress.
+/// Copies `values` to a tensor, rounded to its type. Write gradients in a pass, and all other tensors except copies
+/// between passes. `count` is the parameter's number of elements. Every rank must write the same parameters; the next
+/// pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
+/// rank, and call instep_stepper_set_progress.
 ///
 /// Any thread, one at a time. It waits as instep_stepper_read does.
 #[unsafe(no_mangle)]
@@ -79,9 +80,10 @@ pub unsafe extern "C" fn instep_stepper_write(
 /// is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
 /// pass's values until the caller writes it.
 ///
-/// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is valid until
-/// the next call on this stepper. On a GPU, work that compute_stream gets in this time may use it. There, only gradients may be
-/// written through an address, and INSTEP_READ marks a gradient as written too.
+/// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
+/// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
+/// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
+/// too.
 ///
 /// Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
 #[unsafe(no_mangle)]
@@ -121,12 +123,12 @@ pub unsafe extern "C" fn instep_stepper_address(
     })
 }
 
-/// Gives a stepper that was created with memory new addresses of the caller's tensors. Parameters or buckets that are left out
-/// have not moved. The buckets may have other parameters than before: then `*out_is_recut`, which may be null, is 1. States and
-/// counts stay with their parameters. The caller has copied each parameter's values to its new address.
+/// Gives new addresses to a stepper that was created with the caller's memory. Parameters and buckets that are left out
+/// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
+/// and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
 ///
-/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and after it the stepper does not touch the old
-/// memory. On a GPU, later work on compute_stream comes after all work that touches the old memory.
+/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and the stepper no longer touches the
+/// old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,

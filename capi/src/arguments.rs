@@ -1,7 +1,7 @@
 //! Checks and converts arguments from C: structs that may be of another version, lists, texts, places for results.
 //!
-//! Each error names its argument. One thing cannot be checked, and the caller promises it: a pointer that is not null points
-//! to as much as the header says.
+//! Each error names its argument. The library cannot check that a pointer which is not null points to as many bytes as
+//! the header says; the caller must guarantee it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -22,8 +22,8 @@ pub(crate) unsafe trait Growing: Copy {
 /// No version of a struct is larger. If the size is larger, the struct was never initialised, so it is refused.
 const LARGEST: usize = 4096;
 
-/// Reads a struct of any version. Fields that the caller's version lacks become zeros, which mean defaults. If the struct has
-/// fields that this version lacks, it is refused unless they are zeros.
+/// Reads a struct of any version. Fields that the caller's version lacks become zeros, which mean defaults. If the
+/// struct has fields that this version lacks, these must be zeros; otherwise the struct is refused.
 ///
 /// # Safety
 /// `from` is null, or leads to as many bytes as its first field says, and to that field at least.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     })
 }
 
-/// As [`read`]; null is `None`.
+/// Reads a struct as [`read`] does; null is `None`.
 ///
 /// # Safety
 /// As for [`read`].
@@ -89,7 +89,7 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> R
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
-/// As [`list`], for writing.
+/// Takes a list as [`list`] does, for writing.
 ///
 /// # Safety
 /// As for [`list`]; nothing else touches the elements for `'a`.
@@ -115,7 +115,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     bytes.to_str().map_err(|_| Fault::argument(name, "not UTF-8", "encode it so"))
 }
 
-/// The place of a result.
+/// The address to which a result is written.
 pub(crate) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {
@@ -126,7 +126,7 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// As [`new`](Self::new); null is `None`.
+    /// Does the same as [`new`](Self::new); null is `None`.
     ///
     /// # Safety
     /// As for [`new`](Self::new).

@@ -13,8 +13,8 @@ use crate::entry::call;
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0: then no rank had
-/// data, and nothing was stepped. It needs the option `inputs`.
+/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0, which means
+/// that no rank had data and nothing was stepped. It needs the option `inputs`.
 ///
 /// Any thread, one at a time, between passes. Waits for the pass's last sum.
 #[unsafe(no_mangle)]
@@ -54,9 +54,9 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     })
 }
 
-/// Writes the parameters alone to a safetensors file for other programs. The file at the path is replaced as a whole. If
-/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, and a master instead of
-/// its parameter. Only rank 0 writes.
+/// Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
+/// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
+/// instead of parameters. Only rank 0 writes.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]

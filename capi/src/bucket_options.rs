@@ -1,6 +1,6 @@
 //! Options of a bucket step, and the step that has them.
 //!
-//! Numbers are looked up; whether options go together, the Rust library decides.
+//! Numbers are looked up here. The Rust library checks whether options can be combined.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub struct instep_bucket_step_options {
     pub groups: *const instep_group,
     /// The number of them.
     pub group_count: usize,
-    /// The parameters of the bucket; null: all of the layout, one after the other, without gaps.
+    /// The parameters of the bucket; null: all parameters of the layout in order, without gaps.
     pub params: *const u32,
     /// The offset of each of params in the bucket, in elements.
     pub offsets: *const usize,
@@ -53,12 +53,13 @@ pub struct instep_bucket_step_options {
     pub reserved: u32,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
-    /// For each of params that is a shard of a larger parameter, cut between rows: the number of elements of a row. 0: the
-    /// parameter is full. Null: all are full. For a shard, stochastic rounding and blocks of 8-bit states are those of the full
-    /// parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts at a multiple of 256 elements.
+    /// For each of params that is a shard of rows of a larger parameter: the number of elements of a row. 0: the
+    /// parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
+    /// states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
+    /// at a multiple of 256 elements.
     pub row_elements: *const u64,
-    /// For each of params that has rows, the number of its first element among the elements of all full parameters. It is read
-    /// if row_elements is given.
+    /// For each shard of rows, the index of its first element among the elements of all full parameters. It is read
+    /// only if row_elements is given.
     pub first_elements: *const u64,
 }
 
@@ -67,7 +68,7 @@ unsafe impl Growing for instep_bucket_step_options {
     const NAME: &'static str = "instep_bucket_step_options";
 }
 
-/// A step with what is known of it.
+/// A step with its properties.
 pub(crate) struct Step {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,

@@ -1,6 +1,6 @@
 //! One bucket, stepped now, on memory that comes with each call.
 //!
-//! A handle holds a `BucketStep` of the host or of a GPU; everything that both can do is one function.
+//! A handle has a `BucketStep` of the host or of a GPU. Each function works for both.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -25,7 +25,7 @@ pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
 
 /// Creates a bucket step. `*out_step` is written if it succeeds.
 ///
-/// Any thread. No other thread may use the layout meanwhile. The library starts no thread before the first step.
+/// Any thread. No other thread may use the layout during the call. The library starts no thread before the first step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_create(
     options: *const instep_bucket_step_options,
@@ -41,14 +41,15 @@ pub unsafe extern "C" fn instep_bucket_step_create(
     })
 }
 
-/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`, on which the sum
-/// of the gradients must come before. If the call is refused, nothing is written.
+/// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
+/// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 ///
-/// If `norm` is given, it must have been decided: its coefficient clips the step, or the step is left out. `scaling` is null
-/// then. Without `norm`, the gradients have the factors of `scaling`; null means no factors.
+/// If `norm` is given, it must have been decided: the step is then clipped by its coefficient, or skipped, and
+/// `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
 ///
-/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) belongs to the step's GPU, lives
-/// until it has passed the step, and is not being captured. Null is the legacy default stream. For the CPU it is null.
+/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to the step's
+/// GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the CPU, pass
+/// null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -134,9 +135,9 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
-/// out get their defaults, also if they were set before: to change only some, call instep_bucket_step_set_lr or _set_hyper.
-/// The optimizer must have the same name and the same states. Step counts and states stay.
+/// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that
+/// you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
+/// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 ///
 /// Any thread, one at a time. Never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -157,8 +158,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     })
 }
 
-/// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
-/// or 1 for other optimizers. Either pointer may be null.
+/// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
+/// be null.
 ///
 /// Any thread, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -183,8 +184,8 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     })
 }
 
-/// Sets both numbers, to resume a training. `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta.
-/// A count of 2^63 or more is refused.
+/// Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
+/// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
 ///
 /// Any thread, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -202,8 +203,8 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
     })
 }
 
-/// Adds the summed gradients of a bucket. Between beginning and decision, add each bucket once, in any order.
-/// Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
+/// Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
+/// order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
 /// added.
 ///
 /// Any thread, one at a time for the norm and the step. The gradients are only read.

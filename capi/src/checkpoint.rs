@@ -36,8 +36,8 @@ pub struct instep_scalar {
     pub integer: u64,
 }
 
-/// Saves parameters, states, step counts and `scalars` to a file, which is replaced as a whole or left as it was. Only rank 0
-/// writes; other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+/// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
+/// other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]

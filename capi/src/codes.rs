@@ -1,4 +1,4 @@
-//! The integers of the header that stand for options, and the option of each.
+//! The integers of the header that select options, and the option of each.
 //!
 //! C may pass any number, so each is looked up; no Rust enum is ever received.
 
@@ -15,16 +15,16 @@ pub const INSTEP_F16: u32 = 3;
 
 /// 16-bit parameters have no master weight. The default.
 pub const INSTEP_MASTER_NONE: u32 = 0;
-/// An f32 weight beside each 16-bit parameter.
+/// A separate f32 weight for each 16-bit parameter.
 pub const INSTEP_MASTER_F32: u32 = 1;
 /// The lower 16 bits of an f32 whose upper half is the bf16 parameter.
 pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
 /// The 8 bits of that f32 that follow its upper half.
 pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
 
-/// A group is clipped together with all groups that have this, by the stepper's clip. The default.
+/// A group is clipped together with all groups that have this value, by the stepper's clip. The default.
 pub const INSTEP_GROUP_CLIP_TOGETHER: u32 = 0;
-/// A group is clipped alone, by the norm of its own gradients, exactly. Refused in INSTEP_MODE_EAGER.
+/// A group is clipped alone, by the exact norm of its own gradients. Refused in INSTEP_MODE_EAGER.
 pub const INSTEP_GROUP_CLIP_ALONE: u32 = 1;
 /// A group is not clipped. Refused in INSTEP_MODE_EAGER.
 pub const INSTEP_GROUP_CLIP_NONE: u32 = 2;
@@ -47,18 +47,20 @@ pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
 pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
 /// The step zeroes the gradients that it has read.
 pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
-/// The memory of stepped gradients goes back to the system. Only in a stepper that owns its memory, on the CPU.
+/// The memory of stepped gradients is returned to the system. Only for a stepper on the CPU that owns its memory.
 pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
-/// The step leaves in each gradient the value that it used: the mean over ranks, without the loss scale and clipped.
+/// The step writes to each gradient the value that it used: the mean over ranks, unscaled and clipped.
 pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
-/// INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
+/// INSTEP_UNUSED_SKIP if the stepper owns its buckets and sums them, otherwise INSTEP_UNUSED_REFUSE.
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
-/// A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
+/// A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
-/// A parameter whose gradient no rank wrote is stepped with zeros, which are written to the gradient's memory.
+/// If no rank wrote a parameter's gradient, the parameter is stepped with zeros, which are written to the gradient's
+/// memory.
 pub const INSTEP_UNUSED_STEP_ZERO: u32 = 2;
-/// If a gradient was not written, instep_stepper_finish refuses to close the pass, and names the parameter.
+/// If a gradient was not written, instep_stepper_finish returns an error that names the parameter, and the pass stays
+/// open.
 pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
 /// All ranks have the same number of batches. The default.
@@ -77,7 +79,7 @@ pub const INSTEP_ACTION_LEAVE: u32 = 2;
 
 /// Nothing is clipped. The default.
 pub const INSTEP_CLIP_NONE: u32 = 0;
-/// Clips by the norm of all gradients, exactly. Refused in INSTEP_MODE_EAGER.
+/// Clips by the exact norm of all gradients. Refused in INSTEP_MODE_EAGER.
 pub const INSTEP_CLIP_GLOBAL: u32 = 1;
 /// Clips by the norm of the previous pass.
 pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
@@ -86,7 +88,7 @@ pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 
 /// A tensor of a parameter: the parameter itself. If it has a master weight, a copy as f32 has the master's values.
 pub const INSTEP_PARAM: u32 = 0;
-/// Its gradient: after a pass the sum over the ranks, loss scale included.
+/// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
 /// A state of its optimizer; the state's name must be given.
 pub const INSTEP_STATE: u32 = 2;
@@ -105,7 +107,7 @@ pub const INSTEP_ALL_REDUCE: u32 = 0;
 /// A collective call: every rank gets rank 0's data.
 pub const INSTEP_BROADCAST: u32 = 1;
 
-/// Looks a number up among the values that it may stand for.
+/// Looks up a number among the values of an option.
 pub(crate) fn code<T: Copy>(field: &str, given: u32, all: &[(u32, T)]) -> Result<T> {
     all.iter().find(|(code, _)| *code == given).map(|(_, value)| *value).ok_or_else(|| {
         let codes: Vec<String> = all.iter().map(|(code, _)| code.to_string()).collect();
@@ -133,7 +135,7 @@ pub(crate) fn flag(field: &str, given: u32) -> Result<bool> {
     code(field, given, &[(0, false), (1, true)])
 }
 
-/// Refuses a field without a meaning that is not zero: a later version may give it one.
+/// Refuses a reserved field that is not zero, because a later version may give the field a meaning.
 pub(crate) fn zero(field: &str, given: u32) -> Result<()> {
     if given == 0 {
         return Ok(());

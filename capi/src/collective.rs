@@ -37,11 +37,12 @@ pub struct instep_call {
     pub deadline_ms: u64,
     /// On a GPU, the stream to enqueue on; null on the CPU.
     pub stream: *mut c_void,
-    /// 32 bytes that must be equal on all ranks. If they differ, ranks make different calls: return a failure, or ranks hang later.
+    /// 32 bytes that must be equal on all ranks. If they differ, the ranks make different calls. Return a failure then,
+    /// because the ranks would hang later.
     pub key: [u8; 32],
 }
 
-/// The caller's collective: one rank's end of it. The struct is copied; `data` is passed to each function.
+/// One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
 ///
 /// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
 /// returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
@@ -51,12 +52,13 @@ pub struct instep_call {
 pub struct instep_collective {
     /// sizeof(instep_collective).
     pub size: usize,
-    /// The caller's data. Any thread may use it until instep_stepper_free has returned. It is not used if the stepper is not created.
+    /// The caller's data. Any thread may use it until instep_stepper_free has returned. If the stepper cannot be
+    /// created, it is not used.
     pub data: *mut c_void,
-    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is called on a
-    /// thread of the library, one call at a time; it may block until all ranks are done, and leaves the result in `dst`. On a GPU
-    /// it is called on the thread that calls the stepper, and only enqueues. Every rank makes the same calls in the same order. Not
-    /// null.
+    /// Takes part in one collective call, and returns INSTEP_OK. Any other value ends the stepper. On the CPU it is
+    /// called on a thread of the library, one call at a time. It may block until all ranks are done, and must leave the
+    /// result in `dst`. On a GPU it is called on the thread that calls the stepper, and must only enqueue work. Every
+    /// rank makes the same calls in the same order. Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
     /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
@@ -79,7 +81,8 @@ unsafe impl Growing for instep_collective {
     const NAME: &'static str = "instep_collective";
 }
 
-/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper, but call nothing then.
+/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper, but make no more
+/// calls.
 #[derive(Clone)]
 pub(crate) struct Foreign {
     table: instep_collective,
@@ -117,7 +120,7 @@ impl Foreign {
         })
     }
 
-    /// Says that nothing will be called any more.
+    /// Tells the caller that no function will be called any more.
     pub(crate) fn release(&self) {
         if let Some(release) = self.table.release {
             // SAFETY: the function and its data meet instep.h's contract.

@@ -33,8 +33,8 @@ pub extern "C" fn instep_status_name(status: instep_status) -> *const c_char {
     name(status).as_ptr()
 }
 
-/// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text is empty
-/// if no call has failed. The library owns it, and it is valid until the next call of this thread fails.
+/// Returns the error of the last failed call on the calling thread: `<thing>: <what is wrong>; <what to do>`. The text
+/// is empty if no call has failed. The library owns the text. It is valid until another call of this thread fails.
 ///
 /// May be called on any thread at any time, in callbacks and in forked children too.
 #[unsafe(no_mangle)]

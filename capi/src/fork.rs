@@ -1,7 +1,7 @@
 //! Whether this process was forked from one that uses the library.
 //!
-//! A child has none of its parent's threads, and locks may be held by threads that it lacks. So the system's fork handler sets
-//! a flag in the child, and every call reads the flag before it takes a lock.
+//! A child has none of its parent's threads, so a lock may be held by a thread that no longer exists. A fork handler
+//! therefore sets a flag in the child, and every call reads the flag before it takes a lock.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -34,8 +34,8 @@ pub(crate) fn refuse_child() -> Result<()> {
     Ok(())
 }
 
-/// Sets the flag in children that are forked from now on, which is after the first handle. If a process forks before that,
-/// parent and child may both use the library.
+/// Sets the flag in children that are forked after this call, which is made with the first handle. If a process forks
+/// before that, parent and child may both use the library.
 pub(crate) fn watch() {
     static WATCHED: OnceLock<c_int> = OnceLock::new();
     // SAFETY: the handler only stores to an atomic of this library, which is never unloaded (`build.rs`).

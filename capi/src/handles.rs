@@ -1,8 +1,8 @@
 //! Handles: numbers in the shape of pointers, and the tables that know which of them are alive.
 //!
-//! A handle is never dereferenced. It holds its kind, its place in the kind's table and the generation of that place. So a
-//! handle that was freed, a handle of another kind, and a number that is no handle are refused. Each object has a lock, and a
-//! call that would have to wait for the lock is refused too.
+//! A handle is never dereferenced. It has its kind, its index in the kind's table and the generation of that entry. The
+//! library therefore refuses a handle that was freed or is of another kind, and a number that is not a handle. Each
+//! object has a lock. A call that would have to wait for the lock is refused too.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 

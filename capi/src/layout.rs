@@ -33,7 +33,7 @@ pub struct instep_param {
     pub dimensions: usize,
     /// Its group, whose optimizer steps it. Null: "default".
     pub group: *const c_char,
-    /// How often it is handed over in a pass: 0 and 1 mean once; a shared parameter has more.
+    /// How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,

@@ -29,12 +29,12 @@ pub struct instep_bucket {
     pub param_count: usize,
 }
 
-/// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the types; a bucket
-/// has gradients of one type.
+/// The caller's tensors. Addresses are in the memory of the stepper's device. Precisions and layout give the element
+/// types. All gradients of a bucket have one type.
 ///
 /// The stepper reads and writes them until instep_stepper_free has returned. The caller may write a gradient between
-/// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address and the
-/// hand-over. At all other times the caller touches neither.
+/// instep_stepper_address with INSTEP_WRITE and the hand-over. It may read a parameter between instep_stepper_address
+/// and the hand-over. At all other times the caller must not touch gradients or parameters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_memory {
@@ -42,11 +42,11 @@ pub struct instep_memory {
     pub size: usize,
     /// The address of each parameter, by its number.
     pub params: *const *mut c_void,
-    /// The number of parameters of the layout; in instep_stepper_rebind it may be 0: then they have not moved.
+    /// The number of parameters of the layout; in instep_stepper_rebind, 0 means that no parameter has moved.
     pub param_count: usize,
     /// All buckets, which are numbered in this order. Every parameter is in one of them.
     pub buckets: *const instep_bucket,
-    /// The number of buckets; in instep_stepper_rebind it may be 0: then they have not changed.
+    /// The number of buckets; in instep_stepper_rebind, 0 means that the buckets have not changed.
     pub bucket_count: usize,
 }
 

@@ -16,7 +16,7 @@ use crate::options::{cuda, instep_cuda, refuse_stream, stream as stream_of};
 use crate::status::instep_status;
 use crate::tensors::{instep_scaling, scaling as factors};
 
-/// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
+/// The norm over the gradients of any number of buckets. It decides whether their steps are clipped or skipped.
 ///
 /// The caller owns it until instep_norm_free. It may be used on any thread, one at a time: a second thread gets
 /// INSTEP_BUSY.
@@ -30,7 +30,7 @@ pub struct instep_decision {
     pub size: usize,
     /// The norm of all averaged gradients; infinite or NaN if a gradient is.
     pub norm: f64,
-    /// The clip coefficient; 1 if nothing is clipped or all steps are left out.
+    /// The clip coefficient; 1 if nothing is clipped or all steps are skipped.
     pub clip: f64,
     /// 1 if no gradient is infinite or NaN.
     pub is_finite: u32,
@@ -70,11 +70,11 @@ pub unsafe extern "C" fn instep_norm_create(
     })
 }
 
-/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in it is refused,
-/// since the norm decides the clip.
+/// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
+/// refused, because the norm decides the clip.
 ///
 /// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
-/// last call on any stream. Streams are as for instep_bucket_step_step.
+/// last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -98,9 +98,9 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Decides the clip and whether to skip. Unless `max_norm` is 0, it is the limit of the norm. If `skip_nonfinite` is 1
-/// and a gradient is infinite or NaN, all steps are left out. After this, step each added bucket once with this norm.
-/// A norm without a bucket is refused.
+/// Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm; 0 means no limit. If
+/// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
+/// once with this norm. A norm without a bucket is refused.
 ///
 /// Any thread, one at a time.
 #[unsafe(no_mangle)]

@@ -24,7 +24,7 @@ pub struct instep_hyper {
     pub value: f64,
 }
 
-/// An optimizer and its hyperparameters. It is read only during the call that takes it, and stays the caller's.
+/// An optimizer and its hyperparameters. It is read only during the call, and the caller owns it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_optimizer {
@@ -43,9 +43,9 @@ unsafe impl Growing for instep_optimizer {
     const NAME: &'static str = "instep_optimizer";
 }
 
-/// Writes the name of state number `index` to `*out_name`: a state that the optimizer keeps per element, under its name in
-/// torch.optim. If `index` is the number of states, the result is null. The text lives as long as the process. A bucket step
-/// takes states in this order, and checkpoints use these names.
+/// Writes the name of the optimizer's state number `index` to `*out_name`. States have their names in torch.optim. If
+/// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
+/// states in this order, and checkpoints use these names.
 ///
 /// Any thread.
 #[unsafe(no_mangle)]
@@ -124,7 +124,7 @@ pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Ve
     Ok(changes)
 }
 
-/// Refuses an optimizer of another name than the one that is to be changed: Adam and AdamW share their hyperparameters.
+/// Refuses an optimizer with a name other than the current name, because Adam and AdamW have the same hyperparameters.
 pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
     let new = name_of(new);
     if old == new {

@@ -24,9 +24,10 @@ pub struct instep_group {
     pub name: *const c_char,
     /// Its optimizer; null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types; null: the default precision of the options. A bucket step has one precision, so it must be null there.
+    /// Its element types; null: the default precision of the options. Must be null for a bucket step, which has one
+    /// precision.
     pub precision: *const instep_precision,
-    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. A bucket step is clipped by its norm, so it takes 0 alone.
+    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. Must be 0 for a bucket step, which is clipped by an instep_norm.
     pub clip: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -44,7 +45,7 @@ pub struct instep_precision {
     pub param: u32,
     /// Type of gradients, in which they are summed too; 0: INSTEP_F32.
     pub grad: u32,
-    /// The bits that 16-bit parameters lack: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
+    /// How the low bits of 16-bit parameters are stored: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
     pub master: u32,
     /// Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
     pub states: u32,
@@ -69,12 +70,13 @@ pub struct instep_cuda {
     pub size: usize,
     /// The device's number.
     pub ordinal: u32,
-    /// Priority of a stepper's steps, relative to the kernels on compute_stream; a lower number runs sooner.
+    /// CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
     pub optim_priority: i32,
     /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
     /// take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step; 0: so many that each moves about 224 KiB, and no fewer than the GPU holds.
+    /// Largest number of thread blocks of a step. 0: as many as let each move about 224 KiB, but at least as many as
+    /// can be resident on the GPU.
     pub max_blocks: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -184,7 +186,7 @@ unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
     })
 }
 
-/// Opens the GPU, if there is to be one.
+/// Opens the GPU, if one was requested.
 ///
 /// # Safety
 /// The struct meets instep.h's contract, or the pointer is null.

@@ -1,6 +1,6 @@
 //! The calls of a pass: begin, hand over, finish, abandon.
 //!
-//! A pass is a state of the stepper, not an object, so the next begin notices a pass that was not closed.
+//! A pass is a state of the stepper, not an object, so the next begin detects a pass that was not closed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,12 +13,13 @@ use crate::entry::call;
 use crate::status::{Fault, INSTEP_NULL, INSTEP_UNSUPPORTED, Result, instep_status};
 use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
-/// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes a
-/// gradient in the first one and adds to it in the later ones, and buckets are stepped in the last one. In the first pass, rank
-/// 0's parameters are broadcast. After parameters were written, those of their buckets are broadcast.
+/// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
+/// a gradient in the first one and adds to it in later ones, and buckets are stepped in the last one. The first pass
+/// broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
+/// buckets.
 ///
-/// Any thread, one at a time. Does not wait, except on a GPU after parameters were written: then it waits for the other ranks'
-/// calls.
+/// Any thread, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls. Otherwise it
+/// does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -45,11 +46,11 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
     })
 }
 
-/// Hands over a parameter: its gradient is written, and the caller uses neither again in this pass. Once all parameters of the
-/// bucket are handed over, the bucket is reduced and stepped, at the time that the mode gives. Addresses of the parameter and of
-/// its gradient are no longer valid.
+/// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
+/// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
+/// Addresses of the parameter and of its gradient are no longer valid.
 ///
-/// Any thread, one at a time. Does not wait, unless the stepper is inline. On a GPU, the sum and the step come after the work
+/// Any thread, one at a time. Waits only if the stepper is inline. On a GPU, the sum and the step run after the work
 /// that is on compute_stream at the time of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_grad_ready(
@@ -64,8 +65,9 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
     })
 }
 
-/// Hands over all parameters of a bucket. Buckets of borrowed memory have the order in which they were given. With sums_by_caller
-/// this says that the bucket's sum is complete; on a GPU, call instep_stepper_bucket_ready_after instead.
+/// Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
+/// given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
+/// instep_stepper_bucket_ready_after instead.
 ///
 /// Any thread, one at a time. As for instep_stepper_grad_ready.
 #[unsafe(no_mangle)]
@@ -108,9 +110,9 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     })
 }
 
-/// Names parameters that the open pass does not step, because no rank has a gradient for them. All ranks name the same
-/// ones, before they hand them over. A gradient that was written is discarded. Refused with INSTEP_UNUSED_SKIP, which
-/// finds unused parameters itself.
+/// Declares parameters for which no rank has a gradient, so the open pass does not step them. All ranks must declare
+/// the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
+/// INSTEP_UNUSED_SKIP, which finds unused parameters itself.
 ///
 /// Any thread, one at a time. Does not wait.
 #[unsafe(no_mangle)]
@@ -129,11 +131,13 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
     })
 }
 
-/// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to the others. With
-/// sums_by_caller, only a hand-over says that a sum is complete, so this returns INSTEP_ORDER if a bucket was written and not
-/// handed over. After INSTEP_ORDER the pass is still open, and can be completed or abandoned.
+/// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
+/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
+/// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
+/// completed or abandoned.
 ///
-/// Any thread, one at a time. Does not wait: the steps run beside later work, and the next access of a tensor waits for its bucket.
+/// Any thread, one at a time. Does not wait: steps overlap with later work, and the next access of a tensor waits for
+/// its bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -141,12 +145,12 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
     })
 }
 
-/// Abandons the pass: buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that were launched
-/// stay stepped: `*out_count` is their number, and the first `capacity` of them are written to `out_buckets`. Both may
-/// be null.
+/// Abandons the pass: the gradients of buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that
+/// were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
+/// `out_buckets`. Both pointers may be null.
 ///
-/// Any thread, one at a time. Does not wait, unless the pass broadcasts parameters. All ranks abandon the pass after
-/// the same bucket.
+/// Any thread, one at a time. Waits only if the pass broadcasts parameters. All ranks must abandon the pass after the
+/// same bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_abandon(
     stepper: *mut instep_stepper,

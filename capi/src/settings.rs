@@ -1,4 +1,4 @@
-//! A stepper between passes: hyperparameters, frozen parameters, step counts, and what the last pass came to.
+//! A stepper between passes: hyperparameters, frozen parameters, step counts, and the outcome of the last pass.
 //!
 //! Each function is one of the Rust library's.
 #![allow(unsafe_code)]
@@ -88,9 +88,9 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
     })
 }
 
-/// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
-/// out get their defaults, also if they were set before: to change only some, call instep_stepper_set_lr or _set_hyper. The
-/// optimizer must have the same name. All ranks set the same values.
+/// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that
+/// you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
+/// _set_hyper. The optimizer must have the same name. All ranks set the same values.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
     })
 }
 
-/// Reads a parameter's number of updates, and the number that its optimizer carries beside that: NAdam's product of momenta,
-/// or 1 for other optimizers. Either pointer may be null.
+/// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
+/// be null.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -162,9 +162,9 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets both numbers, to resume a training without a checkpoint of this library. `carried` is 1, except for NAdam:
-/// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused. All ranks set the same
-/// values.
+/// Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library.
+/// `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
+/// refused. All ranks set the same values.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
     })
 }
 
-/// Reads the factor in the loss of the open pass, or if none is open of the next pass.
+/// Reads the loss scale of the open pass, or between passes that of the next pass.
 ///
 /// Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
 #[unsafe(no_mangle)]
@@ -200,9 +200,10 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
     })
 }
 
-/// Reads the norm that a group was clipped by in the last pass, and whether it is known; null is the group "default". It is the
-/// group's own if the group is clipped alone, that of all unclipped groups if it is not clipped, and otherwise that of the
-/// status. It is not known where that is not, or after instep_stepper_rebuild_buckets.
+/// Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
+/// group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
+/// not clipped. Otherwise it is the norm in instep_pass_status. It is not known if the latter is not known, or after
+/// instep_stepper_rebuild_buckets.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -226,7 +227,8 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
     })
 }
 
-/// Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
+/// Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
+/// have ended.
 ///
 /// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
 /// never waits.

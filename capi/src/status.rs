@@ -12,7 +12,7 @@ pub type instep_status = i32;
 
 /// The call succeeded.
 pub const INSTEP_OK: instep_status = 0;
-/// A pointer is null that must not be null. Nothing has changed.
+/// A pointer is null but must not be null. Nothing has changed.
 pub const INSTEP_NULL: instep_status = 1;
 /// A handle was freed, is of another kind, or never came from this library. Nothing has changed.
 pub const INSTEP_HANDLE: instep_status = 2;
@@ -44,9 +44,10 @@ pub const INSTEP_CHECKPOINT: instep_status = 14;
 pub const INSTEP_FILE: instep_status = 15;
 /// An earlier failure ended this stepper or step; the text says which one. Free it.
 pub const INSTEP_POISONED: instep_status = 16;
-/// The library has a bug, which showed in this or in an earlier call on this handle. Free the handle, and report the bug.
+/// The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
+/// report the bug.
 pub const INSTEP_PANIC: instep_status = 17;
-/// A callback threw a C++ exception, which instep::caught of this header has stopped.
+/// A callback threw a C++ exception, which instep::caught of this header has caught.
 pub const INSTEP_THREW: instep_status = 18;
 /// A failure for which this version has no code; the text describes it.
 pub const INSTEP_OTHER: instep_status = 19;

@@ -1,7 +1,6 @@
 //! Steppers: options, creation, and the end.
 //!
-//! A handle holds a `Stepper` of the host or of a GPU; everything that both can do is one function (`pass.rs`,
-//! `access.rs`).
+//! A handle has a `Stepper` of the host or of a GPU. Each function works for both (`pass.rs`, `access.rs`).
 #![allow(unsafe_code)]
 
 use instep::cuda::{Cuda, CudaDevice};
@@ -26,7 +25,7 @@ pub struct instep_stepper;
 
 pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
 
-/// A stepper with what is known of it.
+/// A stepper with its properties.
 pub(crate) struct Training {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
@@ -57,8 +56,8 @@ pub(crate) use on_any;
 
 /// Creates a stepper. `*out_stepper` is written if it succeeds.
 ///
-/// Any thread. No other thread may use the layout meanwhile. The library starts its threads at the first pass. On a
-/// GPU, except with NCCL, all ranks create their steppers at the same point.
+/// Any thread. No other thread may use the layout during the call. The library starts its threads at the first pass. On
+/// a GPU, except with NCCL, all ranks create their steppers at the same point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,
@@ -74,9 +73,9 @@ pub unsafe extern "C" fn instep_stepper_create(
     })
 }
 
-/// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED, nothing
-/// is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks end too. Null is allowed and does
-/// nothing.
+/// Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
+/// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
+/// steppers end with an error. Null is allowed and does nothing.
 ///
 /// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! Options of a stepper, and the builder that has them.
 //!
-//! Numbers are looked up; whether options go together, the Rust library decides.
+//! Numbers are looked up here. The Rust library checks whether options can be combined.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, Result};
 
-/// A loss scale that adapts to the gradients, as that of torch.amp.GradScaler does. Zeros mean the defaults given below.
+/// A dynamic loss scale with the policy of torch.amp.GradScaler. Zeros mean the defaults given below.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_loss_scaler {
@@ -43,8 +43,8 @@ unsafe impl Growing for instep_loss_scaler {
     const NAME: &'static str = "instep_loss_scaler";
 }
 
-/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call, but the
-/// memory, the collective's data and the stream stay in use until the stepper is freed.
+/// Options of a stepper. Zeros mean defaults, except in layout and optimizer. The structs are read only during the
+/// call. The memory, the collective's data and the stream are used until the stepper is freed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_stepper_options {
@@ -76,9 +76,9 @@ pub struct instep_stepper_options {
     pub copy: u32,
     /// Decay rate of moving averages; 0: none are kept.
     pub ema_decay: f64,
-    /// The factor in the loss, by which steps divide the gradients; 0: 1.
+    /// The loss scale, by which steps divide the gradients; 0 means 1.
     pub loss_scale: f64,
-    /// A factor that adapts to the gradients, instead of loss_scale; null: none.
+    /// A dynamic loss scale instead of loss_scale; null: none.
     pub loss_scaler: *const instep_loss_scaler,
     /// Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
     pub bucket_cap_bytes: u64,
@@ -91,7 +91,7 @@ pub struct instep_stepper_options {
     pub is_inline: u32,
     /// This rank, below world_size.
     pub rank: u32,
-    /// Number of ranks whose gradients are summed; 0: 1. Steps divide by this number.
+    /// Number of ranks over which gradients are summed; 0 means 1. Steps divide by this number.
     pub world_size: u32,
     /// Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
     pub collective: *const instep_collective,

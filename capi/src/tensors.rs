@@ -1,6 +1,7 @@
 //! The tensors of one step, and the factors in its gradients.
 //!
-//! The library compares lengths with the bucket's before an address is used; where the memory ends, only the caller knows.
+//! The library compares lengths with the bucket's before it uses an address. It cannot check that the memory has that
+//! length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -21,9 +22,9 @@ pub const INSTEP_STATES_AT_MOST: usize = 4;
 pub struct instep_tensor {
     /// The first element of the run; null if each parameter has its own.
     pub address: *mut c_void,
-    /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-    /// and gradients may lie apart. If a gradient's address in this list is null, its parameter has no gradient in this call: the
-    /// parameter's tensors and step count stay as they are, and norms leave it out.
+    /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
+    /// parameters and gradients may lie apart. If a gradient's address is null, its parameter has no gradient in this
+    /// call: the parameter's tensors and step count do not change, and norms leave it out.
     pub addresses: *const *mut c_void,
     /// The number of elements of the run, or of addresses. It is compared with the bucket's number.
     pub count: usize,
@@ -86,7 +87,7 @@ unsafe impl Growing for instep_scaling {
     const NAME: &'static str = "instep_scaling";
 }
 
-/// One kind of tensor, if it is there.
+/// One kind of tensor, if it was given.
 ///
 /// # Safety
 /// The addresses meet instep.h's contract during `'a`.
@@ -104,7 +105,7 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     }
 }
 
-/// One kind of tensor that every step has. Where a bucket has no elements, it may be left out.
+/// One kind of tensor that every step has. It may be left out if the bucket has no elements.
 ///
 /// # Safety
 /// As for [`lent`].

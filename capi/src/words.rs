@@ -1,8 +1,8 @@
-//! Names of the Rust interface in the library's errors, as C knows them.
+//! The C names for names of the Rust interface that occur in the library's errors.
 //!
-//! A test reads the library's sources, so an error with a name that has no word here is noticed.
+//! A test reads the library's sources and fails if an error has a name without an entry here.
 
-/// Names of Rust, and what stands for each in C. A name that another one begins with comes after it.
+/// Names of Rust, and the C name of each. If a name is a prefix of another, the longer one comes first.
 const WORDS: [(&str, &str); 21] = [
     ("Borrowed::param", "instep_memory.params"),
     ("Clip::Global", "INSTEP_CLIP_GLOBAL"),
@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// Names in errors of what C has no function for: strategies, offload, captured passes, custom and second optimizers,
-    /// states of a loss scaler, hooks, schedules, NCCL and MPI.
+    /// Names in errors of features without a C function: strategies, offload, captured passes, custom and second
+    /// optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
     const UNREACHED: [&str; 20] = [
         "Accumulation::Local",
         "Cuda::compute_stream",

@@ -1,10 +1,10 @@
-//! The environment's variables that the library and this command read, so that a misspelt one is named.
+//! The environment variables that the library and this command read, used to detect misspelt ones.
 //!
-//! A name that is near none of them is somebody else's: nothing is said of it. A test keeps the list whole.
+//! A name that resembles none of them is ignored. A test checks that the list is complete.
 
 use strsim::osa_distance;
 
-/// Every variable that a program reads; what a build or a test reads is not here.
+/// Every variable that a program reads, without those of builds and tests.
 const KNOWN: [&str; 10] = [
     "INSTEP_BENCH_KERNELS",
     "INSTEP_CUDA",
@@ -18,10 +18,10 @@ const KNOWN: [&str; 10] = [
     "INSTEP_THREADS",
 ];
 
-/// Mistakes in a name that still says which one was meant.
+/// The largest number of mistakes in a name that is reported as misspelt.
 const MOST_EDITS: usize = 2;
 
-/// A line for each of these names that is one of the variables but for a mistake or two.
+/// Returns a line for each name that differs from one of the variables by one or two letters.
 pub fn misspelt(names: impl Iterator<Item = String>) -> Vec<String> {
     let ours =
         names.filter(|name| name.to_uppercase().starts_with("INST") && !KNOWN.contains(&name.as_str()));

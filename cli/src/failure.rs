@@ -1,4 +1,4 @@
-//! The reason why a command gave up, in one line that names the cause.
+//! The reason why a command failed, in one line that names the cause.
 //!
 //! Every variant means exit status 2. No message contains a debug form of another error.
 

@@ -1,7 +1,7 @@
 //! The `instep` command: one subcommand per module of the library part, and the exit codes.
 //!
-//! 0 is success, 1 means that `diff` found a difference, and 2 that something was refused; then stderr has one line
-//! that names the cause. The command never panics, not even if its output is a closed pipe.
+//! 0 is success. 1 means that `diff` or `plan --measure` found a difference. 2 means that something was refused, and
+//! stderr has one line that names the cause. The command never panics, not even if its output is a closed pipe.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -66,7 +66,7 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Puts clap's message on one line, without the usage that follows it. To an unknown command it adds the known ones.
+/// Puts clap's message on one line, without the usage text. For an unknown command it adds the list of commands.
 fn one_line(error: &clap::Error) -> String {
     let message = error.to_string();
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());

@@ -38,7 +38,7 @@ class Descriptor:
     defaults: Mapping[str, Hyperparameter]
     """Its hyperparameters with their defaults, the learning rate first."""
     carried: Union[str, None]
-    """The name of the number that it carries from step to step beside the step count."""
+    """The name of the number that the optimizer carries from step to step besides the step count."""
     needs_float32_states: Union[str, None]
     """The hyperparameter that requires float32 states if it is on."""
     scales_by_norms: bool

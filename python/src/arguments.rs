@@ -1,6 +1,6 @@
-//! Addresses, factors and formats as Python hands them over.
+//! Addresses, factors and formats as Python passes them.
 //!
-//! Words for formats are PyTorch's where it has one. A word that is not known is refused with those that are.
+//! Formats have PyTorch's names if it has them. An unknown name is refused with a list of the known ones.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -37,9 +37,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
     }
 }
 
-/// The tensors of one step, by address: parameters and gradients one by one, the others as runs of the whole arena. A gradient
-/// at 0 is none: its parameter is passed over. `counts` and `carried` are vectors with a number per parameter of the arena, or
-/// 0.
+/// The tensors of one step, by address: parameters and gradients each have an address, and all other tensors are runs
+/// of the whole arena. A gradient with the address 0 is missing: its parameter is skipped. `counts` and `carried` are
+/// vectors with a number per parameter of the arena, or 0.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -75,7 +75,7 @@ impl Bound {
     /// Writes a parameter's progress into its row of the vectors.
     ///
     /// # Safety
-    /// The vectors are there or 0, have this row, and nothing else touches them.
+    /// Each vector is 0 or valid, has this row, and nothing else touches it.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn write_progress(&self, row: usize, count: u64, carried: f64) {
         // SAFETY: the caller's promise.

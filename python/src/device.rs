@@ -18,7 +18,7 @@ use crate::openmp::OpenMp;
 type Threads = (u32, usize, usize);
 
 static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
-/// By process and ordinal.
+/// The opened GPUs by process and ordinal.
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
 /// Returns the pool of this number of threads: those of the OpenMP runtime, if there is one. Others start with the first step that
@@ -59,7 +59,7 @@ impl Owner {
         Owner(process::id())
     }
 
-    /// Whether the calling process is another one: a child by fork.
+    /// Whether the calling process is a forked child.
     pub(crate) fn is_elsewhere(self) -> bool {
         self.0 != process::id()
     }

@@ -1,8 +1,8 @@
 //! The native half of the Python package `instep`: one bucket's step and its norm, on addresses, and a step over
 //! lists of tensors.
 //!
-//! Python objects stay on the other side: `instep.torch` takes addresses and lengths from tensors that it keeps alive for
-//! each call. So nothing here is of use without that package, and no name here is public to its users.
+//! Python objects stay on the other side: `instep.torch` takes addresses and lengths from tensors that it keeps alive
+//! for each call. This half is useless without that package, and its names are private.
 
 mod arguments;
 mod device;

@@ -57,7 +57,7 @@ impl Norm {
         .map_err(raised)
     }
 
-    /// Returns the addresses of the sum's limbs and of the largest magnitude, to add what other ranks hold. On a GPU the
+    /// Returns the addresses of the sum's limbs and of the largest magnitude, to combine them over ranks. On a GPU the
     /// stream waits for the norm's last call.
     fn sum(&self, stream: usize) -> PyResult<(usize, usize)> {
         match &mut *self.lock()? {

@@ -1,7 +1,7 @@
 //! The threads of an OpenMP runtime that runs PyTorch's own loops.
 //!
-//! They spin after each of those loops, on the cores that other threads would need, so a step takes them rather than
-//! threads of its own. `GOMP_parallel` is the entry of GNU's runtime that compilers call; Intel's and LLVM's have it too.
+//! They spin after each of torch's loops, on the cores that other threads would need. A step therefore uses these
+//! threads. `GOMP_parallel` is the entry of GNU's runtime that compilers call; Intel's and LLVM's have it too.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_uint, c_void};
@@ -17,7 +17,7 @@ type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_v
 pub(crate) struct OpenMp(Parallel);
 
 impl OpenMp {
-    /// Takes the runtime whose `GOMP_parallel` is at an address; 0 is none.
+    /// Returns the OpenMP runtime with `GOMP_parallel` at this address, or `None` if the address is 0.
     ///
     /// # Safety
     /// The address is 0 or that function's, in a library that stays loaded.

@@ -52,7 +52,7 @@ pub(crate) fn state_names(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Vec
     Ok(names)
 }
 
-/// Returns the names of all states that an optimizer may keep, those that it always keeps first.
+/// Returns the names of all possible states of an optimizer. States that it always has come first.
 #[pyfunction]
 pub(crate) fn all_state_names(name: &str) -> PyResult<Vec<&'static str>> {
     let mut names = Vec::new();
@@ -73,7 +73,7 @@ pub(crate) fn descriptor(name: &str) -> PyResult<&'static Descriptor> {
     })
 }
 
-/// Makes an optimizer of its key and hyperparameters. The step that it is for checks their ranges.
+/// Makes an optimizer of its key and hyperparameters. Their ranges are checked when the step is built.
 pub(crate) fn optimizer(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Box<dyn Optimizer>> {
     let descriptor = descriptor(name)?;
     let mut optimizer = descriptor.build();

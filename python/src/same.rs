@@ -1,6 +1,6 @@
 //! Whether a `state` has the objects that a step saw last.
 //!
-//! It compares identities alone, so it runs no code of the objects: neither `__eq__` nor `__hash__`.
+//! It compares only identities, so it runs no code of the objects: neither `__eq__` nor `__hash__`.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};

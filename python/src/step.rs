@@ -1,7 +1,6 @@
 //! One bucket's step as a Python object.
 //!
-//! A call that finds the object in use by another thread raises; it never waits for it. The interpreter runs other threads
-//! during every step.
+//! If another thread is using the object, a call raises instead of waiting. The GIL is released during every step.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -29,17 +28,18 @@ pub(crate) struct Step {
     ids: Vec<ParamId>,
     /// By parameter.
     shown: Vec<Shown>,
-    /// Threads that read counts, which a step waits for: it is a matter of microseconds.
+    /// Number of threads that are reading counts. A step waits for them, which takes microseconds.
     readers: AtomicUsize,
     inner: ManuallyDrop<Mutex<Engine>>,
 }
 
-/// Where and how a parameter's count is shown.
+/// The location and form of a parameter's shown count.
 #[derive(Clone, Copy)]
 struct Shown {
     /// The row in the vectors of the arena.
     row: usize,
-    /// How far the native count is ahead: states of a parameter whose count was set to 0 are not those of a first step.
+    /// The difference of the native count and the shown one: if a count was set to 0, the native count is higher,
+    /// because the next step must still read the states.
     ahead: u64,
 }
 
@@ -116,7 +116,7 @@ impl Step {
         Ok(Step { owner: Owner::current(), ids, shown, readers: AtomicUsize::new(0), inner })
     }
 
-    /// Steps the bucket, but for the parameters whose gradient has the address 0.
+    /// Steps the bucket, except for parameters whose gradient has the address 0.
     fn step(&self, py: Python<'_>, tensors: Addresses, factors: Factors, stream: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
         let engine = &mut *inner;
@@ -181,8 +181,8 @@ impl Step {
         .map_err(raised)
     }
 
-    /// Raises if the vectors at these addresses have other progress than the step on the CPU has written: somebody has
-    /// written past PyTorch's count of writes, and no step would follow it.
+    /// Raises if the vectors at these addresses differ from the progress that the step on the CPU has written. Such a
+    /// write has bypassed PyTorch's version counter, so a step would ignore it.
     fn refuse_written(&self, py: Python<'_>, counts: usize, carried: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
         let Engine::Host(step) = &mut *inner else { return Ok(()) };
@@ -239,7 +239,7 @@ impl Step {
 }
 
 impl Step {
-    /// Writes the progress of the parameters that a step did not pass over.
+    /// Writes the progress of the parameters that a step did not skip.
     ///
     /// # Safety
     /// As for [`Addresses::write_progress`].
@@ -254,7 +254,7 @@ impl Step {
         Ok(())
     }
 
-    /// Waits for readers alone.
+    /// Waits only for readers.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;
         loop {

@@ -1,7 +1,7 @@
-//! Tensors as Python hands them over: where each lies, and in which type, shape and order of elements.
+//! Tensors as Python passes them: the address, type, shape and strides of each.
 //!
-//! PyTorch from 2.9 fills DLPack's struct through a table of C functions. An older one is asked attribute by attribute.
-//! Nothing is kept of a tensor between two calls.
+//! PyTorch 2.9 and later fills DLPack's struct through a table of C functions. With older versions, attributes are read
+//! one by one. No data about a tensor is kept between two calls.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
@@ -77,7 +77,7 @@ impl Word {
         }
     }
 
-    /// Returns the library's type, if it has this one.
+    /// Returns the library's corresponding type, if there is one.
     pub(crate) fn dtype(self) -> Option<DType> {
         match self {
             Word::F32 => Some(DType::F32),

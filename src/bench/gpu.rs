@@ -141,7 +141,7 @@ impl GpuLauncher {
         self.sm_copy.is_some()
     }
 
-    /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+    /// Returns the bytes that one step of a bucket reads and writes, from its op's accesses.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }

@@ -175,7 +175,7 @@ impl Launcher {
         self.steps[bucket as usize].step(&tensors, self.scaling)
     }
 
-    /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+    /// Returns the bytes that one step of a bucket reads and writes, from its op's accesses.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
@@ -185,7 +185,7 @@ impl Launcher {
     /// bucket and is started once, so it waits only for memory.
     ///
     /// # Errors
-    /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.
+    /// `Config` unless parameters, gradients and states are all f32, because the loop reads and writes only f32.
     pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize, prefetches: bool) -> Result<()> {
         let precision = self.precision();
         let is_f32 =

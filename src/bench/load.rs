@@ -1,4 +1,5 @@
-//! Stand-ins for the work beside a step in training, on one GPU: backward's kernels and an all-reduce.
+//! Stand-ins for the work that runs concurrently with a step in training, on one GPU: backward's kernels and an
+//! all-reduce.
 //!
 //! The kernels are in benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so the library never
 //! contains them. Memory is never freed. This file must enqueue the work of a training in the same order, and never

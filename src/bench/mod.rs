@@ -1,4 +1,4 @@
-//! One bucket's launch without a schedule, and the work beside a step, for benches to time.
+//! One bucket's launch without a schedule, and work that is concurrent with a step, for benches to time.
 //!
 //! This is not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's
 //! own ops on a GPU. This file must add nothing to a launch.
@@ -55,7 +55,7 @@ pub struct Distant {
 }
 
 impl Distant {
-    /// Bytes from one array to the next: 2^28. AMD's way predictor hashes no address bit from bit 28 on.
+    /// Bytes from one array to the next: 2^28. AMD's way predictor hashes only address bits below bit 28.
     pub const DISTANCE: u64 = 256 * MIB;
 
     /// Number of elements of each array.

@@ -1,5 +1,5 @@
-//! Public objects on the bench's own memory and streams: a bucket step and its bare kernel, a stepper whose tensors
-//! move, and a stepper on the trainer's stream.
+//! Objects of the public interface, with the bench's memory and streams: a bucket step and only its kernel, a stepper
+//! with tensors that move, and a stepper on the trainer's stream.
 //!
 //! The two calls of [`Alone`] use the same memory, so their difference is the cost of the public object. [`Moving`] is
 //! for the cost of `Stepper::rebind`; nothing ever steps its tensors.
@@ -125,7 +125,7 @@ impl Moving {
         Ok(Moving { stepper, layout: layout.clone(), in_bucket, tensors, side: 0 })
     }
 
-    /// Moves all tensors to the other place.
+    /// Moves all tensors to the other memory.
     ///
     /// # Errors
     /// Errors as for `Stepper::rebind`.

@@ -36,7 +36,7 @@ pub enum Work {
     Decide,
     /// The driver's device-to-device copies. Each moves this number of bytes, half of them read and half written.
     Copy(u64),
-    /// The same copies by a kernel.
+    /// The time of the same copies by a kernel.
     SmCopy(u64),
 }
 
@@ -132,7 +132,7 @@ impl GpuLauncher {
     }
 }
 
-/// Above the default of `Cuda::optim_priority`, so that backward does not queue after a step's thousands of blocks.
+/// A higher priority than the default of `Cuda::optim_priority`, so that backward does not queue after a step's blocks.
 const PRIORITY: i32 = -1;
 
 /// The trainer's stream on a GPU, with the events that time a pass.
@@ -149,11 +149,11 @@ pub enum Mark {
     Start,
     /// After backward's last kernel.
     BackwardEnd,
-    /// When every parameter may be read.
+    /// The time at which every parameter may be read.
     End,
 }
 
-/// When a pass's marks were reached, in nanoseconds since the clock's zero.
+/// The times at which a pass reached its marks, in nanoseconds since the clock's zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// [`Mark::Start`].

@@ -1,6 +1,6 @@
 //! Options of a `BucketStep`.
 //!
-//! Layout, groups and precision mean what they mean for a stepper. Everything is checked before any call to a device.
+//! Layout, groups and precision mean the same as for a stepper. Everything is checked before any call to a device.
 
 use std::hint::black_box;
 
@@ -23,7 +23,7 @@ pub struct BucketStepBuilder {
     bucket: Option<ForeignBucket>,
     /// The optimizer of each group.
     optimizers: Vec<Box<dyn Optimizer>>,
-    /// Whether each group has been given an optimizer of its own.
+    /// Whether each group has a separate optimizer.
     has_own: Vec<bool>,
     precision: Precision,
     copy: Option<DType>,
@@ -45,7 +45,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns a label for each state: the optimizers that keep it, and their groups in the bucket.
+    /// Returns a label for each state: the optimizers that have the state, and their groups in the bucket.
     pub(super) fn state_labels(&self) -> Vec<String> {
         let groups = self.layout.groups();
         let is_here = |group: &usize| {
@@ -99,8 +99,8 @@ impl BucketStepBuilder {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
 
-    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch. A second optimizer
-    /// for a group is refused.
+    /// Gives a group of the layout a separate optimizer. Optimizers of one kind share a launch. A second optimizer for
+    /// a group is refused.
     pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
         let refused = match group_of(&self.layout, name) {
             Ok(group) if self.has_own[group] => {
@@ -138,13 +138,13 @@ impl BucketStepBuilder {
         BucketStepBuilder { gradients, ..self }
     }
 
-    /// Sets the CPU kernels' instruction set. Unset: that of `INSTEP_ISA`, or else the widest that the CPU has.
+    /// Sets the CPU kernels' instruction set. Unset: that of `INSTEP_ISA`, or otherwise the widest set of the CPU.
     pub fn isa(self, isa: Isa) -> Self {
         BucketStepBuilder { isa: Some(isa), ..self }
     }
 
-    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. Unset: the calling
-    /// thread alone.
+    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. Unset: only the calling
+    /// thread.
     pub fn pool(self, pool: Pool) -> Self {
         BucketStepBuilder { pool: Some(pool), ..self }
     }
@@ -184,8 +184,8 @@ impl BucketStepBuilder {
     }
 }
 
-/// Refuses a bucket whose list of tiles does not fit in memory. A length may be absurd, because no tensor proves it
-/// before the first step.
+/// Refuses a bucket whose list of tiles does not fit in memory. The lengths are unchecked until the first step brings
+/// tensors, so they may be absurd.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {

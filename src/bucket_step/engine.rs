@@ -1,7 +1,8 @@
-//! What a device keeps between the steps of a bucket: the settings that the next step reads, and each parameter's
+//! The device's data between the steps of a bucket: the settings that the next step reads, and each parameter's
 //! progress.
 //!
-//! The CPU and the GPU implement this trait. Calls that change settings or progress are written once, on top of it.
+//! The CPU and the GPU implement this trait. Calls that change settings or progress are written once, on top of this
+//! trait.
 
 use crate::error::Result;
 use crate::launch::{Progress, Settings};

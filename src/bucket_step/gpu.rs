@@ -1,6 +1,7 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are those of a stepper. Parameters and gradients may lie apart; every other tensor is one run.
+//! The launches are the same as those of a stepper. Parameters and gradients may lie apart; every other tensor is one
+//! run.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -69,8 +70,8 @@ impl BucketStepBuilder {
 ///
 /// cudarc orders the uses of a slice by two events, unless its context has only one stream or does not track events.
 /// This adds driver calls to a step. A slice that is written adds two waits before the step and one record after it; a
-/// slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, and you order their
-/// uses.
+/// slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, but you must order
+/// their uses yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
@@ -95,8 +96,8 @@ impl<'a> Lent<'a> {
     /// ```
     ///
     /// # Ordering
-    /// The stream waits for earlier uses of the slice. Keep the second value until the step is enqueued: dropping it
-    /// records the event for which later uses wait.
+    /// The stream waits for earlier uses of the slice. Keep the second returned value until the step is enqueued.
+    /// Dropping it records the event for which later uses of the slice wait.
     pub fn cuda_slice_mut<T: StepElement>(
         slice: &'a mut impl DevicePtrMut<T>,
         stream: &'a CudaStream,
@@ -138,14 +139,14 @@ impl BucketStep<OnGpu> {
     ///
     /// # Ordering
     /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
-    /// stream. Another launch, for the scalars, comes first if the bucket has LAMB or more than 1,392 parameters. It
-    /// also comes first from the moment when a GPU decides an update ([`Scaling::grad_scaler`],
-    /// [`enqueue_norm`](Self::enqueue_norm)), or when parameters have more than 24 combinations of step count,
-    /// hyperparameters and action.
+    /// stream. In four cases an additional launch first computes the scalars: the bucket has LAMB; it has more than
+    /// 1,392 parameters; the GPU has decided an update ([`Scaling::grad_scaler`],
+    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before; parameters have more than 24 combinations of step
+    /// count, hyperparameters and action.
     ///
-    /// Returns at once, with two exceptions. The host waits if its scalars are eight steps ahead. It also waits if it
-    /// changes the addresses of parameters or gradients that lie apart for the third time before the GPU has copied the
-    /// first ones.
+    /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
+    /// parameters or gradients lie apart, and their addresses change a third time before the GPU has copied the first
+    /// change.
     ///
     /// # Errors
     /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of host memory, and for tensors that lie
@@ -171,7 +172,7 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues the step that a norm over several buckets has decided: clipped by its coefficient, or skipped.
+    /// Enqueues the step as a norm over several buckets has decided: clipped by the norm's coefficient, or skipped.
     ///
     /// # Ordering
     /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
@@ -238,7 +239,7 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Takes the addresses of a call's tensors, or refuses them before anything has changed.
+    /// Stores the addresses of a call's tensors, or refuses the tensors before anything has changed.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let lacks_some = self.shape.bind(tensors, &mut self.engine.bases)?;
         self.pass_over_missing(tensors.grads(), lacks_some);

@@ -1,6 +1,6 @@
 //! A bucket's step on the CPU: on the calling thread, and on the threads of a pool if there is one.
 //!
-//! A step is one call into the kernels for its scalars and one launch. It allocates nothing.
+//! A step makes one call into the kernels for its scalars, and one launch. It allocates nothing.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct OnHost {
     norms: Vec<Launched>,
 }
 
-/// A launch: the job that the pool runs, and the same work for its owner to change.
+/// A launch: the job that the pool runs, and the owner's reference to the same job, through which it changes the job.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
@@ -172,7 +172,7 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Steps the bucket as a norm over several buckets has decided: clipped by its coefficient, or skipped.
+    /// Steps the bucket as a norm over several buckets has decided: clipped by the norm's coefficient, or skipped.
     ///
     /// # Errors
     /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or
@@ -214,7 +214,7 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Takes the addresses of a call's tensors, or refuses them before anything has changed.
+    /// Stores the addresses of a call's tensors, or refuses the tensors before anything has changed.
     fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
         let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.

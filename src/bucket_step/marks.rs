@@ -1,15 +1,15 @@
 //! Tracks which buckets were added to a norm, from its beginning to the last step after its decision.
 //!
 //! A bucket is added once and stepped once, with a norm or without, and a norm is decided over at least one bucket. If
-//! a norm's sum was taken, the caller may have added other gradients to it. So its buckets may be ones that were added
-//! to another norm.
+//! the caller took a norm's sum, it may have added other gradients to the sum. Such a norm may therefore step buckets
+//! that were added to another norm.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// What is tracked of a bucket.
+/// The state of a bucket with respect to norms.
 #[derive(Debug)]
 pub(super) struct BucketMark {
     /// Unique among all buckets of the process, also those built later.
@@ -27,7 +27,7 @@ struct Added {
     is_stepped: bool,
 }
 
-/// What is tracked of a norm.
+/// The state of a norm with respect to buckets.
 #[derive(Debug, Default)]
 pub(super) struct NormMarks {
     /// The added buckets by their ids. The map keeps its memory, so beginning the norm again allocates nothing.

@@ -34,14 +34,15 @@ use shape::Shape;
 /// The step of one bucket, on tensors that come with each call.
 ///
 /// It is for engines that reduce gradients themselves and need only the fused update, without passes, collectives or a
-/// schedule. It keeps step counts and hyperparameters; the caller owns parameters, gradients and states. Buckets may be
-/// stepped in any order, on any thread.
+/// schedule. A `BucketStep` keeps step counts and hyperparameters; the caller owns parameters, gradients and states.
+/// Buckets may be stepped in any order, on any thread.
 ///
-/// A model of several buckets has one object for each: [`BucketStepBuilder::bucket`] names its parameters and their
-/// offsets. To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each, [`GradNorm::decide`] once, and
-/// [`step_decided`](BucketStep::step_decided) for each. To change a learning rate, call [`set_lr`](BucketStep::set_lr).
-/// To resume, restore the tensors and call [`set_step_count`](BucketStep::set_step_count) for every parameter. A
-/// [checkpoint](crate::checkpoint) needs a stepper.
+/// For a model with several buckets, build one `BucketStep` per bucket: [`BucketStepBuilder::bucket`] names the
+/// bucket's parameters and their offsets. To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each,
+/// [`GradNorm::decide`] once, and [`step_decided`](BucketStep::step_decided) for each. To change a learning rate, call
+/// [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
+/// [`set_step_count`](BucketStep::set_step_count) for every parameter. A [checkpoint](crate::checkpoint) needs a
+/// stepper.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -80,7 +81,7 @@ pub struct BucketStep<E = OnHost> {
     left: Vec<Left>,
     /// Whether a gradient was missing in the last call.
     lacks_some: bool,
-    /// Whether other parameters are skipped than when the records were last derived from the settings.
+    /// Whether the set of skipped parameters has changed since the records were last derived from the settings.
     is_stale: bool,
     mark: BucketMark,
     shape: Shape,
@@ -98,7 +99,7 @@ struct GroupOptimizer {
 #[derive(Clone, Copy, Default)]
 struct Left {
     is_frozen: bool,
-    /// Whether the last call had no gradient for it.
+    /// Whether the last call had no gradient for the segment.
     is_missing: bool,
 }
 
@@ -174,7 +175,7 @@ impl<E> BucketStep<E> {
         }
     }
 
-    /// Returns a name of the bucket for errors, made of its first parameter's.
+    /// Returns a name of the bucket for errors, made from the name of its first parameter.
     fn name(&self) -> String {
         let first = self.plan.segments().first();
         let name = |param: u32| &*self.layout.parameters()[param as usize].name;

@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets, and the decision that follows from it.
 //!
-//! The sum of squares is exact, so its bits depend neither on the order of the buckets nor on their number.
+//! The sum of squares is exact, so its bits do not depend on the order or the number of the buckets.
 #![allow(unsafe_code)]
 
 use std::mem::offset_of;
@@ -18,11 +18,11 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 
 /// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
-/// After each `begin`, each bucket is added once, then the norm is decided, then each bucket is stepped once. Any other
-/// order is an error that names the bucket. A bucket whose parameters are all frozen or without a gradient adds nothing
-/// to the norm, but counts as added. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
-/// before they decide. After its sum was taken, a norm may be decided without a bucket, as on a rank without shards. It
-/// may also step buckets that were added to another norm, because only the caller knows what is in the sum.
+/// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error that
+/// names the bucket. A bucket whose parameters are all frozen or without a gradient must be added too; it does not
+/// change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s before they decide.
+/// After its sum was taken, a norm may be decided without a bucket, as on a rank without shards. It may then also step
+/// buckets that were added to another norm, because only the caller knows which gradients are in the sum.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -68,14 +68,14 @@ enum Phase {
 
 /// The exact sum of squares of the gradients that were added, before the factors of [`Scaling`].
 ///
-/// The sum does not depend on order. Ranks that have shards of the gradients add their limbs with wrapping, take the
-/// maximum of `largest`, and so all decide the same.
+/// The sum does not depend on order. Ranks that have shards of the gradients add up their limbs with wrapping addition,
+/// and take the maximum of `largest`. All ranks then make the same decision.
 #[derive(Debug)]
 pub struct NormSum<'a> {
-    /// The digits of the sum in base 2^32, each in 64 bits, which leave room for carries.
+    /// The digits of the sum in base 2^32. Each has 64 bits, to leave room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude, as the bits of an f32. The bits have the order of the magnitudes, and a NaN is above
-    /// infinity.
+    /// The largest magnitude, as the bits of an f32. These bits compare as integers in the order of the magnitudes, and
+    /// a NaN is above infinity.
     pub largest: &'a mut u32,
 }
 
@@ -125,7 +125,7 @@ impl GradNorm {
         Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
-    /// Begins a new norm. All gradients that are added have the factors of `scaling`.
+    /// Begins a new norm. `scaling` must hold for all gradients that are added.
     ///
     /// # Errors
     /// `Config` for factors that cannot be divided out, or a clip coefficient.
@@ -140,9 +140,9 @@ impl GradNorm {
         Ok(())
     }
 
-    /// Decides. It clips by `max_norm` if that is set. With `skip_nonfinite` it skips the steps if a gradient is
-    /// infinite or NaN, or overflows when the loss scale is divided out. The flag of [`Scaling::grad_scaler`] skips the
-    /// steps even if `skip_nonfinite` is false.
+    /// Decides the clip coefficient, and whether to skip. If `max_norm` is set, gradients are clipped to it. With
+    /// `skip_nonfinite`, steps are skipped if a gradient is infinite or NaN, or becomes so when it is divided by the
+    /// loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if `skip_nonfinite` is false.
     ///
     /// # Errors
     /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin), or if no bucket was added
@@ -160,7 +160,7 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
-    /// Returns the sum so far, for ranks to add up over their shards of the gradients. A rank without shards takes part
+    /// Returns the sum so far. Ranks with shards of the gradients add up their sums; a rank without shards takes part
     /// too.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl GradNorm {
         Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
     }
 
-    /// Returns the control block, which steps after this norm read.
+    /// Returns the control block. The steps that follow this norm read it.
     pub(super) fn control(&self) -> *mut InstepControl {
         self.block.memories.regions().control()
     }
@@ -199,10 +199,11 @@ impl GradNorm<NormOnGpu> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::new(cuda)?)))
     }
 
-    /// Enqueues the beginning of a new norm. All gradients that are added have the factors of `scaling`.
+    /// Enqueues the beginning of a new norm. `scaling` must hold for all gradients that are added.
     ///
     /// # Ordering
-    /// The launch is on the stream, after the norm's last call on any stream. This holds for every call of this type.
+    /// The launch runs on the stream, after the norm's last call on any stream. The same holds for every call of this
+    /// type.
     ///
     /// # Errors
     /// `Config` for factors that cannot be divided out, or a clip coefficient; `Device` if a launch fails, and

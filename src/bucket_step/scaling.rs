@@ -1,4 +1,4 @@
-//! The factors in a bucket's gradients, which a step divides out.
+//! The factors in a bucket's gradients, by which a step divides.
 //!
 //! They are combined into one f32 factor, as in a stepper's passes, so both give the same bits.
 
@@ -68,7 +68,7 @@ impl Scaling {
         Err(Error::range("loss_scale", self.loss_scale, allowed))
     }
 
-    /// Refuses a clip coefficient where a norm decides one.
+    /// Refuses a clip coefficient if a norm decides it.
     pub(super) fn refuse_clip(&self) -> Result<()> {
         if self.clip == 1.0 {
             return Ok(());

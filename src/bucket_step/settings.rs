@@ -35,8 +35,8 @@ impl<E: Engine> BucketStep<E> {
         Ok(())
     }
 
-    /// Sets any hyperparameters of a group from the next step on, all of them or none; the others stay. They are named as
-    /// the fields of the optimizer's type, as in `torch.optim`, and checked together.
+    /// Sets one or more hyperparameters of a group from the next step on. If a value is refused, none is set. The names
+    /// are the fields of the optimizer's type, as in `torch.optim`. The values are checked together.
     ///
     /// ```
     /// use instep::optim::Value;
@@ -63,8 +63,8 @@ impl<E: Engine> BucketStep<E> {
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group from the next step on, including those that are defaults in the new
-    /// optimizer. Step counts and states stay. To change some hyperparameters, as a schedule does, call
+    /// Replaces all hyperparameters of a group from the next step on, also those that are defaults in `optimizer`. Step
+    /// counts and states do not change. To change only some hyperparameters, as a schedule does, call
     /// [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
@@ -93,9 +93,9 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient: neither its tensors
-    /// nor its step count change, nothing is read at its addresses, and norms leave it out. To skip it in one step
-    /// only, lend no gradient of it ([`Lent::optional_slices`]).
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient: its tensors and
+    /// step count do not change, its memory is not read, and norms leave it out. To skip a parameter in only one step,
+    /// lend no gradient for it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
@@ -122,8 +122,8 @@ impl<E: Engine> BucketStep<E> {
         Ok(self.engine.read_progress(self.record(id)?)?.count)
     }
 
-    /// Returns the number that the optimizer carries beside the step count: NAdam's product of momenta, `mu_product` in
-    /// `torch.optim`. `None` for all other optimizers.
+    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which is carried from update to update.
+    /// Returns `None` for all other optimizers.
     ///
     /// # Ordering
     /// Ordering as for [`step_count`](Self::step_count).
@@ -154,8 +154,8 @@ impl<E: Engine> BucketStep<E> {
     ///
     /// # Errors
     /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, a count above 0 without
-    /// the number that the optimizer carries, a number other than 1 where none is carried, or a number that is no
-    /// product of momenta: the product is 1 before the first update, and then at least 0 and below 1. Nothing has
+    /// the number that the optimizer carries, a number other than 1 if the optimizer carries none, or a number that is
+    /// not a product of momenta: the product is 1 before the first update, and then at least 0 and below 1. Nothing has
     /// changed then.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
@@ -163,7 +163,7 @@ impl<E: Engine> BucketStep<E> {
         self.engine.write_progress(record, progress)
     }
 
-    /// Notes which gradients a call lacks. If neither this call nor the last one lacks any, it does nothing.
+    /// Records which gradients are missing in a call. Does nothing if this call and the last one have all gradients.
     pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
         if !lacks_some && !self.lacks_some {
             return;
@@ -201,7 +201,7 @@ impl<E: Engine> BucketStep<E> {
 }
 
 impl GroupOptimizer {
-    /// Refuses an optimizer for which the launches and the states were not made.
+    /// Refuses an optimizer that does not match the step's launches and states.
     fn refuse_other(&self, group: &str, next: &dyn Optimizer) -> Result<()> {
         let (built, kept) = (self.state_names, next.state_names());
         let thing = format_args!("group `{group}`");

@@ -45,10 +45,10 @@ impl Kind {
 /// The elements of one parameter in the bucket.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
-    /// The parameter's place in the bucket's list.
+    /// The parameter's index in the bucket's list.
     place: usize,
     start: u64,
-    /// Elements of the parameter and its gradient; `state_len` is for tensors that are laid out like the states.
+    /// Number of elements of the parameter and its gradient; `state_len` is that of tensors with the states' layout.
     len: u64,
     state_len: u64,
 }
@@ -63,7 +63,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `places` has the place of each segment's parameter in the bucket's list, and `states` the owner of each state.
+    /// `places` has the index of each segment's parameter in the bucket's list, and `states` the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -119,7 +119,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Writes the addresses of gradients alone, which a norm reads. Returns whether one is missing.
+    /// Writes only the addresses of gradients, which a norm reads. Returns whether one is missing.
     pub(super) fn bind_grads(&self, grads: &Lent<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.memory == Memory::Grads) else {
             return Ok(false);

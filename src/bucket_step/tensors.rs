@@ -1,4 +1,4 @@
-//! The tensors of one call: slices, which are checked, or addresses, for which the caller is responsible.
+//! The tensors of one call: slices, which are checked, or addresses, which the caller must check.
 //!
 //! A tensor is one run with the bucket's offsets, or one run per parameter. This file returns addresses and lengths and
 //! touches no element.
@@ -16,13 +16,14 @@ use crate::op::Memory;
 
 pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// The memory of one kind of tensor, lent to one call: one run for the whole bucket, or one run per parameter.
+/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call: one run for the whole bucket,
+/// or one run per parameter.
 ///
 /// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come in
 /// the order in which the bucket lists its parameters.
 ///
-/// If gradients lie apart, some may be missing. The call skips a parameter without a gradient, as if it were
-/// [frozen](super::BucketStep::set_frozen): neither its tensors nor its step count change, and norms leave it out.
+/// If each gradient has its own run, some may be missing. The call skips a parameter without a gradient, as if it were
+/// [frozen](super::BucketStep::set_frozen): its tensors and step count do not change, and norms leave it out.
 #[derive(Debug)]
 pub struct Lent<'a> {
     pub(super) location: Location,
@@ -80,7 +81,7 @@ impl Runs {
 }
 
 impl Run {
-    /// A missing run. Not even an empty slice has the address 0.
+    /// A missing run. The address 0 is unambiguous, because an empty slice has another address.
     const NONE: Run = Run { address: 0, elements: Some(0) };
 
     fn of<T>(slice: &[T]) -> Run {
@@ -123,8 +124,8 @@ impl<'a> Lent<'a> {
     ///
     /// # Shapes
     /// There is one run per parameter, in the order in which the bucket lists them, each as long as its parameter. A
-    /// run of scales has one per 256 elements, rounded up. The list stays borrowed as long as its slices, so make a new
-    /// list for each step. Parameters may lie apart while states are in one run.
+    /// run of scales has one scale per 256 elements, rounded up. The list is borrowed as long as its slices, so make a
+    /// new list for each step. Parameters may lie apart while states are in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
@@ -203,7 +204,7 @@ impl<'a> Lent<'a> {
     /// Names the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// The address must meet these conditions until each call that gets it has run. It is aligned to an element, and
+    /// The following holds until each call that gets the address has run. The address is aligned to an element, and
     /// valid for the tensor's elements, in the type of the step's precision and in the memory of the step's device.
     /// Elements that are read are initialised. Nothing else touches the elements that the call touches, and no other
     /// tensor of the call overlaps them. (If two runs that cover the whole bucket overlap, the call refuses them.)
@@ -262,7 +263,7 @@ pub struct StepTensors<'a> {
     ema: Option<Lent<'a>>,
     states: [Option<Lent<'a>>; STATES],
     scales: [Option<Lent<'a>>; STATES],
-    /// Whether more states or scales were given than any optimizer keeps.
+    /// Whether more states or scales were given than any optimizer has.
     has_more: bool,
 }
 
@@ -302,8 +303,8 @@ impl<'a> StepTensors<'a> {
         }
     }
 
-    /// Returns which tensors were added besides parameters and gradients. All states beyond the most that an optimizer
-    /// keeps are returned as one state.
+    /// Returns which tensors were added besides parameters and gradients. If more states were added than any optimizer
+    /// has, the surplus is returned as one state.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
@@ -311,7 +312,8 @@ impl<'a> StepTensors<'a> {
         all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
-    /// Starts with parameters and summed gradients. Optimizer and precision decide which other tensors a step needs.
+    /// Starts a set with parameters and summed gradients. The optimizer and the precision decide which other tensors a
+    /// step needs.
     pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
         let (states, scales, has_more) = (none(), none(), false);
@@ -319,7 +321,8 @@ impl<'a> StepTensors<'a> {
     }
 
     /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first
-    /// step they must be zeros. 8-bit codes are `u8`. For a `None` among them, the error names the missing state.
+    /// step the states must be zeros. 8-bit codes are `u8`. If a state is `None`, the step returns an error that names
+    /// the missing state.
     pub fn states(
         mut self,
         states: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
@@ -341,7 +344,7 @@ impl<'a> StepTensors<'a> {
     }
 
     /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)), in f32, u16 or u8. Before the
-    /// first step, an f32 master must hold its parameter's value, because a step reads the master alone. A remainder
+    /// first step, an f32 master must have its parameter's value, because a step reads only the master. A remainder
     /// must be zero.
     pub fn master(self, master: Lent<'a>) -> StepTensors<'a> {
         StepTensors { master: Some(master), ..self }
@@ -368,16 +371,16 @@ fn listed<'a>(
 }
 
 impl Scaling {
-    /// Takes the loss scale, and the flag that forbids the step, from `torch.amp.GradScaler`'s tensors of one f32 each
-    /// (`_scale`, `found_inf`). The step reads them when it runs. If the flag is not 0, parameters, states and step
-    /// counts stay as they are; gradients are still zeroed or averaged, if the step was built so.
+    /// Takes the loss scale and the skip flag from the tensors of `torch.amp.GradScaler`, one f32 each (`_scale`,
+    /// `found_inf`). The step reads both when it runs. If the flag is not 0, parameters, states and step counts do not
+    /// change. Gradients are still zeroed or averaged, if the step was built for that.
     ///
-    /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are unscaled already. The step
-    /// only reads `found_inf`: your code sets it, equally on all ranks. A null `found_inf` counts as 0.
+    /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are already unscaled. The step
+    /// only reads `found_inf`; your code must set it to the same value on all ranks. A null `found_inf` counts as 0.
     ///
     /// # Safety
     /// Each address is null, or lies in the memory of the step's device and is valid until each call that gets it has
-    /// run; nothing writes to it meanwhile. The calls refuse an unaligned address.
+    /// run. Nothing writes to it until then. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

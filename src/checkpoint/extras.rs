@@ -1,14 +1,14 @@
-//! The trainer's own scalars and texts, saved beside the stepper.
+//! The trainer's own scalars and texts, saved together with the stepper.
 //!
 //! Plain data. Saving refuses names that a checkpoint uses itself.
 
 use std::collections::BTreeMap;
 
-/// The trainer's own scalars and texts, which a checkpoint holds beside the stepper.
+/// The trainer's own scalars and texts, which a checkpoint has besides the stepper's data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// The scalars by tensor name, such as `epoch` or `random.seed`. A name may not be one of the checkpoint's own, nor
-    /// begin with `param.`, `state.` or `ema.`.
+    /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be one of the checkpoint's own
+    /// names, or begin with `param.`, `state.` or `ema.`.
     pub scalars: BTreeMap<String, Scalar>,
     /// Free text by key. The key `instep.checkpoint` is reserved.
     pub metadata: BTreeMap<String, String>,

@@ -1,7 +1,7 @@
-//! Replaces a file as a whole: writes a new file beside it, flushes that, renames it, and flushes the folder.
+//! Replaces a file atomically: writes a new file in the same folder, flushes it, renames it, and flushes the folder.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden partial file, which `partial.rs` names. The path never
-//! holds half a file. If a file had restricted permissions, the new one never has wider ones, not even half written.
+//! A run that is killed during the write leaves the old file and a hidden partial file (`partial.rs`). The path never
+//! has an incomplete file. The new file never has wider permissions than the old file, not even while it is written.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
@@ -47,7 +47,8 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// Does the same for a file that other ranks write too. They [open](open_partial) it by the number that `write` gets.
+/// Does the same for a file that other ranks write too. `write` gets the number by which other ranks
+/// [open](open_partial) the file.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }
@@ -142,7 +143,7 @@ mod tests {
 
     const NEW: &[u8] = b"new";
 
-    /// Does what the system does until the call called `fails`, and writes every call down.
+    /// Makes the system's calls until the call named `fails`, and records each call.
     #[derive(Default)]
     struct Recorder {
         calls: RefCell<Vec<String>>,

@@ -8,11 +8,11 @@ pub(super) const PARAM: &str = "param.";
 pub(super) const STATE: &str = "state.";
 /// The prefix of a parameter's name, for its moving average.
 pub(super) const EMA: &str = "ema.";
-/// The step count's name, in the place of a state's name.
+/// The step count's name, which is used like a state's name.
 pub(super) const STEP: &str = "step";
 /// The tensor of checksums.
 pub const CHECKSUMS: &str = "crc32";
-/// The stepper's scalars beside its tensors.
+/// The names of the stepper's scalars.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";

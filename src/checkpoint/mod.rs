@@ -2,12 +2,12 @@
 //!
 //! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
 //! rank count or instruction set: it loads into any stepper whose parameters have the same names and lengths and whose
-//! optimizer keeps the same states.
+//! optimizer has the same states.
 //!
-//! Values are F32 for every [precision](crate::Precision) of the stepper. F32 holds the value of a master weight, a
-//! remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, stochastic rounding
-//! included. A stepper of another precision resumes from the same values. If its types have fewer bits, values are rounded
-//! to nearest (in f16, a value beyond 65504 becomes infinite).
+//! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
+//! a remainder, a bf16 or an 8-bit code exactly. A stepper of the same precision resumes bit for bit, also with
+//! stochastic rounding. A stepper of another precision resumes from the same values. If its types have fewer bits,
+//! values are rounded to nearest (in f16, a value beyond 65504 becomes infinite).
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
@@ -15,19 +15,20 @@
 //! | `state.NAME.STATE` | the same | an optimizer state, under its name in `torch.optim` (`exp_avg`, ...) |
 //! | `ema.NAME` | the same | the parameter's [moving average](crate::StepperBuilder::ema), if the stepper keeps averages |
 //! | `state.NAME.step` | U64 scalar | the parameter's number of updates |
-//! | `state.NAME.mu_product` | F64 scalar | the number that NAdam [carries](Stepper::carried) beside the step count |
+//! | `state.NAME.mu_product` | F64 scalar | the number that NAdam [carries](Stepper::carried) besides the step count |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | the state of [dynamic loss scaling](crate::LossScaler), if there is any |
 //! | `schedule.step` | U64 scalar | the step number of [learning-rate schedules](crate::LrSchedule) |
 //! | `clip.previous_norm` | F64 scalar | the norm by which [`Clip::Previous`](crate::Clip::Previous) clips next, if there is one yet |
 //! | any other name | F64 or U64 scalar | [`Extras::scalars`]; a scaler's state and a norm to clip by are also extras if the stepper has no use for them |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
-//! A parameter's name may have dots, a state's name has none, so a key is split at its last dot. The file holds no
-//! gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that loads a
-//! file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper keeps moving
-//! averages and the file has none, the averages begin as the loaded parameters. If the file has averages and the stepper
-//! keeps none, the file is refused. [Copies](crate::StepperBuilder::copy_params) are not saved: a load does not change a
-//! parameter's copy, and the next update writes it. [`export`] writes the parameters alone, in their own types.
+//! A parameter's name may have dots but a state's name has none, so a key is split at its last dot. The file has no
+//! gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that loads
+//! a file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper keeps
+//! moving averages and the file has none, the averages begin as the loaded parameters. If the file has averages and the
+//! stepper keeps none, the file is refused. [Copies](crate::StepperBuilder::copy_params) are not saved. A load does not
+//! change a parameter's copy; the next update writes the copy. [`export`] writes only the parameters, in their own
+//! types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -90,23 +91,23 @@ use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
-/// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
-/// so every rank may call it. With [shards](crate::Strategy) all ranks must call it, and each sends its shards to rank 0;
-/// with [`save_together`], each rank writes its shards itself. The file is the same as without shards. If the models of
-/// ranks differ, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
+/// Saves to a file, which is replaced atomically. **Only rank 0 writes**; other ranks return at once, so every rank may
+/// call it. With [shards](crate::Strategy) all ranks must call it, and each rank sends its shards to rank 0. (With
+/// [`save_together`], each rank writes its shards itself.) The file is the same as without shards. If ranks have
+/// different models, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
 ///
-/// The data go into a hidden file in the same folder, whose name ends in `.instep-partial`. That file is flushed to disk
-/// and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read. The next save to
-/// the same path removes it, or any save into the same folder a day later. Two processes must not save to one path at a
-/// time: either save may win and the other may fail.
+/// The data go into a hidden file in the same folder, whose name ends in `.instep-partial`. That file is flushed to
+/// disk and renamed, and then the folder is flushed. A hidden file of a killed run is never read. It is removed by the
+/// next save to the same path, or by any save into the same folder a day later. Two processes must not save to one path
+/// at the same time: one save may fail, and either may be the last.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass, `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are more
-/// names than the format can hold. `File` if the file cannot be written. If the error says that the folder cannot be
-/// flushed, the new file is complete, but may not outlive a power failure.
+/// `Order` inside a pass, `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are
+/// more names than the format can hold. `File` if the file cannot be written. If the error says that the folder cannot
+/// be flushed, the new file is complete, but a power failure may lose it.
 pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_with(stepper, &Extras::default(), path)
 }
@@ -178,9 +179,9 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
     write::write(stepper, extras, out)
 }
 
-/// Loads a checkpoint. Parameters, states and step counts go into the stepper, and the rest is returned. Every rank must
-/// load the same file, since states are never broadcast. If a rank did not, the next collective that
-/// [compares](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of rank 0.
+/// Loads a checkpoint. Parameters, states and step counts go into the stepper, and the rest is returned. Every rank
+/// must load the same file, because states are never broadcast. If a rank loaded another file or none, the next
+/// collective that [compares](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of rank 0.
 ///
 /// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again before
 /// it is written. Nothing in the stepper changes before the whole file has been checked.
@@ -242,7 +243,8 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// With PyTorch's FSDP, each rank has rows of each parameter, or parts of flat parameters. torch joins the shards so:
+/// With PyTorch's FSDP, each rank has rows of each parameter, or parts of flat parameters. PyTorch joins the shards as
+/// follows:
 ///
 /// ```python
 /// whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
@@ -252,14 +254,14 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
 /// ```
 ///
-/// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the place in
-/// `order`, a list of names, or without `order` the place in the order of registration. torch numbers parameters group by
-/// group. So pass `order` if there are several groups: lengths that happen to agree would hide a mistake. If a key is both
-/// a name and a number, it is taken as a name. The file may lack all parameters, and must have all moving averages or none.
-/// As in torch, a parameter without any state has had no update. Otherwise the file must have all states that the group
-/// keeps, and `step`; a momentum buffer needs no `step`, because torch saves none. Values are F32, F16 or BF16, or F64 that
-/// are exactly an f32. `step` is one whole number of any type. With NAdam, `mu_product` (F32 or F64) is needed beside
-/// `step`. A checkpoint of this library can be imported too, and its checksums are verified.
+/// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the index
+/// in `order`, a list of names. Without `order` it is the index in the order of registration. torch numbers parameters
+/// group by group, so pass `order` if there are several groups: if lengths happen to agree, a wrong order is not
+/// detected. A key that is both a name and a number is taken as a name. The file may have all parameters or none, and
+/// all moving averages or none. As in torch, a parameter without any state has had no update. Otherwise the file must
+/// have all states of the parameter's group, and `step`; a momentum buffer needs no `step`, because torch saves none.
+/// Values are F32, F16 or BF16, or F64 that are exactly an f32. `step` is one whole number of any type. NAdam also
+/// needs `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are verified.
 ///
 /// # Ordering
 /// Ordering, and what ranks must do, as for [`load`].

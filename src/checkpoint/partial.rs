@@ -20,10 +20,10 @@ const DIGITS: usize = 16;
 /// The longest name, in bytes, that all usual file systems allow.
 const MAX_NAME_BYTES: usize = 255;
 
-/// The bytes of it that are left for NAME, without the two dots, the digits and the suffix.
+/// The bytes of that length that are left for NAME: without the two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
-/// If a writer has not written for this long, it is taken for dead.
+/// A writer that has not written for this long is assumed to be dead.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A file that is being written. Dropping it removes the file, unless it has been renamed.
@@ -63,7 +63,7 @@ pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
     folder.join(own)
 }
 
-/// Creates a file that never has wider permissions than these, not even at first.
+/// Creates a file that never has wider permissions than these, not even for a moment.
 fn open_new(path: &Path, permissions: Option<&Permissions>) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -1,4 +1,5 @@
-//! A writer that reports a failure at its end, so that a rank with a full disk still takes part in all calls.
+//! A writer that reports a failure only at its end, so that a rank with a full disk still takes part in all
+//! collectives.
 //!
 //! After the first error, the writer accepts all further bytes and drops them.
 

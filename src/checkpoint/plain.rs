@@ -1,7 +1,7 @@
-//! Files with parameters alone, which other programs load: names, shapes and types are those of the trainer.
+//! Files that have only parameters, for other programs: names, shapes and types are those of the trainer.
 //!
-//! This module depends on the reader and the writer of checkpoints. Such a file has no states, so no training can resume
-//! from it.
+//! This module depends on the reader and the writer of checkpoints. Such a file has no states, so a training cannot
+//! resume from it.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Read, Seek, Write};
@@ -20,8 +20,8 @@ use crate::stepper::Stepper;
 /// The values that [`export`] writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Export {
-    /// Writes [moving averages](crate::StepperBuilder::ema) instead of parameters. A parameter that has had no update has
-    /// no average yet, so its own value is written.
+    /// Writes [moving averages](crate::StepperBuilder::ema) instead of parameters. A parameter without an update has no
+    /// average yet, so its own value is written.
     pub averages: bool,
     /// Writes everything in f32. If a parameter has a [master](crate::Master), the master's value is written. Otherwise
     /// each tensor has its parameter's type.
@@ -31,7 +31,7 @@ pub struct Export {
 /// The name that the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes the parameters alone to a safetensors file, which replaces a file at `path` as a whole. Names and shapes are
+/// Writes only the parameters to a safetensors file, which atomically replaces a file at `path`. Names and shapes are
 /// those of the layout, and types those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
 /// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks call it and **only rank 0 writes**, as in
 /// [`save`](super::save).
@@ -103,8 +103,8 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 /// `save_file(model.state_dict())` write it. States and step counts stay as they are. Moving averages begin as the
 /// loaded parameters. Every rank may load, and the next pass gives every rank the parameters of rank 0.
 ///
-/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, for a parameter of any type. If the parameter's type has
-/// fewer bits, they are rounded to nearest.
+/// Values may be F32, F16, BF16, or F64 that f32 represents exactly, for a parameter of any type. If the parameter's
+/// type has fewer bits, values are rounded to nearest.
 ///
 /// # Ordering
 /// Ordering as for [`load`](super::load).

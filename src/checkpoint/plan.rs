@@ -1,7 +1,7 @@
-//! Maps each tensor of a file to its place in a stepper, by the file's header alone.
+//! Maps each tensor of a file to a tensor of a stepper, using only the file's header.
 //!
-//! A checkpoint of this library fits exactly: every place has a tensor, and every tensor has a place. This module reads
-//! no data, and refuses a file with a tensor that has no place.
+//! In a checkpoint of this library, the tensors are exactly those of the stepper. This module reads no data, and
+//! refuses a file with any other tensor.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::stepper::{OptimizerId, Stepper};
 
 pub(super) type Named<'h> = (&'h str, &'h Tensor);
 
-/// Everything that a load will do.
+/// All assignments and conversions of a load.
 #[derive(Default)]
 pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
@@ -47,7 +47,7 @@ pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
     pub(super) count: Count<'h>,
-    /// The number that the optimizer carries beside its step count, if it does.
+    /// The number that the optimizer carries besides its step count, if any.
     pub(super) carried: Option<Named<'h>>,
 }
 
@@ -100,7 +100,7 @@ impl<'h> Plan<'h> {
         Ok(plan)
     }
 
-    /// Takes a tensor that has no place in the stepper as one of the trainer's scalars.
+    /// Interprets a tensor that is not of the stepper as one of the trainer's scalars.
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
@@ -113,7 +113,7 @@ impl<'h> Plan<'h> {
 }
 
 impl<'h> Piece<'h> {
-    /// Takes a tensor of real numbers that has as many elements as the parameter, in any shape.
+    /// Accepts a tensor of real numbers with as many elements as the parameter, in any shape.
     pub(super) fn new<D: Device>(
         from: Named<'h>,
         stepper: &Stepper<D>,
@@ -135,13 +135,13 @@ impl<'h> Piece<'h> {
 }
 
 impl<'h> Count<'h> {
-    /// Takes a tensor of one element, in any shape.
+    /// Accepts a tensor of one element, in any shape.
     pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
         require_one(from, "save the step count as one number").map(Count::Stored)
     }
 }
 
-/// Takes a number that an optimizer carries: one element, which must not be rounded.
+/// Accepts a number that an optimizer carries: one element, which must not be rounded.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     require_one(from, "save the product as one number")
@@ -154,7 +154,7 @@ fn require_one<'h>(from: Named<'h>, remedy: &str) -> Result<Named<'h>> {
     }
 }
 
-/// Returns the name of that number, if the optimizer carries one.
+/// Returns the name of the number that the optimizer carries, if any.
 pub(super) fn carried_key<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

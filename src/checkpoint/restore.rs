@@ -1,4 +1,5 @@
-//! Loads a file into a stepper in two readings: the first finds every fault, the second changes the stepper.
+//! Loads a file into a stepper by reading it twice: the first reading finds every fault, the second changes the
+//! stepper.
 //!
 //! A tensor is read and checked as a whole before any of it is written, in the second reading too. Nothing is written
 //! before the first reading has ended.
@@ -18,7 +19,7 @@ use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 use crate::text::quoted;
 
-/// Plans the load by `sort`, checks the file, and loads it. With `own`, this library must have written the file.
+/// Calls `sort` to plan the load, checks the file, and loads it. With `own`, this library must have written the file.
 pub(super) fn restore<D: Device, R: Read + Seek>(
     stepper: &mut Stepper<D>,
     source: R,
@@ -87,7 +88,7 @@ pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>
     Ok((header, source.data))
 }
 
-/// The stepper's scalars beside its tensors.
+/// The stepper's scalars in a checkpoint.
 pub(super) struct Own {
     scaler: Option<ScalerState>,
     schedule_step: Option<u64>,
@@ -95,7 +96,7 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Reads these scalars. Each must have the type and the range that its name asks for.
+    /// Reads these scalars. Each must have the type and the range that belong to its name.
     pub(super) fn of(scalars: &BTreeMap<String, Scalar>) -> Result<Own> {
         let number = |name: &str| match scalars.get(name) {
             None => Ok(None),
@@ -127,7 +128,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Takes out the scalars that the stepper has a place for and accepts.
+    /// Removes from `scalars` those that the stepper uses and accepts, and returns them.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -145,7 +146,7 @@ impl Own {
         Ok(own)
     }
 
-    /// Sets these scalars in the stepper. If a file of this library has no norm, it was written before there was one.
+    /// Sets these scalars in the stepper. A checkpoint without a norm was written before any pass had a norm.
     fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;

@@ -30,7 +30,7 @@ struct Start {
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// Whether only rank 0 writes the tensors that every rank has in full.
+    /// Whether only rank 0 writes the tensors that are full on every rank.
     rank_0s: bool,
 }
 
@@ -40,11 +40,11 @@ struct Written {
     bytes: u64,
 }
 
-/// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy) into it, so no
-/// rank gathers. The file is, byte for byte, that of [`save`](super::save), and [`load`](super::load) reads it with any
-/// strategy. All ranks call it, each with a path to the same file, on a file system that all of them reach.
-/// With [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards,
-/// it is `save`.
+/// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy), so no rank
+/// gathers. The file has the same bytes as that of [`save`](super::save), and [`load`](super::load) reads it with any
+/// strategy. All ranks call it, each with a path to the same file, on a file system that all ranks reach. With
+/// [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards, it is
+/// `save`.
 ///
 /// ```
 /// use instep::checkpoint;
@@ -61,10 +61,10 @@ struct Written {
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. It writes the scalars, the
-/// tensors without shards, and the checksums, which it joins from those of all parts. Each rank flushes its parts to disk.
-/// Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok` before that. The file system
-/// must allow several machines to write different bytes of one file; loading checks every byte.
+/// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. Rank 0 writes the scalars,
+/// the tensors without shards, and the checksums, which it combines from those of all parts. Each rank flushes its
+/// parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok` before
+/// this. The file system must allow several machines to write different bytes of one file; loading checks every byte.
 ///
 /// # Ordering
 /// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -72,9 +72,10 @@ struct Written {
 ///
 /// # Errors
 /// Errors as for [`save`](super::save), on **all** ranks if one of them fails. That rank returns its own error, and the
-/// others `Checkpoint`, which names the rank. `Checkpoint` also on a rank that does not find rank 0's file. After these, the
-/// old file is unchanged, the partial file is removed, and the stepper can go on. `PeerLost`, `Mismatch` or `Deadline` if a
-/// rank does not take part. If a rank is lost at the very end, the new file may exist; it is complete then.
+/// others a `Checkpoint` error that names the rank. A rank that does not find rank 0's file also returns `Checkpoint`.
+/// After these errors, the old file is unchanged, the partial file is removed, and the stepper can go on. `PeerLost`,
+/// `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end, the new file may exist,
+/// and is then complete.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
@@ -103,7 +104,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls: it tells the others to start or that it has failed, joins the parts, and tells how it ended.
+/// Makes rank 0's calls: it tells the other ranks to start or that it has failed, joins the parts, and tells them the
+/// result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {

@@ -1,7 +1,8 @@
 //! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds those that torch leaves out.
 //!
-//! torch has no state before a parameter's first update, no state that the group does not use, and no step count beside a
-//! momentum buffer. This module must refuse an incomplete state: Adam would silently step with the wrong bias correction.
+//! torch saves no state before a parameter's first update, no state that the group does not use, and no step count with
+//! a momentum buffer. This module must refuse an incomplete state, because Adam would silently step with the wrong bias
+//! correction.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -95,7 +96,7 @@ pub(super) fn sort<'h, D: Device>(
 }
 
 impl Found<'_> {
-    /// Adds the step count, and zeros for states that the group does not keep or torch has not made yet.
+    /// Adds the step count, and zeros for states that the group does not use or that torch has not made yet.
     fn complete<'h, D: Device>(self, stepper: &Stepper<D>, id: ParamId, plan: &mut Plan<'h>) -> Result<()>
     where
         Self: 'h,

@@ -20,7 +20,7 @@ use crate::layout::ParamId;
 use crate::optim::ScalerState;
 use crate::stepper::{Stepper, TensorId};
 
-/// Everything before the tensors' data, and the tensors in the order of their data.
+/// The part of a file before the tensors' data, and the tensors in the order of their data.
 pub(super) struct Outline {
     /// Length and header.
     pub(super) header: Vec<u8>,
@@ -80,7 +80,7 @@ impl Outline {
         Ok(Outline { header: header(&entries, &metadata)?, scalars, tensors })
     }
 
-    /// Writes everything before the tensors, and returns the checksums of that.
+    /// Writes everything before the tensors, and returns its checksums.
     pub(super) fn write(&self, out: &mut Summed<impl Write>) -> io::Result<Vec<u32>> {
         out.write_all(&self.header)?;
         let mut checksums = vec![out.take_checksum()];
@@ -158,7 +158,7 @@ pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
     Ok(all)
 }
 
-/// The stepper's scalars beside its tensors.
+/// The stepper's scalars.
 fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scalar>> {
     let mut own = BTreeMap::from([(SCHEDULE_STEP.into(), Scalar::U64(stepper.schedule_step()))]);
     if stepper.clips_by_previous_norm()
@@ -173,7 +173,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Refuses scalars that a load would take for the stepper's own, or that a load would refuse.
+/// Refuses scalars that a load would mistake for the stepper's own, or that a load would refuse.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,

@@ -1,8 +1,8 @@
 //! The memory that a communicator works on: the buffers of a [`Call`], and buffers that it allocates itself.
 //!
-//! The code that makes a `Call` promises that nothing else uses the buffers, so a collective that takes part in it has to
-//! promise nothing. Host memory is given as slices, and no safe code changes an address or a length. The idea is
-//! `std::io::IoSliceMut`: a view that crosses an interface of pointers.
+//! The code that makes a `Call` guarantees that nothing else uses the buffers, so an implementation of `Collective`
+//! needs no unsafe code. Host memory is given as slices, and no safe code changes an address or a length.
+//! `std::io::IoSliceMut` is a similar view across an interface of pointers.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -32,9 +32,9 @@ unsafe impl Sync for Addresses {}
 
 /// One collective call of one rank: a [`CallKey`], on which ranks must agree, and this rank's buffers.
 ///
-/// Nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns, or on a GPU until the stream has passed
-/// the call. In host memory [`source`](Self::source), [`target`](Self::target) and [`in_place`](Self::in_place) give them
-/// as slices.
+/// Nothing else uses the buffers until [`enqueue`](Collective::enqueue) returns, or on a GPU until the stream has
+/// passed the call. [`source`](Self::source), [`target`](Self::target) and [`in_place`](Self::in_place) return buffers
+/// in host memory as slices.
 ///
 /// ```
 /// use std::time::Duration;
@@ -67,9 +67,10 @@ impl<'a> Call<'a> {
     /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream they are in host memory.
     ///
     /// # Shapes
-    /// The longer buffer has the number of bytes in `key`. In a reduce-scatter, `dst` has that number divided by the number
-    /// of ranks, and so has `src` in an all-gather. `dst` may equal `src`. In a reduce-scatter `dst` may be this rank's part
-    /// of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise they do not overlap.
+    /// The longer buffer has `key.bytes` bytes. The shorter one, which is `dst` in a reduce-scatter and `src` in an
+    /// all-gather, has that number divided by the number of ranks. `dst` may equal `src`. In a reduce-scatter `dst` may
+    /// be this rank's part of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise they do not
+    /// overlap.
     ///
     /// # Safety
     /// Both buffers are valid for their lengths, initialised and aligned to the element.
@@ -139,7 +140,7 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds what this rank reports about its agreement if ranks differ.
+    /// Adds the text about this rank's agreement for the error if ranks differ.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -148,13 +149,13 @@ impl<'a> Call<'a> {
         self.words
     }
 
-    /// Returns what must be equal on all ranks.
+    /// Returns the key, which must be equal on all ranks.
     pub fn key(&self) -> CallKey {
         self.key
     }
 
-    /// Returns the address of the source. It is aligned to 64 bytes, or only to the element if the stepper has borrowed the
-    /// memory or if these are counts of ranks.
+    /// Returns the address of the source. It is aligned to 64 bytes. If the stepper borrows the memory, or if the
+    /// elements are counts of ranks, it is aligned only to the element.
     pub fn src(&self) -> *const u8 {
         self.addresses.src
     }
@@ -184,8 +185,8 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the stream to enqueue on; `None` if the buffers are in host memory and no GPU takes part. With
-    /// [offload](crate::StepperBuilder::offload) on a GPU, numbers that ranks combine (`Sum64`, `Max32`, `Min32`) lie in
-    /// page-locked memory of the host, which the GPU reaches under the same address.
+    /// [offload](crate::StepperBuilder::offload) on a GPU, the buffers of `Sum64`, `Max32` and `Min32` are page-locked
+    /// host memory. The GPU reaches it under the same address.
     pub fn stream(&self) -> Option<StreamHandle> {
         self.stream
     }
@@ -324,12 +325,12 @@ impl fmt::Debug for Call<'_> {
 pub enum Purpose {
     /// Gradients, which all-reduces and reduce-scatters sum.
     Gradients,
-    /// Parameters, which broadcasts and all-gathers send. All-gathers come from a
-    /// [duplicate](crate::Collective::duplicate) of the communicator that made the memory.
+    /// Parameters, which broadcasts and all-gathers send. All-gathers are made by a
+    /// [duplicate](crate::Collective::duplicate) of the communicator that allocated the memory.
     Parameters,
 }
 
-/// Memory that a communicator has allocated for the buffers of its calls, because it reaches that memory faster.
+/// Memory that a communicator has allocated for the buffers of its calls, because its calls are faster on such memory.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,

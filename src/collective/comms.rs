@@ -1,9 +1,10 @@
-//! All communicators of one rank of a stepper, and calls on them. One has all ranks, and the plan may need more.
+//! All communicators of one rank of a stepper, and calls on them. One communicator has all ranks; the plan may need
+//! more communicators.
 //!
-//! A hybrid strategy has two kinds of group: neighbours, whose shards together are a full tensor, and replicas, which have the
-//! same shard. Each rank is in one group of each kind, and these two have no other rank in common. Together they reach all
-//! ranks: if groups of both kinds compare a value, all ranks agree on it.
-//! (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
+//! A hybrid strategy has two kinds of group: neighbours, whose shards together are a full tensor, and replicas, which
+//! have the same shard. Each rank is in one group of each kind, and no other rank is in both of these. If a value is
+//! compared in the groups of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section
+//! 3.2.2, hybrid sharding.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub(crate) struct Comms {
     groups: Option<[Arc<dyn Collective>; 2]>,
     /// The longest wait for other ranks.
     pub(crate) deadline: Duration,
-    /// What this rank reports if ranks differ.
+    /// This rank's text for the error if ranks differ.
     pub(crate) words: Arc<Words>,
 }
 
@@ -103,7 +104,7 @@ impl Comms {
     }
 }
 
-/// Returns the place of a rank in a group, given as a list of some of all ranks.
+/// Returns the index of a rank in a group, which is a list of some of all ranks.
 ///
 /// # Errors
 /// `Layout` unless the group names this rank and others, each once.

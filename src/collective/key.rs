@@ -1,8 +1,8 @@
 //! The part of a call that must be equal on all ranks: a plain value that can be printed, and that processes exchange as
 //! 32 bytes.
 //!
-//! It holds no address, so ranks of different processes can compare it. `from_bytes` accepts only bytes that `to_bytes`
-//! makes, because the sender is not trusted.
+//! A key has no address, so ranks of different processes can compare keys. `from_bytes` accepts only bytes that
+//! `to_bytes` makes, because the sender is not trusted.
 
 use std::fmt;
 
@@ -35,8 +35,8 @@ pub struct CallKey {
     pub dtype: DType,
     /// Length of the buffers; of the longer buffer, if their lengths differ.
     pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters. For two such numbers,
-    /// [`difference`](crate::op::difference) says in what they differ.
+    /// One number for layout, options, hyperparameters and frozen parameters. [`difference`](crate::op::difference)
+    /// says which of these differs between two such numbers.
     pub agreement: u64,
 }
 
@@ -101,7 +101,7 @@ impl CallKey {
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
     }
 
-    /// Returns the same error, which also says in what the two ranks' agreements differ.
+    /// Returns the same error with the difference of the two ranks' agreements.
     pub(crate) fn explained(
         &self,
         theirs: &CallKey,
@@ -154,7 +154,7 @@ impl fmt::Display for CallKey {
 mod tests {
     use super::*;
 
-    /// The lane of the options alone is that of `keys()[0]`.
+    /// Only the options' lane equals that of `keys()[0]`.
     const OTHER_OPTIONS: u64 = !0x0001_0001_0000_0001;
 
     fn keys() -> Vec<CallKey> {

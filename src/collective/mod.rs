@@ -1,7 +1,7 @@
 //! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
-//! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error if ranks differ,
-//! instead of hanging. The sum is a plain sum; the step's launch divides it by the number of ranks.
+//! A [`Call`] carries everything on which ranks must agree, so an implementation can return an error instead of hanging
+//! if ranks differ. The sum is not divided; the step's launch divides by the number of ranks.
 
 mod call;
 mod comms;
@@ -32,20 +32,20 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 
 /// One rank's end of a group of ranks. In this crate, ranks are threads of one process
 /// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. For other ranks, implement this
-/// trait and test it by [`conformance::check`]; `examples/tcp_ranks` does so over TCP. If your program already makes the
-/// sums, use [`Sums::by_caller`] instead.
+/// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. For any other transport,
+/// implement this trait and test the implementation by [`conformance::check`]; `examples/tcp_ranks` does so over TCP.
+/// If your program already sums the gradients, use [`Sums::by_caller`] instead.
 ///
-/// Sums are plain sums; the step divides them by the number of ranks. Every rank must receive the same bits, or parameters
-/// drift apart. If a call differs from the other ranks' ([`Call::key`]), it should return a
-/// [`mismatch`](CallKey::mismatch) and not hang. For a kind that it does not know, an implementation returns `Unsupported`.
+/// An implementation must not divide sums; the step divides by the number of ranks. Every rank must receive the same
+/// bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
+/// [`mismatch`](CallKey::mismatch) and not hang. For a kind that it does not know, it returns `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the communicator that this one wraps, if it wraps one. Methods that an implementation leaves out then
-    /// call the inner one's. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded, because
-    /// their results have to be wrapped too.
+    /// Returns the communicator that this one wraps, if it wraps one. The default methods of this trait then call those
+    /// of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded,
+    /// because their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None
     }
@@ -56,8 +56,8 @@ pub trait Collective: Send + Sync {
     /// Returns the number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Returns whether this collective can sum buffers at `place`. If not, a stepper whose device has its memory there is
-    /// refused.
+    /// Returns whether this collective can sum buffers at `place`. A stepper with memory at `place` is refused if it
+    /// cannot.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
@@ -69,15 +69,16 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
-    /// Returns whether it makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs only all-reduce and
-    /// broadcast. A stepper with another strategy is refused if the collective does not know a kind that it needs.
+    /// Returns whether this collective makes calls of this kind. [`Strategy::Replicated`](crate::Strategy) needs only
+    /// all-reduce and broadcast. A stepper with another strategy is refused if the collective does not know a kind that
+    /// it needs.
     fn knows(&self, kind: CollectiveKind) -> bool {
         let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
-    /// Makes another communicator of the same ranks, whose calls have a separate order: all-gathers of stepped parameters
-    /// run beside the next bucket's sum. Every rank calls it at the same point, once for each stepper that is not
+    /// Makes another communicator of the same ranks, with a separate order of calls: all-gathers of stepped parameters
+    /// overlap with the next bucket's reduce. Every rank calls it at the same point, once for each stepper that is not
     /// [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
     ///
     /// # Errors
@@ -87,9 +88,10 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of the given ranks, which include this rank. It numbers them from 0 in the given order. Every
-    /// rank calls it at the same point with the ranks of its own group; groups have no rank in common. After a failure of
-    /// one communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
+    /// Makes a communicator of the given ranks, which include this rank, and numbers them from 0 in the given order.
+    /// Every rank calls it at the same point with the ranks of its own group; groups have no rank in common. After a
+    /// failure of one communicator, all are aborted. It is used for [replicas of
+    /// shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
     /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
@@ -108,10 +110,10 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
-    /// Allocates `bytes` for a stepper's buckets there, or returns `None` if the device's own memory is as good. A stepper
-    /// calls this when it is built, after [`prepare`](Self::prepare), with the same number of bytes on each rank. It does not
-    /// call it for borrowed memory, nor for memory that is freed and allocated again: [released](crate::Gradients::Release)
-    /// gradients, and the parameters of [`Strategy::Fsdp`](crate::Strategy).
+    /// Allocates `bytes` at `place` for a stepper's buckets, or returns `None` if the device's ordinary memory is as
+    /// good. A stepper calls this when it is built, after [`prepare`](Self::prepare), with the same number of bytes on
+    /// each rank. The stepper does not call it for borrowed memory, or for memory that is freed and allocated again:
+    /// [released](crate::Gradients::Release) gradients, and the parameters of [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
     /// `Device` or `Collective` if there is no memory left.
@@ -120,7 +122,7 @@ pub trait Collective: Send + Sync {
     }
 
     /// Compares a number with the other ranks' number: on a GPU when a stepper is built, and in a pass that broadcasts
-    /// parameters which were written. Ranks that differ get an error here, instead of a possible hang later. In-process
+    /// parameters which were written. If ranks differ, this returns an error, where a later call might hang. In-process
     /// ranks compare the number at every call instead.
     ///
     /// # Errors
@@ -130,19 +132,19 @@ pub trait Collective: Send + Sync {
     }
 
     /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
-    /// done, and the result is there when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
-    /// result is there once the stream has passed that work. There it runs on the thread that calls the stepper, with the
-    /// device's primary context current. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured;
-    /// replays make no such call.
+    /// done, and the result must be complete when it returns. On a GPU it only enqueues work on [`Call::stream`], and
+    /// the result must be complete once the stream has passed that work. On a GPU it runs on the thread that calls the
+    /// stepper, with the device's primary context current. Inside [`Stepper::capture`](crate::Stepper::capture) the
+    /// stream is being captured; replays make no calls.
     ///
     /// # Errors
     /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the content of the buffer and the results of later calls
     /// are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Returns the error that occurred since `enqueue` returned, if any: on a GPU, a peer may be lost during a sum.
-    /// It is called while the host waits, so it must not block. [`cuda::Nccl::beside`](crate::cuda::Nccl::beside)
-    /// learns of a failure from this call.
+    /// Returns an error that occurred after `enqueue` returned, if any. For example, another rank may be lost during a
+    /// sum on a GPU. It is called while the host waits, so it must not block.
+    /// [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) uses this call of the host collective to detect failures.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -150,8 +152,8 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
-    /// Returns a value that a captured pass keeps until its graph has been freed; `None` if graphs need none. If a
-    /// communicator cannot end while a graph has its calls, it counts these values and refuses to be closed.
+    /// Returns a value that a captured pass keeps until its graph is freed; `None` if graphs need none. A communicator
+    /// that cannot end while a graph contains its calls can count these values and refuse to be closed.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }

@@ -1,7 +1,7 @@
 //! Who sums a stepper's gradients over the ranks: a collective, or the caller.
 //!
-//! If the caller sums, there is no collective: the schedule has no op that sends, broadcasts or compares. For each bucket,
-//! the caller says when the sum is complete. The step still divides by the number of ranks.
+//! If the caller sums, there is no collective: the schedule has no op that reduces, broadcasts or compares. For each
+//! bucket, the caller says when the sum is complete. The step still divides by the number of ranks.
 
 use std::sync::Arc;
 
@@ -14,22 +14,23 @@ use crate::handle::Place;
 ///
 /// If the [caller sums](Self::by_caller), do this in each pass, for each bucket:
 ///
-/// 1. Ask for the gradient of every parameter that is not frozen, and write it: [`Grads::get_mut`](crate::Grads::get_mut) on
-///    the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The stepper does not write a gradient before its step, and
-///    so does not zero it for you.
-/// 2. Sum the whole bucket over the ranks, in place: a plain sum, which the step divides by the number of ranks. If your
-///    all-reduce averages, say that this is rank 0 of 1.
-/// 3. Hand the bucket over. `Stepper::bucket_ready_after` takes an event on a GPU, or a closure on the host, that says when
-///    the sum is complete. On the host you may instead call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the
-///    sum is complete. Buckets come in any order.
+/// 1. Ask for the gradient of every parameter that is not frozen, and write it:
+///    [`Grads::get_mut`](crate::Grads::get_mut) on the host, [`Stepper::ptr`](crate::Stepper::ptr) on a GPU. The
+///    stepper does not zero gradients for you.
+/// 2. Sum the whole bucket over the ranks, in place: do not divide, because the step divides by the number of ranks. If
+///    your all-reduce averages, pass rank 0 and a world size of 1.
+/// 3. Hand the bucket over. `Stepper::bucket_ready_after` takes an event on a GPU, or a closure on the host, that says
+///    when the sum is complete. On the host you may instead call
+///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
+///    any order.
 ///
-/// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that was not
-/// handed over, and a gradient that was not asked for, unless it is frozen or [named as unused](crate::Stepper::set_unused).
-/// If all parameters of a bucket are frozen or unused, the bucket needs no hand-over; without one, no sum of the bucket may be
-/// in progress when the pass is finished.
+/// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that
+/// was not handed over, and a gradient that was not asked for. Frozen and [unused](crate::Stepper::set_unused)
+/// parameters are excepted. If all parameters of a bucket are frozen or unused, you need not hand it over. In that
+/// case, no sum of the bucket may be in progress when the pass is finished.
 ///
-/// Parameters are not sent, so they must be equal on all ranks before the first pass and after every write. Layout, options,
-/// learning rates, frozen and unused parameters must be equal too, or the ranks' parameters drift apart.
+/// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
+/// Layout, options, learning rates, frozen and unused parameters must be equal too, or the ranks' parameters diverge.
 ///
 /// ```
 /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Stepper, Sums};
@@ -116,6 +117,6 @@ impl Collective for NoCalls {
         Err(refused_kind(call.key().kind))
     }
 
-    /// Does nothing: the group is the caller's, and the caller learns of a failure from the stepper's errors.
+    /// Does nothing: the caller owns the group of ranks, and gets the stepper's errors.
     fn abort(&self, _: &Error) {}
 }

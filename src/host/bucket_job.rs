@@ -19,13 +19,14 @@ use crate::launch::{Bases, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::pool::Chunks;
 
-/// Chunks of a launch per thread: enough that a thread that comes late still finds a fair part.
+/// Chunks of a launch per thread: enough that a thread that starts late still gets a fair part.
 const CHUNKS_PER_THREAD: usize = 4;
 
 /// Tiles of a chunk: enough to outweigh the cost of taking the chunk, and few enough that all threads end together.
 const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 
-/// How a launch is carried out. Results have the same bits for any number of threads and any prefetch distance.
+/// The threads and prefetches of a launch. Results have the same bits for any number of threads and any prefetch
+/// distance.
 #[derive(Clone, Copy)]
 pub(crate) struct Execution {
     pub(crate) kernels: Kernels,
@@ -46,7 +47,7 @@ pub(crate) struct BucketJob {
     moved_bytes: u64,
     kernels: Kernels,
     trial: Trial,
-    /// Keeps what the arguments point to alive.
+    /// Keeps the memory alive to which the arguments point.
     _memories: Arc<Memories>,
 }
 
@@ -187,13 +188,14 @@ impl Chunks for BucketJob {
     }
 }
 
-/// How far ahead of its loads a step prefetches, in each array.
+/// The distance, in bytes of each array, by which a step prefetches ahead of its loads.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
 /// Memories that take fewer bytes than this together are assumed to lie in a cache, where prefetches do not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// Pairs of chunks that a launch compares before it chooses, and how many of them prefetches must win.
+/// The number of pairs of chunks that a launch compares before it chooses, and the number of pairs in which the chunk
+/// with prefetches must be faster.
 const PAIRS: u32 = 32;
 const WINS: u32 = 20;
 
@@ -202,12 +204,12 @@ const WINS: u32 = 20;
 pub(crate) enum Prefetches {
     Never,
     Always,
-    /// Each launch finds out for its own loop: some machines and formats are faster with prefetches, others without.
+    /// Each launch measures which is faster, because this depends on the machine and the format.
     WhereFaster,
 }
 
 impl Prefetches {
-    /// Returns the choice for a step of `memory_bytes`: what `INSTEP_PREFETCH` says, or by size.
+    /// Returns the choice for a step of `memory_bytes`: that of `INSTEP_PREFETCH`, or by size if it is unset.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -229,19 +231,20 @@ impl Prefetches {
     }
 }
 
-/// A comparison of neighbouring chunks, one with prefetches and one without, until one of both is chosen. Each pair has one
-/// vote, so a chunk that was interrupted counts no more than another.
+/// Compares pairs of neighbouring chunks, one with prefetches and one without, until one way is chosen. Each pair has
+/// one vote, so an interrupted chunk does not distort the result.
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
-    /// Chunks so far: every second one prefetches, also where a launch is one chunk.
+    /// Number of chunks so far. Every second chunk prefetches, also if each launch is one chunk.
     chunks: AtomicU32,
     /// Picoseconds per tile of the latest chunk, without prefetches and with them.
     latest: [AtomicU64; 2],
 }
 
 impl Trial {
-    /// The trial of a launch of `chunks` chunks. The first launch that steps also maps pages, so it does not count.
+    /// Makes the trial of a launch of `chunks` chunks. The first launch that steps does not count, because it also maps
+    /// pages.
     fn new(prefetches: Prefetches, chunks: usize) -> Trial {
         let (pairs_left, wins) = match prefetches {
             Prefetches::Never => (0, 0),
@@ -270,7 +273,7 @@ impl Trial {
         self.count(is_ahead, start.elapsed().as_nanos() as u64 * 1000 / tiles as u64);
     }
 
-    /// Counts a chunk's time. Threads may count concurrently; the choice then rests on a few pairs more or less.
+    /// Counts a chunk's time. If threads count concurrently, the choice is based on a few pairs more or fewer.
     fn count(&self, is_ahead: bool, picoseconds: u64) {
         self.latest[usize::from(is_ahead)].store(picoseconds, Ordering::Relaxed);
         if is_ahead {
@@ -288,7 +291,7 @@ impl Trial {
 mod tests {
     use super::*;
 
-    /// What a launch of 64 chunks does after a first launch, in which prefetches are faster, and a second one.
+    /// Returns the choice of a launch of 64 chunks after two launches with these times per tile.
     fn chosen(picoseconds: [u64; 2]) -> u64 {
         let trial = Trial::new(Prefetches::WhereFaster, 64);
         for chunk in 0..128 {

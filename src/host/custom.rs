@@ -1,7 +1,7 @@
 //! Runs a custom optimizer instead of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! `instruct` in control.h first decides what happens to each segment, because it knows skips, tails and frozen
-//! parameters. User code gets slices of the launch's own tiles only, so the checker has judged every byte that it
+//! `instruct` in control.h first decides the action for each segment, because it knows skips, tails and frozen
+//! parameters. User code gets only slices of the launch's own tiles, so the checker has checked every byte that it
 //! touches.
 #![allow(unsafe_code)]
 

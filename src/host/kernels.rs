@@ -155,7 +155,7 @@ impl Kernels {
         self.isa
     }
 
-    /// Opens a pass in control memory.
+    /// Runs Begin on control memory.
     ///
     /// # Safety
     /// Every pointer in `args` is valid for what it describes, and nothing else touches that memory meanwhile.
@@ -300,7 +300,7 @@ impl Kernels {
 /// The memory's ceiling, with which the benches compare a step.
 #[cfg(feature = "bench")]
 impl Kernels {
-    /// Moves the bytes of a step almost without computation: reads `arrays[0]` and updates the others in place.
+    /// Moves the bytes of a step with almost no computation: reads `arrays[0]` and updates the other arrays in place.
     ///
     /// # Safety
     /// There are 2 to 5 arrays. Each is valid for these elements, they do not overlap, and nothing else touches this range of

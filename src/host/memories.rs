@@ -1,7 +1,7 @@
 //! Memory of the host device: one aligned, zeroed arena per [`Memory`], or instead the caller's tensors.
 //!
-//! This file hands out raw pointers within checked bounds, never references. The schedule and the borrow rules of the
-//! views decide who may touch which bytes when.
+//! This file returns raw pointers within checked bounds, never references. The schedule and the borrow rules of the
+//! views order all accesses.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
@@ -105,8 +105,9 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. If a page beside
-/// the run is in use, the operating system may later merge both into a huge page, at most one at each end.
+/// Releases the whole pages of a run to the system. They read as zeros when they are touched again. If a neighbouring
+/// page is in use, the operating system may later merge it with the run's pages into a huge page, at most one at each
+/// end.
 ///
 /// # Safety
 /// The run lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it now.
@@ -233,7 +234,7 @@ impl Memories {
         })
     }
 
-    /// Allocates control memory and settings alone, for launches that bring their tensors' addresses.
+    /// Allocates only control memory and settings, for launches that get their tensors' addresses with each call.
     pub(crate) fn without_tensors(counts: Counts) -> Result<Memories> {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(counts, |_, bytes| {
@@ -246,7 +247,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes memories that another owner allocates and frees: only those that ops of the host touch.
+    /// Makes memories that another owner allocates and frees: only those that the host's ops touch.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -329,7 +330,7 @@ impl Memories {
         sets.enumerate().for_each(|(k, set)| unsafe { first.add(k).write(set) });
     }
 
-    /// Sets the control block alone, with the outcome of passes before the first one on this memory.
+    /// Sets only the control block, with the outcome of passes before the first pass on this memory.
     ///
     /// # Safety
     /// No op has been submitted.

@@ -1,7 +1,7 @@
 //! The CPU device: streams as threads, SIMD kernels on a shared pool, ranks in one process.
 //!
-//! Laptops, CPU-offloaded steps and every test run on it. It executes ops and knows no modes: `schedule` decides what
-//! may overlap, and `hazard` proves that this is safe.
+//! Laptops, CPU-offloaded steps and every test use it. It executes ops and does not know the modes: `schedule` decides
+//! which ops may overlap, and `hazard` proves that this is safe.
 #![allow(unsafe_code)]
 
 pub(crate) mod bucket_job;
@@ -40,7 +40,7 @@ use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
-/// The zero of measured times. The process has only one, so that one picture can show all its ranks.
+/// The zero of measured times. All ranks of a process have the same zero, so that one picture can show them.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.

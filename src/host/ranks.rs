@@ -2,7 +2,7 @@
 //!
 //! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers, so the
 //! bits depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a thread
-//! per rank, and reports the first failure, not the errors that follow from it on other ranks. A split is like
+//! per rank, and reports the first failure, not the errors that follow from it on other ranks. A split corresponds to
 //! ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
@@ -38,7 +38,7 @@ pub struct InProcess {
     scratch: Mutex<Scratch>,
 }
 
-/// Lists that are reused between calls, so that a collective allocates nothing.
+/// Lists that are reused in every call, so that a collective allocates nothing.
 #[derive(Default)]
 struct Scratch {
     calls: Vec<Arrived>,
@@ -140,7 +140,7 @@ impl InProcess {
     }
 
     /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one.
-    /// The n-th splits of all ranks belong together, whichever communicators they come from.
+    /// The n-th splits of all ranks form a group, even if they come from different communicators.
     ///
     /// # Ordering
     /// Calls on different splits may come in any order, which may differ from rank to rank. A trainer that waits for

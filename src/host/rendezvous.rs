@@ -1,9 +1,9 @@
 //! The rendezvous of in-process ranks: all ranks arrive, work on each other's buffers, and depart.
 //!
-//! **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock and gets an
-//! error. **Departure may not be interrupted**: until all depart, peers access each other's memory, and a rank that
-//! returned early could free it. That work always ends. Splits meet independently and fail together, so one lock covers
-//! them all. The rendezvous never touches the buffers itself.
+//! **Arrival may be refused**: if another rank is lost, late or makes a different call, a rank withdraws under the same
+//! lock and gets an error. **Departure may not be interrupted**: until all depart, ranks access each other's memory,
+//! and a rank that returned early could free it. This phase always ends. Splits meet independently and fail together,
+//! so one lock covers all splits. The rendezvous itself never touches the buffers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -19,14 +19,14 @@ pub(crate) struct Rendezvous {
 }
 
 struct State {
-    /// In the order in which they got their first seat.
+    /// The meetings, in the order of their first seat.
     splits: Vec<Split>,
     members: Vec<Member>,
     /// The first failure: the rank at fault and its error.
     failure: Option<(u32, Error)>,
 }
 
-/// How many seats one rank has taken and left, over all splits.
+/// The number of seats that one rank has taken and left, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
     /// Number of seats that the rank has taken. Its next seat is in a split with this number.
@@ -35,12 +35,12 @@ struct Member {
     left: usize,
 }
 
-/// A rank's entry in a meeting: its call, without the claim on the buffers.
+/// A rank's entry in a meeting: its call, as raw addresses.
 pub(crate) type Arrived = (CallKey, Addresses);
 
 /// One sequence of meetings of some ranks. Its lists are in the order of `ranks`.
 struct Split {
-    /// The split has each rank's seat of this number. Groups that ranks make at the same point have the same number.
+    /// The number of each rank's seat in this split. Groups that ranks make at the same point have the same number.
     number: usize,
     ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
@@ -48,20 +48,20 @@ struct Split {
     words: Vec<Option<Arc<Words>>>,
     arrived: usize,
     departed: usize,
-    /// Number of meetings that all ranks have arrived at.
+    /// Number of meetings at which all ranks have arrived.
     met: u64,
-    /// Number of meetings that all ranks have departed from.
+    /// Number of meetings from which all ranks have departed.
     parted: u64,
-    /// For each rank, whether it has left its seat here.
+    /// For each rank, whether it has left its seat in this split.
     empty: Vec<bool>,
     changed: Arc<Condvar>,
 }
 
-/// One rank's place in one split.
+/// One rank's seat in one split.
 pub(crate) struct Seat {
     /// The rank's number among all ranks.
     pub(crate) member: u32,
-    /// The rank's place among the ranks of the split.
+    /// The rank's index among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
     /// The split's condition variable. It is also here, so that reaching it needs no lock.
@@ -127,7 +127,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Waits until all ranks have done their work.
+    /// Waits until all ranks have finished the current meeting.
     pub(crate) fn part(&self, seat: &Seat) {
         let mut state = self.lock();
         let meeting = state.splits[seat.split].depart();
@@ -146,7 +146,7 @@ impl Rendezvous {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Gives up a seat: no more calls will come from it.
+    /// Leaves a seat: it will make no more calls.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
@@ -166,7 +166,7 @@ impl Rendezvous {
 }
 
 impl State {
-    /// Returns an error if the meeting can no longer take place.
+    /// Returns an error if the meeting can no longer happen.
     fn refuse(&mut self, seat: &Seat) -> Result<()> {
         let split = &self.splits[seat.split];
         let is_gone = |k: usize| split.empty[k] || self.members[split.ranks[k] as usize].is_gone();

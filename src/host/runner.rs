@@ -1,7 +1,7 @@
 //! Runs each op on a CPU by a call into the kernels. Pointers come from the op's accesses, tiles from the plan.
 //!
 //! Launches are built once, and running an op allocates nothing. Every address comes from `Op::accesses`, so the
-//! checker has judged every byte that is touched.
+//! checker has checked every byte that is touched.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -134,8 +134,8 @@ impl Runner {
         })
     }
 
-    /// Returns the rank. Streams ask for it once, when they are made, because the collective may be user code, and
-    /// nothing catches a panic of it later.
+    /// Returns the rank. Streams call it only when they are made, because the collective may be user code, and a later
+    /// panic of it would not be caught.
     pub(crate) fn rank(&self) -> u32 {
         self.comms.world.rank()
     }

@@ -1,16 +1,16 @@
-//! Chooses where in a page the arrays of a step start, so that they do not alias at 4 KiB or in a cache's way
-//! predictor.
+//! Chooses the offset within a page at which each array of a step starts, so that arrays do not alias at 4 KiB or in a
+//! cache's way predictor.
 //!
 //! A load may wait for an earlier store whose address has the same low 12 bits, and first-level caches look lines up by
-//! those bits. AMD's way predictor also hashes higher bits, and at some distances two arrays agree in those too. Starts
-//! at least 512 bytes apart avoid both. The hash is that of Lipp et al., "Take A Way: Exploring the Security
-//! Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32
+//! those bits. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash. Starts
+//! that are at least 512 bytes apart avoid both problems. The hash is that of Lipp et al., "Take A Way: Exploring the
+//! Security Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32
 //! Architectures Optimization Reference Manual", 4 KiB aliasing.
 
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Arrays whose starts within a page are nearer than this disturb each other.
+/// Arrays alias if their starts within a page are nearer than this.
 const NEAR: u64 = 512;
 
 /// Starts are multiples of 256 bytes, which aligns them for any vector.
@@ -23,13 +23,14 @@ pub(crate) struct Stagger {
 }
 
 impl Stagger {
-    /// Adds `bytes` of the caller's memory at `address`. They belong to an array, in which they begin at byte `start`.
+    /// Adds `bytes` of the caller's memory at `address`. These bytes are a part of an array and begin at its byte
+    /// `start`.
     pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns the offset in a page at which another array of `bytes` should start. It is near to as few bytes of other
-    /// arrays as possible, and among such offsets as far from its neighbours as possible.
+    /// Returns the offset in a page at which another array of `bytes` should start: one that aliases with the fewest
+    /// bytes of other arrays, and among these the one that is farthest from its neighbours.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);

@@ -109,8 +109,8 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Queues ops. A Record of the compute stream passes at once, because that stream is the caller. Threads are woken
-    /// once, after the last op, because a wake-up costs more than everything else here, and a woken thread competes for
+    /// Queues ops. A Record of the compute stream passes at once, because that stream is the calling thread. Threads
+    /// are woken once, after the last op, because a wake-up is the most expensive part, and a woken thread competes for
     /// the lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
@@ -299,7 +299,7 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// On drop, counts a thread as ended, even if it panics, so that nobody waits for it forever.
+/// On drop, counts a thread as ended, also after a panic, so that no wait for it lasts forever.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {

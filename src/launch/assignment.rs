@@ -1,9 +1,9 @@
 //! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
 //! A parameter has a list of optimizers; the k-th optimizers of all lists are round k. In a round, a bucket takes one
-//! launch per kernel. It is a single launch if every parameter has the same optimizer, with any hyperparameters. States
-//! of a round come after those of earlier rounds. This file has no addresses. It refuses by name what a launch cannot
-//! take: element types that would break an optimizer's states, and tensors that the device cannot reach.
+//! launch per kernel: a single launch if all parameters have the same kind of optimizer, with any hyperparameters.
+//! States of a round come after those of earlier rounds. This file has no addresses. It refuses element types that
+//! would break an optimizer's states, and tensors that the device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Assigned {
     custom: Option<Arc<dyn StepParam>>,
 }
 
-/// Which optimizers step which segments, by which constants, and the launches that follow.
+/// The optimizers of each segment, their constants, and the resulting launches.
 #[derive(Clone)]
 pub struct Assignment {
     pub(crate) constants: StepConstants,
@@ -48,7 +48,7 @@ struct Round {
     kernels: Vec<Kept>,
 }
 
-/// The states of one kernel in a round: those of the optimizer that keeps most.
+/// The states of one kernel in a round: those of the optimizer with the most states.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     kernel: u32,
@@ -61,18 +61,18 @@ struct Kept {
 pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
-    /// The parts that it runs. An update that norms scale takes two kernel launches, because the first computes the
-    /// norms.
+    /// The parts of the step that it runs. If norms scale the update, a step takes two kernel launches: the first
+    /// computes the norms.
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether no later launch steps these segments, or nothing is done after the last launch anyway.
+    /// Whether this is the last launch that steps these segments. Also true if no work follows the last launch anyway.
     pub(crate) is_last: bool,
     /// The segments that it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
 }
 
-/// A place in a bucket's step where ranks add up norms.
+/// A point in a bucket's step at which ranks add up norms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NormStop {
     /// Number of kernel launches before it, counting each part of a step.
@@ -194,14 +194,14 @@ impl Assignment {
         (index, self.optimizers[index as usize].kernel)
     }
 
-    /// Returns the kernel that keeps a segment's state, and the state's place among that kernel's states.
+    /// Returns the kernel that has a segment's state, and the state's index among that kernel's states.
     pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
         let round = self.rounds.iter().rposition(|round| round.first_state <= state).unwrap_or(0);
         (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
     }
 
-    /// Returns a record's custom optimizer, the parameter's name, and the number of states made for it. The number is
-    /// that from construction; user code is not called again.
+    /// Returns a record's custom optimizer, the parameter's name, and the number of its states. The number was read at
+    /// construction; user code is not called again.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
@@ -215,7 +215,7 @@ impl Assignment {
         listed.filter_map(|(optimizer, _)| optimizer.custom.as_ref())
     }
 
-    /// Refuses a custom optimizer that cannot reach parameters in this place.
+    /// Refuses a custom optimizer that cannot reach parameters in this memory.
     pub(crate) fn refuse_unreached(&self, place: Place) -> Result<()> {
         match self.customs().find(|custom| !custom.reaches(place)) {
             None => Ok(()),
@@ -325,8 +325,8 @@ impl Assignment {
         stops
     }
 
-    /// Returns per bucket whether its step can be in one launch with the next bucket's: their launches differ in segments
-    /// alone, they are clipped together, and all that is placed like the states goes on in the same memory.
+    /// Returns per bucket whether its step can share a launch with the next bucket's: their launches differ only in
+    /// segments, they are clipped together, and their states are adjacent in memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // Pieces of the caller's memory lie apart and may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
@@ -394,7 +394,7 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
     }
 }
 
-/// Refuses tensors that do not begin and end in `place`. `inspect` returns the place of an address.
+/// Refuses tensors that do not begin and end in the memory `place`. `inspect` returns the memory of an address.
 pub(crate) fn refuse_other_places<'a>(
     pieces: impl IntoIterator<Item = &'a Piece>,
     place: Place,

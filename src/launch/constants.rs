@@ -1,6 +1,6 @@
 //! The numbers of a step that never change.
 //!
-//! The builder sets them once, so a captured graph has them baked in.
+//! The builder sets them once, so a captured graph may contain them.
 
 use crate::optim::{Clip, LossScale};
 
@@ -38,8 +38,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns the maximum norms to which Begin clips, by the previous pass's norm, and to which decisions clip, about the
-    /// pass or about one bucket.
+    /// Returns three maximum norms: for Begin, which clips by the previous pass's norm, for the pass's decision, and
+    /// for a bucket's decision.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],

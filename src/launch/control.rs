@@ -155,7 +155,7 @@ pub(crate) fn first_sets<'a>(
     plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
-/// The control block as another plan takes it over, whose buckets have other numbers.
+/// The control block for another plan, whose buckets have other numbers.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
@@ -206,7 +206,7 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// The progress of a record: its number of updates, and the number that its optimizer carries beside that count.
+/// The progress of a record: its number of updates, and the number that its optimizer carries besides that count.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -228,7 +228,7 @@ impl Progress {
     }
 }
 
-/// A number of updates, and the number that an optimizer carries beside it.
+/// A number of updates, and the number that an optimizer carries besides it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -248,10 +248,10 @@ impl From<(u64, f64)> for StepCount {
 }
 
 impl StepCount {
-    /// Counts must be below this, so that later updates cannot overflow them.
+    /// Counts must be below this number, so that they cannot overflow later.
     const END: u64 = 1 << 63;
 
-    /// Returns the progress that it stands for. `carries` says whether the optimizers carry a number.
+    /// Returns the progress with this count. `carries` says whether the optimizers carry a number.
     ///
     /// # Errors
     /// `Config` for a count of 2^63 or more, a count above 0 without the number that is carried, or a number that is no
@@ -278,7 +278,7 @@ impl StepCount {
     }
 }
 
-/// The valid numbers to carry, in words.
+/// A text for errors: the valid numbers to carry.
 pub(crate) const CARRIED_RANGE: &str =
     "1 before the first update, and a number of at least 0 and below 1 after it";
 

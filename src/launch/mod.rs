@@ -1,4 +1,4 @@
-//! A bucket as kernel launches: which optimizer steps which segment, at which addresses, with which arguments.
+//! A bucket as kernel launches: the optimizer of each segment, the addresses and the arguments.
 //!
 //! It depends on `layout`, `optim` and `op`. Both executors pass these structs to the kernels, so their launches cannot
 //! differ.

@@ -1,9 +1,9 @@
-//! Addresses of the bytes of every [`Memory`]. Only this file turns a span, which the checker judges, into an address.
+//! Addresses of the bytes of every [`Memory`]. Only this file turns a span, which the checker knows, into an address.
 //!
 //! Addresses are of the CPU's memory or a GPU's, and this file never reads or writes through one. A span that leaves
-//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes bases, to which tiles add
-//! their offsets. Bases are numbers, because a base may lie outside its tensor as long as base and offset together lie
-//! inside.
+//! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, to which
+//! tiles add their offsets. Bases are numbers and not pointers, because a base may lie outside its tensor if base plus
+//! offset lies inside.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -74,7 +74,7 @@ pub(crate) struct Counts {
     pub(crate) norms: usize,
     /// Control blocks of single buckets, each of which is clipped on its own.
     pub(crate) bucket_controls: usize,
-    /// Control blocks of clip sets after the first. There are none beside blocks of single buckets.
+    /// Control blocks of clip sets after the first. A stepper has either these or blocks of single buckets.
     pub(crate) set_controls: usize,
     pub(crate) states: usize,
 }
@@ -148,7 +148,7 @@ impl Regions {
         Ok(Regions { tensors, ..Regions::without_tensors(counts, owned)? })
     }
 
-    /// Makes control memory and settings alone.
+    /// Makes only control memory and settings.
     pub(crate) fn without_tensors(
         counts: Counts,
         mut owned: impl FnMut(Memory, u64) -> Result<Region>,
@@ -236,13 +236,14 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// The first control block after the pass's, and how many there are: of single buckets, or of further clip sets.
+    /// The first control block after the pass's, and the number of such blocks: of single buckets, or of further clip
+    /// sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())
     }
 
-    /// The control block that a bucket is stepped by: its own, its clip set's, or the pass's.
+    /// The control block for a bucket's step: the bucket's own, its clip set's, or the pass's.
     pub(crate) fn control_of(&self, plan: &Plan, bucket: u32) -> *mut InstepControl {
         let of_set = plan.buckets()[bucket as usize].clip_set.checked_sub(1);
         let own = if self.counts.bucket_controls > 0 { Some(bucket) } else { of_set };

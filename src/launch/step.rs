@@ -1,8 +1,8 @@
 //! The kernel launches of a bucket's norm or step. Arguments and tiles are the same for every executor.
 //!
 //! They are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`, so
-//! the checker has judged exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
-//! leaves its segment, or its row if blocks of states end at rows, so padding is in no tile.
+//! the checker has checked exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
+//! extends beyond its segment, or beyond its row if blocks of states end at rows, so no tile has padding.
 
 use std::ptr;
 
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Step,
 }
 
-/// One launch for a bucket. Its arguments have no address of the tiles yet, because the executor places them.
+/// One launch for a bucket. Its arguments do not have the tiles' address yet, because the executor allocates the tiles.
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
@@ -87,8 +87,8 @@ impl Launch {
             .collect()
     }
 
-    /// Makes a launch without addresses. It also returns the spans of the launch's tensors, each with a state's place
-    /// among the launch's states.
+    /// Makes a launch without addresses. It also returns the spans of the launch's tensors; for states, with their
+    /// index in the launch.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -172,7 +172,7 @@ impl Launch {
         self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
-    /// Sets the addresses, by the spans that the checker has judged. Each tile gets the address of its parameter,
+    /// Sets the addresses, from the spans that the checker has checked. Each tile gets the address of its parameter,
     /// because parameters may lie apart.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
@@ -237,7 +237,7 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
-/// Returns the arguments that depend on the storage alone.
+/// Returns the arguments that depend only on the storage.
 fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     let Precision { param, grad, master, moments, rounding } = storage.precision;
     let (ema_from_sample, ema_weight) = average_weight(ema_decay);
@@ -273,7 +273,8 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     }
 }
 
-/// Returns the seed of stochastic rounding. It differs between rounds, because their updates have the same numbers.
+/// Returns the seed of stochastic rounding. It differs between rounds, because updates of two rounds have the same
+/// number.
 fn seed(storage: &Storage, round: usize) -> u64 {
     match storage.precision.rounding {
         Rounding::Nearest => 0,

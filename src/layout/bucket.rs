@@ -24,7 +24,8 @@ impl Default for BucketCaps {
     }
 }
 
-/// Which counts a bucket has in a tail block after its gradients. The bucket's own reduce adds them up over ranks.
+/// The kinds of counts in a bucket's tail block, which follows the gradients. The bucket's all-reduce sums them over
+/// ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
     /// Whether to count, per segment, the ranks that had a gradient for it.
@@ -33,11 +34,11 @@ pub struct Tails {
     pub contributors: bool,
 }
 
-/// What happens to a gradient after its parameter's step. Gradients of parameters with other [actions](SegmentAction)
-/// always stay. The choice changes no bit of a step.
+/// What happens to a gradient after its parameter's step. The gradients of parameters with other
+/// [actions](SegmentAction) than `Step` always stay. The choice changes no bit of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// It stays, as the sum over ranks, neither divided by the number of ranks nor clipped.
+    /// The gradient stays the sum over ranks, not divided by the number of ranks and not clipped.
     #[default]
     Keep,
     /// The step's launch overwrites it with zeros, also in a skipped pass.
@@ -46,7 +47,8 @@ pub enum Gradients {
     /// scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch after `unscale_` and
     /// `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
     Average,
-    /// Its memory goes back to the system, except pages that also hold data that stays. It cannot be read.
+    /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
+    /// read.
     Release,
 }
 
@@ -64,14 +66,14 @@ pub struct Segment {
     /// Number of elements, without padding.
     pub len: u64,
     /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
-    /// shard that [rows](crate::ForeignBucket::rows) describe, the number that they give.
+    /// shard of [rows](crate::ForeignBucket::rows), the number given there.
     pub element: u64,
     /// Number of elements of a row, if each row begins a new block of 8-bit states; else 0. Each row of the states, and
     /// of tensors laid out like them, then starts at a multiple of 256 elements.
     pub row: u64,
-    /// What a step does with it.
+    /// The action of steps on the segment.
     pub action: SegmentAction,
-    /// The group whose hyperparameters apply to it.
+    /// The group whose hyperparameters apply to the segment.
     pub group: u32,
     /// Offset of its count in the bucket's tail block, if the plan has tails. After the reduce, it is the number of
     /// ranks that had a gradient for the segment.
@@ -111,7 +113,7 @@ pub struct Bucket {
     pub len: u64,
     /// The bucket's range in the arenas of parameters and states.
     pub params: Range<u64>,
-    /// The part of `params` that this rank steps, and whose states it keeps: all of it, unless the plan is
+    /// The part of `params` that this rank steps and has states for: all of it, unless the plan is
     /// [sharded](crate::layout::Plan::sharded).
     pub shard: Range<u64>,
     /// The bucket's segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
@@ -122,10 +124,11 @@ pub struct Bucket {
     pub contributors: Option<u64>,
     /// Whether the bucket holds local parameters, so that no collective touches it.
     pub is_local: bool,
-    /// How its parameters are stored, the same for all.
+    /// The storage of the bucket's parameters, which is the same for all.
     pub storage: Storage,
-    /// The clip set of all its parameters, which are clipped together. 0 is that of the stepper's own
-    /// [`Clip`](crate::Clip); the others are those of [groups](crate::StepperBuilder::group_clip).
+    /// The clip set of the bucket's parameters. The parameters of one clip set are clipped together. Set 0 is clipped
+    /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
+    /// clip](crate::StepperBuilder::group_clip).
     pub clip_set: u32,
     /// The first byte in each memory of tensors.
     pub(crate) first_bytes: FirstBytes,
@@ -193,7 +196,7 @@ impl Bucket {
         (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
     }
 
-    /// Returns the place of a gradient or a count among the host's gradients.
+    /// Returns the offset of a gradient or a count in the host's gradients.
     pub(crate) fn host_grad(&self, element: u64) -> u64 {
         let summed = self.summed();
         if element >= self.start + self.len {
@@ -205,7 +208,7 @@ impl Bucket {
         }
     }
 
-    /// Returns the place of a gradient among the accumulated sums of micro-batches. A local bucket has no such sums.
+    /// Returns the offset of a gradient in the accumulated sums of micro-batches. A local bucket has no such sums.
     pub(crate) fn sum_at(&self, element: u64) -> u64 {
         let summed = self.summed();
         if self.is_local { 0 } else { element.clamp(summed.start, summed.end) - summed.start }
@@ -237,6 +240,6 @@ pub(super) struct Cut {
     pub(super) shards: u32,
     pub(super) caps: BucketCaps,
     pub(super) tails: Tails,
-    /// This rank's place in its group, if the plan is sharded; `None` if each rank keeps full buckets.
+    /// This rank's index in its group, if the plan is sharded; `None` if each rank has full buckets.
     pub(super) place: Option<u32>,
 }

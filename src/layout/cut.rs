@@ -1,10 +1,10 @@
 //! Cuts a layout into buckets, for one bucket cap and world size.
 //!
-//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. The assignment is DDP's: each
-//! kind keeps an open bucket of its own, and a bucket closes at the parameter that reaches its cap. Buckets follow each other in the order
-//! of their last parameters, so backward completes them in that order. Every segment starts on a multiple of 256 elements and
-//! every bucket is padded to world_size x 256, so shard cuts, norm leaves and vectors agree for any cap. Every sum and product
-//! is checked: what passes 2^56 elements is an error.
+//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. The assignment is
+//! DDP's: each kind has its own open bucket, which closes at the parameter that reaches the cap. Buckets are in the
+//! order of their last parameters, which is the order in which backward completes them. Every segment starts at a
+//! multiple of 256 elements and every bucket is padded to a multiple of world_size x 256, so shards, norm leaves and
+//! vectors are aligned for any cap. Every sum and product is checked: more than 2^56 elements is an error.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, BucketCaps, Layout, Parameter, Plan, Storages, Tails};
 
 impl Plan {
-    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` asks for. Parameters of each precision
-    /// fill buckets of their own, up to the caps. Buckets are in the order in which backward completes them.
+    /// Cuts `layout` into buckets. Each bucket ends with the counts that `tails` asks for. Parameters of different
+    /// precisions never share a bucket. Buckets are in the order in which backward completes them.
     ///
     /// # Errors
     /// `Config` if a cap or the world size is zero, no kernel has a [precision](crate::Precision), or the gradients'
@@ -51,7 +51,7 @@ impl Plan {
         Plan::filled(layout, cut, storages, backward)
     }
 
-    /// Returns the plan with the same buckets, but this rank keeps and steps only one shard of each. All shards of a
+    /// Returns a plan with the same buckets, in which this rank has and steps only one shard of each. All shards of a
     /// bucket have the same length. Shards end at multiples of 256 elements of a parameter.
     /// [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
@@ -63,7 +63,7 @@ impl Plan {
     }
 
     /// Shards the same buckets inside groups of `shards` neighbouring ranks, as [`sharded`](Self::sharded) does over
-    /// all ranks. Ranks at the same place in their groups have the same shard.
+    /// all ranks. Ranks with the same index in their groups have the same shard.
     ///
     /// # Errors
     /// Errors as for [`sharded`](Self::sharded); `Config` if the world size is not a multiple of `shards`.
@@ -86,7 +86,7 @@ impl Plan {
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
-    /// Cuts the same layout by the same caps, with buckets filled in this order of registration indices.
+    /// Cuts the same layout by the same caps, filling buckets in the given order of registration indices.
     ///
     /// # Errors
     /// `Layout` unless `order` names each parameter once, or if the buckets hold 2^56 elements or more; `Unsupported`
@@ -232,7 +232,7 @@ pub(super) struct Filling<'a> {
 struct Open {
     params: Vec<u32>,
     bytes: u64,
-    /// The place of the bucket's last parameter in the order.
+    /// The index of the bucket's last parameter in the order.
     last: usize,
     /// Whether a bucket of this kind has been closed before.
     has_first: bool,
@@ -241,7 +241,7 @@ struct Open {
 /// A full bucket, or the last one of its kind.
 pub(super) struct Filled {
     pub(super) params: Vec<u32>,
-    /// Its place among the kinds.
+    /// Its index among the kinds.
     pub(super) kind: u32,
     last: usize,
 }

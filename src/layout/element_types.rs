@@ -1,7 +1,8 @@
-//! Element types of every tensor, and the precision of each parameter: one for all, others for groups and parameters.
+//! Element types of every tensor, and the precision of each parameter: a default, and exceptions for groups and
+//! parameters.
 //!
-//! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here, before
-//! any step, and the error names the option, the group or the parameter that asks for it.
+//! Arithmetic is f32 for every storage type; storing rounds once. A combination without a kernel is refused here,
+//! before any step. The error names the option, the group or the parameter.
 
 use std::collections::HashMap;
 
@@ -10,20 +11,19 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
-/// How the bits that a 16-bit parameter lacks are kept, so that small updates are not lost.
+/// How the low bits of a 16-bit parameter's f32 value are stored, so that small updates are not lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
     /// They are not kept.
     #[default]
     None,
-    /// As an f32 weight beside the parameter, 4 bytes per element. The parameter is that weight rounded to the nearest,
-    /// ties to even.
+    /// As a separate f32 weight, 4 bytes per element. The parameter is this weight, rounded to nearest even.
     F32,
     /// As the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per element. Master values
     /// have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded to the nearest, ties
     /// away from zero.
     Remainder16,
-    /// As the next 8 bits after the bf16 parameter's, 1 byte per element. Together they are a weight with a 15-bit
+    /// As the 8 bits after those of the bf16 parameter, 1 byte per element. Both together are a weight with a 15-bit
     /// fraction.
     Remainder8,
 }
@@ -46,17 +46,17 @@ pub enum Moments {
     EightBit,
 }
 
-/// How values are rounded that are stored in fewer bits than f32: parameters without a master, [24-bit
+/// How values are rounded if they are stored in fewer bits than f32: parameters without a master, [24-bit
 /// masters](Master::Remainder8) and states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest; ties to even.
     #[default]
     Nearest,
-    /// Rounds to one of the two neighbours, with probabilities that make the mean the value. The random bits depend on
-    /// the seed, the parameter's number of updates and the element's place in the layout. They do not depend on
-    /// buckets, ranks, threads or device, so the result has the same bits everywhere, and a resumed run has those of an
-    /// uninterrupted one.
+    /// Rounds up or down at random, so that the expected value is the value. The random bits depend on the seed, the
+    /// parameter's number of updates and the element's place in the layout. They do not depend on buckets, ranks,
+    /// threads or device. The result therefore has the same bits everywhere, and a resumed run has the bits of an
+    /// uninterrupted run.
     Stochastic {
         /// The seed of the random bits, which must be the same on all ranks.
         seed: u64,
@@ -98,7 +98,7 @@ pub struct Precision {
     pub param: DType,
     /// The type of gradients, and of their reduce over ranks.
     pub grad: DType,
-    /// How the missing bits of 16-bit parameters are kept.
+    /// How the low bits of 16-bit parameters are stored.
     pub master: Master,
     /// The type of optimizer states.
     pub moments: Moments,
@@ -123,7 +123,7 @@ impl Precision {
         rounding: Rounding::Nearest,
     };
 
-    /// Refuses a precision that no kernel has.
+    /// Refuses a precision without a kernel.
     ///
     /// # Errors
     /// `Config`, which names the field that does not go with the others.
@@ -196,11 +196,11 @@ impl Moments {
     }
 }
 
-/// The storage of all parameters of a layout: one for the layout, and precisions of single groups. It also has the clips
-/// of single groups, because a bucket holds parameters of one precision that are clipped together.
+/// The storage of all parameters of a layout: a default, and the precisions of single groups. It also has the group
+/// clips, because the parameters of a bucket have one precision and are clipped together.
 ///
-/// A parameter with a [type of its own](crate::LayoutBuilder::dtype) takes that type for itself and its gradient, and the
-/// rest of its group's precision as far as it applies: in f32 it has no [master](Master), and values that lose no bits
+/// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and its gradient, and
+/// otherwise its group's precision where that applies. In f32 it has no [master](Master), and values that lose no bits
 /// are not rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
@@ -230,7 +230,7 @@ pub(super) struct Resolved {
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
-/// What all parameters of a bucket have in common.
+/// The properties that all parameters of a bucket have in common.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Kind {
     pub(super) storage: Storage,
@@ -314,7 +314,7 @@ impl Storages {
     }
 }
 
-/// Finds the groups that a list of options for single groups names; no group may be named twice.
+/// Finds the groups that are named in a list of options for single groups. No group may be named twice.
 fn by_group<'a, T>(
     option: &'static str,
     what: &str,
@@ -348,7 +348,7 @@ impl Resolved {
 }
 
 impl Precision {
-    /// Returns the precision of a parameter with a type of its own, in a group of this precision.
+    /// Returns the precision of a parameter with its own type, in a group of this precision.
     fn with_type(self, dtype: DType) -> Precision {
         let mut precision = Precision { param: dtype, grad: dtype, ..self };
         if dtype == DType::F32 {
@@ -410,7 +410,7 @@ pub struct MixedPrecisionPolicy {
 }
 
 impl Default for MixedPrecisionPolicy {
-    /// Every type is the parameters' original one.
+    /// A policy in which every type is the parameters' original type.
     fn default() -> Self {
         MixedPrecisionPolicy {
             param_dtype: None,
@@ -422,14 +422,15 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Returns the precision of a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket, whose
-    /// optimizer steps parameters of type `original`. If these are f32 and compute in 16 bits, they get an f32 master,
-    /// which a [strategy](crate::Strategy) may shard.
+    /// Returns the precision for a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket whose
+    /// optimizer steps parameters of type `original`. If `original` is f32 and `param_dtype` has 16 bits, parameters
+    /// get an f32 master, which a [strategy](crate::Strategy) may shard.
     ///
-    /// PyTorch rounds a reduced gradient to `original` before the step. Here the step uses it without that rounding.
+    /// PyTorch rounds a reduced gradient to `original` before the step. instep's step uses the gradient without this
+    /// rounding.
     ///
     /// # Errors
-    /// `Config` if `original` cannot hold the values of the type in which they compute.
+    /// `Config` if `original` cannot represent all values of `param_dtype`.
     pub fn precision(&self, original: DType) -> Result<Precision> {
         let param = self.param_dtype.unwrap_or(original);
         let master = match (original, param) {

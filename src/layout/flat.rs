@@ -1,7 +1,7 @@
 //! A bucket in which parameters, states and gradients all have the offsets of the gradients.
 //!
-//! It depends on the layout alone. Nothing is padded, so it takes a framework's flat buffers as they are. Such a plan
-//! has only the bucket's parameters, in the order of their offsets, and no schedule uses it.
+//! This module depends only on the layout. Nothing is padded, so a framework's flat buffers fit as they are. Such a
+//! plan has only the bucket's parameters, in the order of their offsets, and no schedule uses it.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
@@ -11,7 +11,7 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Storages};
 
 impl Plan {
-    /// Builds the plan of one bucket. It also returns, per segment, its parameter's place in the bucket's list.
+    /// Builds the plan of one bucket. It also returns, per segment, its parameter's index in the bucket's list.
     ///
     /// # Errors
     /// `Layout` if the bucket is empty, a gradient leaves it, overlaps another one or is listed twice, or an offset

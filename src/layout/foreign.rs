@@ -1,7 +1,7 @@
 //! Buckets that the caller has laid out: the offset of each gradient in each bucket.
 //!
-//! This file has offsets only; the stepper has the addresses. Parameters and states keep the plan's offsets; only
-//! gradients lie elsewhere. Such a bucket has no tail: it is reduced as it is, and it counts no ranks.
+//! This file has only offsets; the stepper has the addresses. Parameters and states have the plan's offsets; only
+//! gradients have the caller's. A foreign bucket has no tail block, so it counts no ranks.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::layout::element_types::{Kind, Resolved};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Storages};
 
-/// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
+/// One flat gradient buffer and the gradients in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignBucket {
     pub(super) len: u64,
@@ -38,10 +38,10 @@ impl ForeignBucket {
         self
     }
 
-    /// Says that a listed parameter is a shard of a larger one, which is cut between rows of `row` elements. `first` is
-    /// the number of the shard's first element among the elements of all full parameters. A
-    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter, wherever it is cut:
-    /// stochastic rounding counts from `first`, and no block of 8-bit states crosses the end of a row.
+    /// Says that a listed parameter is a shard that consists of rows of a larger parameter, each of `row` elements.
+    /// `first` is the index of the shard's first element among the elements of all full parameters. A
+    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter, whatever rows it has:
+    /// stochastic rounding counts elements from `first`, and no block of 8-bit states crosses the end of a row.
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements: a row
@@ -86,10 +86,10 @@ impl ForeignBucket {
         self.refuse_overlap(layout, bucket)
     }
 
-    /// What all its parameters have in common.
+    /// Returns the properties that all parameters of the bucket have in common.
     ///
     /// # Errors
-    /// `Layout` if they differ in it.
+    /// `Layout` if they differ.
     pub(super) fn kind(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Kind> {
         let mut of_all: Option<(usize, Kind)> = None;
         for (id, _) in &self.gradients {
@@ -150,8 +150,9 @@ impl Plan {
     /// Builds the plan of a layout whose gradients lie in these buckets, numbered in this order.
     ///
     /// # Errors
-    /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their
-    /// bucket, or differ in [precision](crate::Precision) or [clip](crate::StepperBuilder::group_clip) inside one; `Config` if a precision is one that no kernel has.
+    /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, if gradients overlap or leave
+    /// their bucket, or if the parameters of a bucket differ in [precision](crate::Precision) or
+    /// [clip](crate::StepperBuilder::group_clip); `Config` for a precision without a kernel.
     pub fn foreign(
         layout: &Layout,
         buckets: &[ForeignBucket],

@@ -1,8 +1,8 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! This module computes offsets and owns no memory. All ranks must have the same [`Layout`]; a [`Plan`] is that layout
-//! cut into buckets, for one cap and world size. It depends on no device, so a layout can be built and inspected
-//! anywhere.
+//! This module computes offsets and owns no memory. All ranks must have the same [`Layout`]. A [`Plan`] is the layout
+//! divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be built and
+//! inspected anywhere.
 
 mod bucket;
 mod cut;
@@ -32,9 +32,10 @@ pub enum SegmentAction {
     /// Apply the optimizer.
     #[default]
     Step,
-    /// Multiply the reduced gradient by 1/world_size in place, for parameters that another optimizer updates, also in a
-    /// skipped pass. It stays the unclipped gradient of the *scaled* loss: divide it by the pass's loss scale, and
-    /// check for infinities, yourself. It is not part of the norm, and never causes a skip.
+    /// Multiply the reduced gradient by 1/world_size in place, also in a skipped pass, because another optimizer
+    /// updates the parameter. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide it
+    /// by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
+    /// skip.
     Average,
     /// Touch nothing: the gradient stays the sum over ranks, and the parameter does not change.
     Leave,
@@ -50,15 +51,15 @@ pub struct Parameter {
     /// Dimensions, whose product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
     /// others.
     pub shape: Vec<u64>,
-    /// The type of the parameter and its gradient, if it is not that of the group's [precision](Precision).
+    /// The type of the parameter and its gradient, if it differs from the group's [precision](Precision).
     pub dtype: Option<DType>,
     /// Number of hand-overs in one pass: 1, or the number of places that share the parameter.
     pub uses: u32,
-    /// What a step does with it.
+    /// The action of steps on the parameter.
     pub action: SegmentAction,
-    /// The group that has its hyperparameters, as an index into [`Layout::groups`].
+    /// The parameter's group, as an index into [`Layout::groups`]. The group has the hyperparameters.
     pub group: u32,
-    /// Whether the parameter is each rank's own: it is never reduced, averaged or broadcast.
+    /// Whether the parameter is local to each rank: it is never reduced, averaged or broadcast.
     pub local: bool,
 }
 
@@ -102,7 +103,7 @@ const MAX_DIMENSIONS: usize = 64;
 pub struct LayoutBuilder {
     parameters: Vec<Parameter>,
     groups: Groups,
-    /// An option that came before any parameter.
+    /// An option that was set before any parameter was added.
     misplaced: Option<&'static str>,
 }
 
@@ -116,8 +117,8 @@ impl Default for LayoutBuilder {
 }
 
 impl LayoutBuilder {
-    /// Adds a parameter of `len` elements. Register in forward order: buckets are filled from the last one back,
-    /// because backward makes the last gradients first.
+    /// Adds a parameter of `len` elements. Register parameters in forward order. Buckets are filled from the last
+    /// parameter to the first, because backward makes the last gradients first.
     pub fn param(mut self, name: impl Into<String>, len: usize) -> Self {
         self.parameters.push(Parameter {
             name: name.into(),
@@ -148,9 +149,9 @@ impl LayoutBuilder {
         self
     }
 
-    /// Gives the parameter added last, and its gradient, a type of their own instead of those in the group's
+    /// Sets the type of the parameter added last and of its gradient, instead of those in the group's
     /// [precision](Precision). The rest of that precision applies where it makes sense: an f32 parameter has no
-    /// [master](Master). Parameters of different precisions share no bucket.
+    /// [master](Master). Parameters of different precisions never share a bucket.
     ///
     /// ```
     /// use instep::{DType, Layout, Precision, Sgd, Solo, Stepper};
@@ -218,10 +219,10 @@ impl LayoutBuilder {
         self
     }
 
-    /// Makes the parameter added last local to each rank: its gradient is not reduced, each rank steps it with its own
-    /// gradient alone, and it is never broadcast. It is not part of the global norm and is not clipped. A skipped pass
-    /// skips it too. An infinite or NaN gradient *of its own* skips nothing, because the other ranks cannot see it: the
-    /// parameter is stepped with it.
+    /// Makes the parameter added last local to each rank: its gradient is not reduced, each rank steps it with only its
+    /// own gradient, and it is never broadcast. It is not part of the global norm and is not clipped. A skipped pass
+    /// skips it too. An infinite or NaN gradient of a local parameter does not skip the pass, because the other ranks
+    /// cannot see it: the parameter is stepped with this gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -332,7 +333,7 @@ impl Layout {
         self.groups.find(name).map(|group| group as usize)
     }
 
-    /// The same, for an option that names the group.
+    /// Returns the same for a group that is named in an option.
     ///
     /// # Errors
     /// `Config` if there is none of that name.
@@ -357,8 +358,8 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit; an error of [`id`](Self::id)
-    /// compares all names.
+    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit, unlike in [`id`](Self::id),
+    /// whose error compares all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))

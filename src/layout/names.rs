@@ -1,4 +1,4 @@
-//! Finds a name's place in a list by the name's hash, without a second copy of any name.
+//! Finds the index of a name in a list by the name's hash, without a second copy of any name.
 //!
 //! The index is a hash table of indices with open addressing, at most half full, so a search compares only a few names
 //! however long the list is. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
@@ -23,13 +23,13 @@ pub(super) struct NameIndex {
 }
 
 impl NameIndex {
-    /// Returns the place of `name` in the list that `name_at` reads.
+    /// Returns the index of `name` in the list that `name_at` reads.
     pub(super) fn find<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         let found = *self.slots.get(self.slot(name, name_at)?)?;
         (found != FREE).then_some(found)
     }
 
-    /// Adds the name that the caller appends to the list. If the list has the name already, returns its place and adds
+    /// Adds the name that the caller appends to the list. If the list already has the name, returns its index and adds
     /// nothing.
     pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
         if 2 * (self.len + 1) > self.slots.len() {

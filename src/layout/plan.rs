@@ -1,4 +1,4 @@
-//! A layout cut into buckets: every segment's offset, as data that schedule, checker and executors share.
+//! A layout divided into buckets: every segment's offset, as data for the schedule, the checker and the devices.
 //!
 //! Gradients, parameters and states share these offsets unless the buckets are foreign. `cut.rs` makes a plan from caps
 //! and a world size, and `foreign.rs` makes one from the caller's buckets. A plan never holds 2^56 elements or more.
@@ -37,7 +37,7 @@ pub struct Plan {
     pub(super) cut: Option<Cut>,
     /// The different storages of buckets.
     pub(super) storages: Vec<Storage>,
-    /// What `storages` and `max_norms` were derived from.
+    /// The options from which `storages` and `max_norms` were derived.
     pub(super) asked: Storages,
     /// The largest norm of each clip set after the first.
     pub(super) max_norms: Vec<Option<f64>>,
@@ -106,7 +106,7 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
 
-    /// Returns how many elements of the arena of parameters are common to all ranks. They come first in the arena.
+    /// Returns the number of elements in the arena of parameters that are not local. They come first in the arena.
     pub fn common_len(&self) -> u64 {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
@@ -130,7 +130,7 @@ impl Plan {
         runs
     }
 
-    /// Changes segments from one action to another, if `is_changed` says so about the parameter.
+    /// Changes segments from one action to another, if `is_changed` returns true for the parameter.
     pub(crate) fn change_actions(
         &mut self,
         [from, to]: [SegmentAction; 2],
@@ -204,21 +204,21 @@ impl Plan {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step writes full buckets of parameters again. If so, that op must also come
-    /// after the trainer's reads of frozen parameters, which the step does not write.
+    /// Returns whether an op after the step writes full buckets of parameters again. Such an op must also wait for the
+    /// trainer's reads of frozen parameters, which the step does not write.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that are in this rank's shard, and so are stepped here: all of them, unless
+    /// Returns the elements of a parameter that are in this rank's shard and that this rank steps: all of them, unless
     /// the plan is [sharded](Self::sharded). `param` is the parameter's index in registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
         self.bucket_of(segment).shard_of_segment(segment)
     }
 
-    /// Returns whether gradients and parameters lie in the caller's memory, with each bucket and each parameter in a
-    /// place of its own.
+    /// Returns whether gradients and parameters lie in the caller's memory, where each bucket and each parameter has
+    /// its own address.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
     }
@@ -234,8 +234,8 @@ impl Plan {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
-    /// Returns the gradients that are not needed after this bucket's step, as few runs as possible. Averaged and left
-    /// gradients stay, and so do the counts after the gradients.
+    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. They do not
+    /// include averaged and left gradients, or the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -256,7 +256,7 @@ impl Plan {
         &self.max_norms
     }
 
-    /// The storage that it was asked for.
+    /// The storage options with which the plan was made.
     pub(crate) fn asked(&self) -> &Storages {
         &self.asked
     }

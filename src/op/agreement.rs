@@ -1,12 +1,12 @@
-//! The agreement: one number for everything that ranks must have in common, and a text of the differences between two
+//! The agreement: one number for all values that ranks must have in common, and a text of the differences between two
 //! ranks.
 //!
-//! The number has four lanes of 16 bits. Each part of the agreement has a lane of its own. Its hash of 48 bits is
-//! spread over the other three lanes, and all parts are combined by exclusive or. If one part differs, only its own
-//! lane stays equal. So the number tells which part differs, and misses a difference once in 2^48, not once in 2^16.
+//! The number has four lanes of 16 bits, one for each part of the agreement. A part's hash of 48 bits is written to the
+//! other three lanes, and all parts are combined by exclusive or. If one part differs, only its own lane stays equal.
+//! The number therefore tells which part differs, and misses a difference only once in 2^48.
 //!
 //! `Words` are the text of each part, a line for each value. A stepper's calls carry its words, so between threads the
-//! error has both ranks' values. A rank in another process adds its own words to the error that it gets. The text is
+//! error has both ranks' values. Between processes, each rank adds its own words to the error that it gets. The text is
 //! written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
@@ -51,7 +51,7 @@ impl Agreed {
         Agreed::ALL.into_iter().filter(move |part| text.ends_with(SEVERAL) || text.ends_with(part.name()))
     }
 
-    /// Returns what the part contributes to the number.
+    /// Returns the part's contribution to the number.
     pub(crate) fn share(self, hash: u64) -> u64 {
         let at = self as u32 * LANE_BITS;
         let below = (1u64 << at) - 1;
@@ -88,7 +88,7 @@ pub(super) fn differing(ours: u64, theirs: u64) -> Vec<Agreed> {
     if own.len() == 1 { own } else { Agreed::ALL.to_vec() }
 }
 
-/// Spreads a change of any bit over all bits (the finaliser of SplitMix64): FNV-1a leaves the low ones weak.
+/// Spreads a change of any bit over all bits (the finaliser of SplitMix64), because FNV-1a mixes the low bits poorly.
 fn mixed(hash: u64) -> u64 {
     let hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -104,7 +104,7 @@ const SAID: usize = 400;
 pub struct Words {
     layout: String,
     options: String,
-    /// The number of layout and options alone, which ranks compare when they build a stepper.
+    /// The number of only layout and options, which ranks compare when they build a stepper.
     fixed: u64,
     /// The last two numbers, because the trainer may be a pass ahead of the collectives that compare them.
     recent: Mutex<[Recent; 2]>,
@@ -139,7 +139,7 @@ impl Write for Line<'_> {
     }
 }
 
-/// The hash of values that one rank wrote to a parameter that no broadcast makes equal: a line of the words.
+/// A line of the words: the hash of values that one rank wrote to a parameter that is not broadcast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenValues<'a> {
     /// The parameter's index. Ranks list parameters in ascending order.
@@ -227,8 +227,8 @@ impl Words {
         })
     }
 
-    /// Adds this rank's words to the error of a collective that knew only which part differs. `ours` is the number that
-    /// this rank sent.
+    /// Adds this rank's words to the error of a collective that only knows which part differs. `ours` is the number
+    /// that this rank sent.
     pub(crate) fn add_to(&self, error: Error, ours: u64) -> Error {
         let Error::Mismatch { rank, ours: first, other_rank, theirs: other, differs } = error else {
             return error;

@@ -1,8 +1,8 @@
 //! Operations as plain data. The scheduler writes them, executors run them and the checker reads them.
 //!
 //! An [`Op`] holds no pointer, closure or foreign handle; executors resolve its [`Memory`] and [`Ticket`]. Only
-//! [`Op::accesses`] says which bytes an op touches. The checker judges by it and the host executor takes its pointers
-//! from it, so the checked accesses are the ones that run.
+//! [`Op::accesses`] says which bytes an op touches. The checker uses it, and the host executor takes its pointers from
+//! it, so the checked accesses are the ones that run.
 
 mod agreement;
 mod span;
@@ -92,14 +92,14 @@ pub struct Ticket {
 pub enum Phase {
     /// Opens a pass: counts the last pass's updates, derives scalars, empties the accumulators.
     Begin,
-    /// Turns the norm into clip coefficient and skip flag, and stores the numbers that the next pass needs of this one.
+    /// Computes clip coefficient and skip flag from the norm, and stores the numbers that the next pass needs.
     Decide,
     /// Decides for one bucket by the bucket's norm, before its step.
     DecideBucket {
         /// Which bucket.
         bucket: u32,
     },
-    /// Writes the pass's status to where the host reads it without waiting.
+    /// Writes the pass's status to memory that the host reads without waiting.
     Publish,
 }
 
@@ -151,7 +151,7 @@ impl fmt::Display for CollectiveKind {
     }
 }
 
-/// The ranks that take part in a collective, from one rank's view.
+/// The ranks that take part in a collective, relative to one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// All ranks.
@@ -171,8 +171,8 @@ pub enum Action {
     /// Marks the position that the ticket names.
     Record(Ticket),
     /// Later ops of the stream start once the caller's sum of a bucket is complete: on a GPU after the caller's event,
-    /// on the host after a call returns. That sum comes after everything that the trainer did with the bucket before
-    /// its hand-over, so these ops come after that too.
+    /// on the host after a call returns. The sum comes after all accesses of the trainer to the bucket before the
+    /// hand-over, so these ops do too.
     AwaitSum {
         /// Which bucket.
         bucket: u32,
@@ -184,8 +184,7 @@ pub enum Action {
         /// Which bucket.
         bucket: u32,
     },
-    /// Runs the part of a bucket's step that ends with norms of this rank's shards of parameters. Ranks then add these
-    /// up.
+    /// Runs a bucket's step up to the norms of this rank's shards of parameters. Ranks then add up the norms.
     Measure {
         /// Which bucket.
         bucket: u32,
@@ -195,7 +194,7 @@ pub enum Action {
     /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step. Neighbouring
     /// buckets may share the op, and so its launch.
     Step {
-        /// Which bucket: the lowest, if there are several.
+        /// The index of the bucket. If there are several, the lowest index.
         bucket: u32,
         /// Number of consecutive buckets, from `bucket` on.
         count: u32,
@@ -208,9 +207,9 @@ pub enum Action {
         group: Group,
         /// Number of the pass, counted from the stepper's first.
         pass: u64,
-        /// The agreement's number, which all ranks must have equal in this pass.
+        /// The agreement's number, which must be equal on all ranks in this pass.
         agreement: u64,
-        /// The bucket of the call, if it is of one.
+        /// The bucket of the call, if it is about one.
         bucket: Option<u32>,
         /// The source.
         src: Span,
@@ -219,7 +218,7 @@ pub enum Action {
     },
     /// Makes the open pass leave a segment unchanged, after the pass's Begin.
     Leave {
-        /// Which segment of the plan.
+        /// The index of the segment in the plan.
         segment: u32,
     },
     /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's memory and the
@@ -239,7 +238,7 @@ pub enum Action {
         bucket: u32,
         /// The span that is added.
         src: Span,
-        /// The span that it is added to.
+        /// The span to which it is added.
         dst: Span,
     },
     /// Fills counts of ranks with ones, because each rank counts itself. Without offload, Begin does this.
@@ -339,7 +338,7 @@ impl Access {
 
 impl Op {
     /// Reports every byte that the op touches, given the number of the optimizer's states and the segments that are
-    /// frozen when the op is submitted. Padding counts as touched where the op may touch it.
+    /// frozen when the op is submitted. Padding is included if the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {
@@ -423,7 +422,7 @@ impl Op {
     }
 }
 
-/// Returns how many bytes one step of a bucket reads and writes, by the accesses that the checker judges.
+/// Returns how many bytes one step of a bucket reads and writes, from the op's accesses.
 pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
     let (mut bytes, storage) = (0, &plan.buckets()[bucket as usize].storage);
     let op = Op { stream: Stream::Optim, action: Action::Step { bucket, count: 1 } };

@@ -42,7 +42,8 @@ pub enum Memory {
     Sums,
 }
 
-/// Where the control blocks of single buckets, or of further clip sets, lie in control memory: after the pass's.
+/// The offset in control memory of the control blocks of single buckets or of further clip sets. They follow the pass's
+/// control block.
 pub(crate) const FURTHER_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
 
 const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
@@ -55,7 +56,7 @@ const fn control_field(offset: usize, bytes: usize) -> Span {
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
-    /// Returns whether a rank with shards keeps this memory for its shard alone.
+    /// Returns whether a sharded rank has this memory only for its shard.
     pub fn is_sharded_state(self) -> bool {
         use Memory::*;
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
@@ -223,20 +224,20 @@ impl Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
 
-    /// Returns one parameter's tensor in a memory, or the part of it that this rank keeps.
+    /// Returns one parameter's tensor in a memory, or this rank's part of it.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 
-    /// The next pass's loss scale and its progress towards growing: the part of control memory that Decide alone
-    /// writes. It also stands for the caller's scaler: Begin reads its scale, and Decide writes its flag.
+    /// The next pass's loss scale and its growth tracker: the part of control memory that only Decide writes. It also
+    /// represents the caller's scaler, whose scale Begin reads and whose flag Decide writes.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
-    /// The loss scale alone, which Begin reads.
+    /// Only the loss scale, which Begin reads.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The other half of it, which Decide alone reads. It stands for the flag of the caller's scaler.
+    /// The other half of [`LOSS_SCALE`](Self::LOSS_SCALE), which only Decide reads. It represents the caller's flag.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
     /// Control memory after the loss scale.
@@ -245,14 +246,14 @@ impl Span {
     /// The sum of squares, as 64-bit integers that ranks add up.
     pub const SQUARES: Span = control_field(offset_of!(InstepControl, limbs), size_of::<[u64; LIMBS]>());
 
-    /// The bits of the largest magnitude. Ranks take the maximum of theirs.
+    /// The bits of the largest magnitude. Ranks combine it by the maximum.
     pub const LARGEST: Span = control_field(offset_of!(InstepControl, max_abs_bits), size_of::<u32>());
 
-    /// The index of the first bucket whose step was not finite. Ranks take the smallest of theirs.
+    /// The index of the first bucket with a non-finite gradient. Ranks combine it by the minimum.
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field of a further control block: that of a bucket which is clipped on its own, or of a clip set.
+    /// Returns the same field of another control block: that of a single bucket, or of a clip set.
     pub(crate) fn of_control_block(self, block: u32) -> Span {
         let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }

@@ -10,7 +10,7 @@ optimizer! {
     ///
     /// States: `square_avg`, `acc_delta`.
     pub struct Adadelta: "Adadelta" {
-        /// Factor of the change; the paper has none.
+        /// Factor of the update; the paper has none.
         pub lr: f64 = 1.0 => lr: NonNegative;
         /// Decay rate of both averages.
         pub rho: f64 = 0.9 => rho: UpToOne;

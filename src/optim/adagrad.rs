@@ -1,7 +1,7 @@
 //! Adagrad's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.Adagrad`. The sum's memory starts as zeros, and the first update adds the initial
-//! value. PyTorch's sum has that value before the first update.
+//! Defaults are those of `torch.optim.Adagrad`. The sum starts as zeros, and the first update adds
+//! `initial_accumulator_value`. PyTorch's sum has that value before the first update.
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_adagrad;

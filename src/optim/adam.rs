@@ -1,7 +1,7 @@
 //! Adam's and AdamW's hyperparameters and states, for one kernel.
 //!
-//! Defaults are those of `torch.optim`. Users look for two types, so there are two. They apply weight decay differently,
-//! and their defaults for it differ.
+//! Defaults are those of `torch.optim`. There are two types because Adam and AdamW apply weight decay differently and
+//! have different defaults for it.
 
 use super::declare::optimizer;
 use super::{decay_fits, first_step_fits};

@@ -8,7 +8,7 @@ use crate::abi::INSTEP_OPTIMIZER_adamax;
 use crate::error::Result;
 
 optimizer! {
-    /// Adamax: Adam with a decaying maximum of the gradient instead of the second moment's root.
+    /// Adamax: Adam with a decaying maximum of the gradient's magnitude instead of the root of the second moment.
     ///
     /// States: `exp_avg`, `exp_inf`.
     pub struct Adamax: "Adamax" {

@@ -21,7 +21,7 @@ optimizer! {
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
         /// Decay rate of the slow average, which has no bias correction.
         pub beta3: f64 = 0.9999 => beta3: BelowOne;
-        /// Weight of the slow average beside the fast one.
+        /// Weight of the slow average; the fast average has weight 1.
         pub alpha: f64 = 5.0 => alpha: NonNegative;
         /// Added to the root of the corrected second moment.
         pub eps: f64 = 1e-8 => eps: NonNegative;

@@ -1,8 +1,8 @@
 //! The user's own optimizers, which may share buckets with the built-in ones.
 //!
-//! The user writes only the formula. The library keeps the states, decides what is skipped and counts the updates. This
-//! module must pass exactly the memory that the checker has judged: one parameter, its gradient, its states. The idea is
-//! the functional optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
+//! The user writes only the formula. The library stores the states, decides which parameters are skipped and counts the
+//! updates. This module must pass exactly the memory that the checker knows of: one parameter, its gradient, its
+//! states. PyTorch's functional optimizers have a similar `step_param`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub struct ParamStep<'a> {
     /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
     /// update.
     pub states: &'a mut [&'a mut [f32]],
-    /// The factor between the sum and the gradient to step with: 1/world_size, the loss scale and clipping in one.
+    /// The factor that turns the sum into the gradient for the step: 1 / (world size * loss scale) times the clip
+    /// coefficient.
     pub multiplier: f32,
     /// The current learning rate, which [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed.
     pub lr: f64,
@@ -33,7 +34,7 @@ pub struct ParamStep<'a> {
 }
 
 impl<'a> ParamStep<'a> {
-    /// Returns the elements of the gradient to step with: averaged over ranks, divided by the loss scale, and clipped.
+    /// Returns the elements of the gradient for the step: averaged over ranks, divided by the loss scale, and clipped.
     pub fn mean_grad(&self) -> impl ExactSizeIterator<Item = f32> + use<'a> {
         let multiplier = self.multiplier;
         self.grad_sum.iter().map(move |sum| sum * multiplier)
@@ -55,8 +56,9 @@ pub struct EnqueuedStep<'a> {
     pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
-    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other. They are valid once the
-    /// stream gets there. The GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
+    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other. They are valid when the
+    /// stream reaches the kernel. The GPU decides whether the step is skipped, so the kernel must change nothing unless
+    /// `action` is 0.
     pub scalars: DevicePtr,
 }
 
@@ -115,8 +117,8 @@ pub trait StepParam: Send + Sync {
         &[]
     }
 
-    /// Returns a number that stands for all hyperparameters of this code, such as a hash of their bits. Ranks compare
-    /// it. If it differs between ranks, the next collective returns `Mismatch`.
+    /// Returns a hash of all hyperparameters of this code. Ranks compare it. If it differs between ranks, the next
+    /// collective returns `Mismatch`.
     fn fingerprint(&self) -> u64 {
         0
     }
@@ -126,7 +128,8 @@ pub trait StepParam: Send + Sync {
         0.0
     }
 
-    /// Returns whether this code can update parameters at `place`. If not, a stepper with parameters there is refused.
+    /// Returns whether this code can update parameters at `place`. A stepper with parameters at `place` is refused if
+    /// it cannot.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
     }
@@ -150,8 +153,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// A [`StepParam`] as an [`Optimizer`]. It can step all parameters, one group beside built-in optimizers, or single
-/// parameters.
+/// A [`StepParam`] as an [`Optimizer`]. It can step all parameters, one group while built-in optimizers step other
+/// groups, or single parameters.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,

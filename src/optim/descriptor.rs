@@ -1,7 +1,8 @@
 //! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, its source.
 //!
-//! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so a fact about an
-//! optimizer is written once. A table is filled by `optimizer!` (`declare.rs`); this module never computes an update.
+//! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so each fact about
+//! an optimizer is written once. The macro `optimizer!` (`declare.rs`) fills a table; this module never computes an
+//! update.
 
 use std::any::TypeId;
 use std::fmt;
@@ -76,17 +77,17 @@ pub(crate) fn short(number: f64) -> String {
 /// The numbers that one part of a hyperparameter accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// Zero or more. As f32, which kernels take, it is finite, and is zero only if the number is.
+    /// Zero or more. Rounded to f32 it is finite, and it is zero only if the number is zero.
     NonNegative,
-    /// Zero or more, finite; used in f64 alone.
+    /// Zero or more, finite; used only in f64.
     NonNegativeF64,
     /// Any number that is finite as f32.
     Finite,
-    /// From 0, which is included, to 1, which is not.
+    /// At least 0 and below 1.
     BelowOne,
-    /// From 0 to 1, both included.
+    /// At least 0 and at most 1.
     UpToOne,
-    /// Between 0 and 1, both excluded. As f32 it is not zero.
+    /// Above 0 and below 1. As f32 it is not zero.
     InsideOne,
     /// Above 1; finite as f32.
     AboveOne,
@@ -171,7 +172,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// Makes a value of this field's kind of as many numbers as it has parts.
+    /// Makes a value of this field's kind from one number per part.
     ///
     /// # Errors
     /// `Config` for a flag that is neither 0 nor 1.
@@ -211,11 +212,12 @@ pub struct Descriptor {
     pub source: &'static str,
     /// Number of its kernel, which Adam and AdamW share.
     pub kernel: u32,
-    /// Whether norms of the whole parameter scale the change. A step then takes two launches.
+    /// Whether norms of the full parameter scale the update. A step then takes two launches.
     pub is_scaled: bool,
-    /// Name of the number that it carries from update to update, beside the step count.
+    /// Name of the number that the optimizer carries from update to update besides the step count.
     pub carried: Option<&'static str>,
-    /// Why each state value needs its own exponent, if it does: 8-bit codes share one.
+    /// If the optimizer refuses 8-bit states: why each value needs its own exponent. 8-bit codes share one exponent per
+    /// block.
     pub needs_floats: Option<&'static str>,
     /// A hyperparameter, and why states must be f32 if it is on.
     pub needs_f32_states: Option<(&'static str, &'static str)>,

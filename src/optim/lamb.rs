@@ -8,10 +8,10 @@ use crate::abi::INSTEP_OPTIMIZER_lamb;
 optimizer! {
     /// LAMB: AdamW's update, scaled by the ratio of the parameter's norm to the update's norm.
     ///
-    /// The ratio is 1 if one of the norms is 0, infinite or NaN. Each bucket takes two launches, which move 40 bytes per
-    /// element in f32. The norms are exact sums, so any cut into buckets gives the same bits. As in the paper, parameters
-    /// without weight decay are scaled too. Some implementations do not scale those, and clip gradients by themselves; to
-    /// clip here, set [`Clip::Global`](crate::Clip::Global).
+    /// The ratio is 1 if one of the norms is 0, infinite or NaN. Each bucket takes two launches, which move 40 bytes
+    /// per element in f32. The norms are exact sums, so buckets do not change the bits. As in the paper, parameters
+    /// without weight decay are scaled too. Some implementations do not scale these parameters, and clip gradients
+    /// inside LAMB. To clip in instep, set [`Clip::Global`](crate::Clip::Global).
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct Lamb: "LAMB" {

@@ -1,6 +1,6 @@
 //! Lion's hyperparameters and states.
 //!
-//! `torch.optim` has no Lion; defaults are the paper's. Every element moves by the full learning rate, so the default
+//! `torch.optim` has no Lion; defaults are the paper's. Every element changes by the full learning rate, so the default
 //! learning rate is a tenth of AdamW's.
 
 use super::declare::optimizer;
@@ -9,14 +9,14 @@ use crate::abi::INSTEP_OPTIMIZER_lion;
 use crate::error::Result;
 
 optimizer! {
-    /// Lion: every element moves by the learning rate, in the direction of the sign of a momentum. Its states take half of
-    /// the memory of Adam's.
+    /// Lion: every element changes by the learning rate, with the sign of a momentum. Its states take half as much
+    /// memory as Adam's.
     ///
     /// State: `exp_avg`.
     pub struct Lion: "Lion" {
         /// Learning rate.
         pub lr: f64 = 1e-4 => lr: NonNegative;
-        /// Decay rates of the average whose sign is taken, and of the average that is kept.
+        /// Decay rates of the average that gives the sign, and of the stored average.
         pub betas: (f64, f64) = (0.9, 0.99) => beta1: BelowOne, beta2: BelowOne;
         /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;

@@ -1,7 +1,7 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
-//! The update itself is in the kernels' rule headers and nowhere else. A file here says which kernel runs, with which
-//! numbers, and names its states. Validation rejects values that a kernel cannot check, NaN above all.
+//! The update itself is only in the kernels' rule headers. A file of this module says which kernel runs and with which
+//! numbers, and names the optimizer's states. Validation rejects values that a kernel cannot check, above all NaN.
 
 mod custom;
 mod declare;
@@ -52,7 +52,8 @@ use crate::error::{Error, Result, refuse};
 
 /// An optimizer with its hyperparameters.
 ///
-/// Only the types of this module implement it, since each has a kernel. [`Custom`] runs the user's own code instead.
+/// Only the types of this module implement it, because each needs a kernel. [`Custom`] runs the user's own code
+/// instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
     /// Returns the names of the states per element, which are those of `torch.optim`.
     fn state_names(&self) -> &'static [&'static str] {
@@ -69,7 +70,7 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
         self.as_rule().get(name)
     }
 
-    /// Sets a hyperparameter by the name of its field. Its range is checked where the optimizer is used.
+    /// Sets a hyperparameter by the name of its field. Its range is checked when the optimizer is used.
     ///
     /// # Errors
     /// `Unsupported` if there is no such field, or if it has another kind of value.
@@ -136,7 +137,7 @@ pub(crate) mod sealed {
         }
     }
 
-    /// What executors need of an optimizer: the number of its kernel, and its validated hyperparameters.
+    /// The executors' view of an optimizer: the number of its kernel, and its validated hyperparameters.
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;
@@ -159,13 +160,14 @@ pub(crate) mod sealed {
             None
         }
 
-        /// Returns the name of the number that the rule carries from update to update, beside the step count.
+        /// Returns the name of a number that each update reads and changes, in addition to the step count. Only NAdam
+        /// has one.
         fn carried(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
 
-        /// Returns whether norms of the whole parameter scale its change, which takes two launches; as `IsScaled` of
-        /// its header.
+        /// Returns whether norms of the full parameter scale its update, which takes two launches. `IsScaled` of the
+        /// rule's header has the same value.
         fn is_scaled(&self) -> bool {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
@@ -184,14 +186,16 @@ pub(crate) mod sealed {
             self.get(field).filter(|value| !value.is_off()).map(|_| why)
         }
 
-        /// Returns why each state value needs its own exponent, if it does: 8-bit codes share one.
+        /// Returns why each state value needs its own exponent, if 8-bit states are refused: 8-bit codes share one
+        /// exponent per block.
         fn needs_floats(&self) -> Option<&'static str> {
             self.descriptor().and_then(|descriptor| descriptor.needs_floats)
         }
     }
 }
 
-/// Refuses a learning rate whose first step overflows. That step is the largest, as it divides by `1 - beta1`.
+/// Refuses a learning rate with which the first step overflows. The first step is the largest, because it divides by `1
+/// - beta1`.
 fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     refuse! {
         "lr" = short(lr), if !((lr / (1.0 - beta1)) as f32).is_finite()

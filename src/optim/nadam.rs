@@ -9,7 +9,7 @@ use crate::abi::INSTEP_OPTIMIZER_nadam;
 use crate::error::Result;
 
 optimizer! {
-    /// NAdam: Adam that looks ahead along its new first moment, with a momentum that grows over the first steps.
+    /// NAdam: Adam with Nesterov momentum, and a momentum that grows over the first steps.
     ///
     /// States: `exp_avg`, `exp_avg_sq`, and one number per parameter, `mu_product`
     /// ([`carried`](crate::Stepper::carried)).
@@ -22,9 +22,9 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient, unless `decoupled_weight_decay`.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// Decay of the momentum schedule, which rises from `betas.0 / 2` to `betas.0`.
+        /// Decay of the momentum schedule; the momentum rises from `betas.0 / 2` to `betas.0`.
         pub momentum_decay: f64 = 4e-3 => momentum_decay: NonNegativeF64;
-        /// Multiplies the decay by the learning rate and applies it to the parameter, not to the gradient.
+        /// Makes weight decay decoupled: it is multiplied by the learning rate and subtracted from the parameter.
         pub decoupled_weight_decay: bool = false => decoupled: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

@@ -21,7 +21,7 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient, unless `decoupled_weight_decay`.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// Multiplies the decay by the learning rate and applies it to the parameter, not to the gradient.
+        /// Makes weight decay decoupled: it is multiplied by the learning rate and subtracted from the parameter.
         pub decoupled_weight_decay: bool = false => decoupled: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

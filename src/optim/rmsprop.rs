@@ -12,8 +12,8 @@ optimizer! {
     /// States: `square_avg`, then `momentum_buffer` if `momentum` is not zero, then `grad_avg` if `centered`.
     ///
     /// As in PyTorch, eps is outside the root and the variance is not clamped. If gradients hardly vary, rounding can
-    /// make the variance negative and the parameter NaN. With states of fewer bits than f32 that would be common, so they
-    /// are refused with `centered`.
+    /// make the variance negative and the parameter NaN. With bf16 or 8-bit states this would be common, so they are
+    /// refused with `centered`.
     pub struct RmsProp: "RMSprop" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;

@@ -1,7 +1,7 @@
 //! Rprop's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.Rprop`. Limits in the wrong order are refused: torch accepts them, and they would
-//! make every step size the same.
+//! Defaults are those of `torch.optim.Rprop`. Limits in the wrong order are refused, because they would make every step
+//! size the same. torch accepts them.
 
 use super::declare::optimizer;
 use crate::abi::INSTEP_OPTIMIZER_rprop;
@@ -14,9 +14,9 @@ optimizer! {
     ///
     /// States: `prev`, `step_size`.
     pub struct Rprop: "Rprop" {
-        /// A parameter's step sizes before its first update; it has no effect after that.
+        /// Initial step size of each element; it has no effect after a parameter's first update.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// Factors that multiply the step size when the sign changes, and when it does not.
+        /// Factors of the step size if the gradient's sign changes, and if it does not.
         pub etas: (f64, f64) = (0.5, 1.2) => eta_minus: InsideOne, eta_plus: AboveOne;
         /// Smallest and largest step size.
         pub step_sizes: (f64, f64) = (1e-6, 50.0) => step_size_min: NonNegative, step_size_max: NonNegative;

@@ -1,8 +1,8 @@
-//! Gradient clipping, and dynamic loss scaling, which raises and lowers the factor in the loss.
+//! Gradient clipping, and dynamic loss scaling.
 //!
-//! Plain values that the builder checks. The policy of scaling and its defaults are those of `torch.amp.GradScaler`
-//! (Micikevicius et al., Mixed Precision Training, ICLR 2018). The arithmetic is in `kernels/numeric/control.h` and nowhere
-//! else. Validation rejects factors that would move the scale out of f32.
+//! These are plain values that the builder checks. The scaling policy and its defaults are those of
+//! `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR 2018). The arithmetic is only in
+//! `kernels/numeric/control.h`. Validation rejects factors that would move the scale out of the range of f32.
 
 use std::fmt;
 
@@ -16,12 +16,14 @@ pub enum LossScale {
     Constant(f64),
     /// A factor that adapts to the gradients, as that of `torch.amp.GradScaler` does. In each pass, ask for the current
     /// factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). This implies
-    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks decide alike,
-    /// since they see the same sums. A pass that is abandoned, or in which no rank had data, does not change the factor.
-    /// The factor does not change either if the new one, or the reciprocal of its divisor, would not be a normal f32.
+    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks make the same
+    /// decision, because they see the same sums. A pass that is abandoned, or in which no rank had data, does not
+    /// change the factor. The factor also stays the same if the new factor, or the reciprocal of its divisor, would not
+    /// be a normal f32.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
-    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). It implies the same as `Dynamic`.
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As `Dynamic`, it skips non-finite passes
+    /// and is refused in Eager.
     External(ExternalScaler),
 }
 
@@ -153,13 +155,13 @@ fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
 /// not summed over ranks](crate::LayoutBuilder::local) are neither clipped nor part of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Clip {
-    /// Clips by the norm of all gradients, exactly, but for those of groups with a
-    /// [clip of their own](crate::StepperBuilder::group_clip). Refused in Eager.
+    /// Clips by the exact norm of all gradients, except those of groups with a [group
+    /// clip](crate::StepperBuilder::group_clip). Refused in Eager.
     Global(f64),
-    /// Clips by the norm of the previous pass, which every mode knows, Eager too. This is not exact: if gradients grow
-    /// suddenly, that norm is too small for them, and only the next pass uses the larger norm. The first pass is not clipped. A norm that
-    /// was infinite or NaN is ignored, and so is the norm of a skipped or abandoned pass. The bits are the same in every
-    /// mode. A run that resumes from saved state also loads the norm
+    /// Clips by the norm of the previous pass, which every mode knows, also Eager. This is not exact: if gradients grow
+    /// suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
+    /// norm. The first pass is not clipped. Norms that are infinite or NaN, and those of skipped or abandoned passes,
+    /// are ignored. The bits are the same in every mode. A run that resumes from saved state also loads the norm
     /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
@@ -177,14 +179,14 @@ pub enum Clip {
     /// # Ok::<(), instep::Error>(())
     /// ```
     Previous(f64),
-    /// Clips each bucket by the bucket's own norm, not by the norm of all gradients: `torch.nn.utils.clip_grad_norm_` on
-    /// the averaged gradients of the bucket's stepped parameters. **This is inexact, and the result depends on how the
-    /// layout is cut into buckets**: another [cap](crate::StepperBuilder::bucket_cap_bytes), or
-    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently, and the gradient's direction changes. The same
-    /// buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its own bucket, by the
-    /// rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip)
-    /// is 1, because each bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a
-    /// [dynamic loss scale](crate::LossScale::Dynamic) are refused beside it.
+    /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` on the averaged gradients of the
+    /// bucket's stepped parameters. **This is inexact, and the result depends on how the layout is cut into buckets**:
+    /// another [cap](crate::StepperBuilder::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets), trains
+    /// differently, and the gradient's direction changes. The same buckets give the same bits in every mode, Eager too.
+    /// A NaN or an infinity affects only its own bucket, by the rules of IEEE 754.
+    /// [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip) is 1, because each
+    /// bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a [dynamic loss
+    /// scale](crate::LossScale::Dynamic) are refused with it.
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

@@ -1,7 +1,7 @@
 //! Learning rates as functions of the step: the closed forms of `torch.optim.lr_scheduler`.
 //!
-//! A schedule has no state: a learning rate depends only on the number of the step. So a schedule resumes anywhere, no
-//! rounding error accumulates, and all ranks get the same learning rate for the same step.
+//! A schedule has no state: a learning rate depends only on the number of the step. A schedule can therefore resume at
+//! any step, no rounding error accumulates, and all ranks get the same learning rate for the same step.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -76,8 +76,9 @@ impl LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }
 
-    /// Adds a linear warm-up of `steps` steps before this schedule. It rises from `start_factor` times the schedule's first
-    /// learning rate to that learning rate. The schedule's own step 0 is then step number `steps`. The last call counts.
+    /// Adds a linear warm-up of `steps` steps before this schedule. It rises from `start_factor` times the schedule's
+    /// first learning rate to that learning rate. The schedule's own step 0 is then step number `steps`. A second call
+    /// replaces the first.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this schedule, with `steps` as the milestone.

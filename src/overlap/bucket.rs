@@ -54,9 +54,9 @@ impl GradBucket<'_> {
         self.comm.world_size()
     }
 
-    /// Returns this rank's own gradients in one piece. They are added up over micro-batches, include the loss scale, and
-    /// are divided by nothing. The stepper's padding between them is zeros. **The step takes the values that the hook
-    /// leaves here as the SUM over ranks**, and divides them by the number of ranks.
+    /// Returns this rank's own gradients in one piece. They are summed over micro-batches, include the loss scale, and
+    /// are not divided. The stepper's padding between them is zeros. **The step takes the values that the hook leaves
+    /// here as the SUM over ranks**, and divides them by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
@@ -66,8 +66,8 @@ impl GradBucket<'_> {
         self.values
     }
 
-    /// Multiplies the values by the number of ranks. A hook that has left means over ranks must call this, because the step
-    /// divides by the number of ranks again.
+    /// Multiplies the values by the number of ranks. A hook that leaves means over ranks must call this, because the
+    /// step divides by the number of ranks again.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -136,7 +136,7 @@ impl GradBucket<'_> {
     }
 }
 
-/// Makes one all-reduce under the key of a call, unless an earlier one has failed.
+/// Makes one all-reduce with a call's key, unless an earlier all-reduce has failed.
 pub(super) fn sum(
     comm: &dyn Collective,
     key: CallKey,
@@ -160,8 +160,8 @@ impl fmt::Debug for GradBucket<'_> {
     }
 }
 
-/// Writes zeros between the gradients of a part of a bucket, because values that a hook leaves there would add up from pass to
-/// pass. In a bucket of the caller's memory, it leaves the elements between gradients alone.
+/// Writes zeros between the gradients of a part of a bucket, because values that a hook leaves there would add up from
+/// pass to pass. In a bucket of the caller's memory, it does not change the elements between gradients.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -238,8 +238,8 @@ impl BucketSum<'_> {
         self.values.len()
     }
 
-    /// Returns the sums in one piece. They include the loss scale and are divided by nothing, and the stepper's padding is
-    /// zeros. The slice is empty if this rank steps nothing of the bucket.
+    /// Returns the sums in one piece. They include the loss scale and are not divided. The stepper's padding is zeros.
+    /// The slice is empty if this rank steps nothing of the bucket.
     pub fn values(&self) -> &[f32] {
         self.values
     }
@@ -250,11 +250,11 @@ impl BucketSum<'_> {
     }
 }
 
-/// The same sum on a GPU; the values are there once the stream gets there.
+/// The same sum on a GPU. The values are complete when the stream reaches the hook's work.
 ///
 /// # Ordering
-/// Work that the hook enqueues on [`stream`](Self::stream) comes after the sum, and before norms, decisions and steps.
-/// The stepper's padding between parameters is zeros, and must stay so.
+/// Work that the hook enqueues on [`stream`](Self::stream) runs after the sum, and before norms, decisions and steps.
+/// The stepper's padding between parameters is zeros; the hook must not change it.
 pub struct EnqueuedSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) at: DevicePtr,
@@ -270,7 +270,7 @@ impl EnqueuedSum<'_> {
         self.stream
     }
 
-    /// Returns the address of an element, an f32. The sum includes the loss scale and is divided by nothing.
+    /// Returns the address of an element, an f32. The sum includes the loss scale and is not divided.
     ///
     /// # Panics
     /// If there are fewer elements.

@@ -12,11 +12,11 @@ use crate::op::CollectiveKind;
 
 type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 
-/// A communicator that makes calls of some kinds by the user's functions, and all others by `comm`.
+/// A communicator that makes some kinds of calls with the user's functions, and all others with `comm`.
 ///
-/// Such a function takes the call, and the inner communicator of the call's group. It fills [`Call::target`] from
-/// [`Call::source`], or on a GPU enqueues work on [`Call::stream`]. Every rank of a group must end with the same bits. If
-/// there is a function for a kind, steppers may use that kind even if `comm` does not [know](Collective::knows) it.
+/// The user's function gets the call, and the inner communicator of the call's group. It fills [`Call::target`] from
+/// [`Call::source`], or on a GPU enqueues work on [`Call::stream`]. Every rank of a group must end with the same bits.
+/// If there is a function for a kind, steppers may use that kind even if `comm` does not [know](Collective::knows) it.
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};

@@ -1,8 +1,8 @@
 //! Sends gradients as bf16 or f16: casts them, sums by the communicator inside, and casts back.
 //!
-//! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
-//! bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
-//! Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
+//! Every element is cast by itself, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the
+//! same bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is
+//! limited. Casts use the kernels' C entries, because a thread may have inherited flush-to-zero.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -24,18 +24,18 @@ const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 /// The largest sum of ones over all ranks, scaled, that is finite in f16.
 const LARGEST_COUNT: f32 = 32_768.0;
 
-/// A communicator that sends gradients as bf16 or f16, half of the bytes that `C` would send. Parameters are still
-/// broadcast unchanged. It works on the host only, so far.
+/// A communicator that sends gradients as bf16 or f16, which is half of the bytes that `C` would send. Parameters are
+/// still broadcast unchanged. It works only on the host so far.
 ///
 /// # Error
 /// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
-/// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. So its error is at
-/// most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest subnormal (2^-133 for
-/// bf16, 2^-24/s for f16). The mean's error is an n-th of that. If a communicator rounds at every hop, as a ring does, the
-/// relative error is up to n u.
+/// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error of the
+/// sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest
+/// subnormal (2^-133 for bf16, 2^-24/s for f16). The mean's error is an n-th of that. If a communicator rounds at every
+/// hop, as a ring does, the relative error is up to n u.
 ///
-/// A gradient of 65520/s or more becomes infinite as f16, and so does its sum, which
-/// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then notices. NaN and infinity are sent unchanged.
+/// A gradient of 65520/s or more becomes infinite as f16, and so does its sum.
+/// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.
 ///
 /// ```
 /// use instep::overlap::Compressed;
@@ -56,8 +56,9 @@ const LARGEST_COUNT: f32 = 32_768.0;
 /// ```
 ///
 /// # Source
-/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. They divide by the number of ranks before the sum. Here the
-/// step divides, and rounds once; f16 gradients are multiplied by a power of two before the sum instead.
+/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. PyTorch's hooks divide by the number of ranks before the
+/// sum. In instep the step divides, and rounds once; f16 gradients are multiplied by a power of two before the sum
+/// instead.
 pub struct Compressed<C> {
     comm: C,
     dtype: DType,
@@ -71,7 +72,7 @@ impl<C: Collective> Compressed<C> {
     /// Sends gradients as bf16, which has the range of f32 and 8 bits of precision.
     ///
     /// # Errors
-    /// `Unsupported` if `comm` sums no bf16, as another `Compressed` or a [`Hooked`](super::Hooked) does not; `Config`,
+    /// `Unsupported` if `comm` cannot sum bf16, such as another `Compressed` or a [`Hooked`](super::Hooked); `Config`,
     /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
     pub fn bf16(comm: C) -> Result<Compressed<C>> {
         Compressed::new(comm, DType::BF16, 1.0)
@@ -89,8 +90,9 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::F16, pre_scale)
     }
 
-    /// Sets the factor that f16 gradients are multiplied by before the cast; the sum is divided by it. It is a loss scale
-    /// for sending alone: a small factor avoids overflow, and a large factor keeps small gradients from becoming zero.
+    /// Sets the factor by which f16 gradients are multiplied before the cast; the sum is divided by it. It is a loss
+    /// scale only for the transfer: a small factor avoids overflow, and a large factor keeps small gradients from
+    /// becoming zero.
     ///
     /// # Errors
     /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts stay
@@ -122,7 +124,7 @@ impl<C: Collective> Compressed<C> {
         Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
     }
 
-    /// Returns the largest number of ranks that a count represents exactly, as it does all smaller numbers.
+    /// Returns the largest n such that a count represents every number of ranks up to n exactly.
     fn most_counted_ranks(&self) -> u32 {
         if self.dtype == DType::BF16 { 256 } else { 2048 }
     }
@@ -157,7 +159,7 @@ impl<C: Collective> Collective for Compressed<C> {
         place == Place::Host && self.comm.reaches(place)
     }
 
-    /// Returns true for f32 alone, which it sends as the smaller type.
+    /// Returns true only for f32, which is sent as the smaller type.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }

@@ -1,6 +1,6 @@
 //! A closure that replaces a bucket's all-reduce, for noise, clipping of local gradients, low-rank compression or gossip.
 //!
-//! The hook sees gradients and nothing else. The padding between gradients is cleared after the hook, since values there
+//! The hook sees only gradients. The padding between gradients is cleared after the hook, because values in the padding
 //! would add up from pass to pass. The counts in the bucket's tail are summed without the hook. A failed sum is always
 //! reported, also if the hook ignores the error.
 
@@ -18,13 +18,13 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
 /// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The step takes the
 /// hook's result as the SUM over ranks and divides it by the number of ranks. If a hook leaves means, it must call
-/// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters drift apart. It
-/// works on the host only, so far.
+/// [`means_to_sums`](GradBucket::means_to_sums). Every rank must end with the same bits, or parameters diverge.
+/// `Hooked` works only on the host so far.
 ///
 /// One wrapper has one hook, and the communicator inside makes the hook's sums: `Hooked` around
 /// [`Compressed`](super::Compressed) sends 16 bits per gradient. For a second hook, use a second wrapper; the outer
-/// wrapper's hook is called first. The inner hook takes whole buckets only, so the outer hook must sum by
-/// [`all_reduce`](GradBucket::all_reduce) and by no other call.
+/// wrapper's hook is called first. The inner hook accepts only complete buckets, so the outer hook must sum with
+/// [`all_reduce`](GradBucket::all_reduce) and with no other call.
 ///
 /// ```
 /// use instep::overlap::{GradBucket, Hooked};
@@ -54,10 +54,10 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
-/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the communicator inside does not sum the counts, as
-/// [`Solo`](crate::Solo) does not: ranks would skip different parameters. If the hook returns an error or panics, the
-/// stepper is poisoned and the other ranks end with an error; [`Error::Hook`] holds a message of the hook's own. A sum that
-/// has failed poisons the stepper even if the hook returns `Ok`.
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts, because
+/// ranks would skip different parameters. [`Solo`](crate::Solo) is an example. If the hook returns an error or panics,
+/// the stepper is poisoned and the other ranks end with an error; the hook can return its message as [`Error::Hook`]. A
+/// sum that has failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -68,14 +68,14 @@ pub struct Hooked<C, H> {
 
 struct State<H> {
     hook: H,
-    /// The place of each gradient.
+    /// The offset and length of each gradient.
     plan: Option<Plan>,
     /// A bucket's counts with a 1 after them. The buffer is kept, so that later passes allocate nothing.
     counted: Vec<f32>,
 }
 
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C, H> {
-    /// Builds a communicator that sums by `hook`, which makes its sums through `comm`.
+    /// Builds a communicator in which `hook` replaces the all-reduce. The hook's own all-reduces use `comm`.
     pub fn new(comm: C, hook: H) -> Hooked<C, H> {
         Hooked { comm, state: Mutex::new(State { hook, plan: None, counted: Vec::new() }) }
     }

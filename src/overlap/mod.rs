@@ -1,8 +1,8 @@
-//! PyTorch's vocabulary on top of the stepper: optimizers by name, and hooks between a bucket's gradients and its fused
-//! step.
+//! The names of PyTorch's overlapped optimizers on top of the stepper: optimizers by name, and hooks between a bucket's
+//! gradients and its fused step.
 //!
-//! A hook is a communicator around another one. So a stepper takes it like any other, and its schedule does not change.
-//! This module never steps a parameter itself.
+//! A hook is a communicator that wraps another one. A stepper uses it like any other communicator, and its schedule
+//! does not change. This module never steps a parameter itself.
 
 mod bucket;
 mod calls;

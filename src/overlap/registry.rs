@@ -1,8 +1,8 @@
 //! Finds optimizers by name or by type, for programs that read their optimizer from a configuration.
 //!
-//! A name stands for a constructor that takes hyperparameters under their names in `torch.optim`. This module must
-//! refuse a second entry for a name or a type. PyTorch's `register_overlapped` checks the wrong table, and replaces the
-//! first entry silently.
+//! A name maps to a constructor that takes hyperparameters under their names in `torch.optim`. This module must refuse
+//! a second entry for a name or a type. PyTorch's `register_overlapped` checks the wrong table, and replaces the first
+//! entry silently.
 
 use std::any::{TypeId, type_name};
 

@@ -1,8 +1,8 @@
 //! A closure after each bucket's sum. It sees and may change the elements that this rank steps, with any strategy.
 //!
-//! The closure runs inside the last collective of a bucket's sum, so norms, decisions and steps come after it, and the
-//! schedule does not change. It must leave the same bits on every rank that steps the same elements. The idea is PyTorch's
-//! `FSDPModule.set_all_reduce_hook`.
+//! The closure runs inside the last collective of a bucket's sum. Norms, decisions and steps therefore run after the
+//! closure, and the schedule does not change. The closure must leave the same bits on every rank that steps the same
+//! elements. The idea is PyTorch's `FSDPModule.set_all_reduce_hook`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,11 +24,12 @@ enum Hook {
     OnGpu(Box<OnGpu>),
 }
 
-/// A communicator that calls a hook with each bucket's sum over ranks: with the full bucket, or with this rank's shard if
-/// there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size), the hook runs
-/// after the all-reduce among replicas. If each [micro-batch is summed](crate::Accumulation), the hook runs once per pass
-/// with `shard_size`. Without it, the hook sees the sum of each micro-batch before it is added to the others. Norms,
-/// clipping and the step take the values that the hook leaves, divided by the number of ranks. Gradients are f32.
+/// A communicator that calls a hook with each bucket's sum over ranks: the sum of the full bucket, or of this rank's
+/// shard if there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size),
+/// the hook runs after the all-reduce among replicas. With [`Accumulation::Summed`](crate::Accumulation) and
+/// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, it runs for each micro-batch,
+/// before the micro-batch's sum is added to the others. Norms, clipping and the step take the values that the hook
+/// leaves, divided by the number of ranks. Gradients are f32.
 ///
 /// The hook of [`Hooked`](super::Hooked) replaces the sum; this hook runs after the sum.
 ///
@@ -77,9 +78,9 @@ pub struct SumHooked {
 
 struct State {
     hook: Hook,
-    /// The place of each gradient.
+    /// The offset and length of each gradient.
     plan: Option<Plan>,
-    /// The bucket whose shard replicas add up next.
+    /// The bucket of the next all-reduce among replicas.
     scattered: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! A job of the pool, and its range of chunks that no thread has taken.
+//! A job of the pool, and the range of its chunks that are not taken yet.
 //!
 //! The launcher takes chunks from the front and helpers take them from the back, so each side walks through adjacent
 //! memory. Both ends of the range are in one word: one compare-and-swap takes a chunk, so only one thread gets it.
@@ -16,7 +16,7 @@ pub(crate) trait Chunks: Send + Sync {
     fn run_chunk(&self, chunk: usize);
 }
 
-/// For work to which its owner also keeps a reference.
+/// Implemented for `Arc`, for work to which its owner also has a reference.
 impl<W: Chunks> Chunks for Arc<W> {
     fn chunk_count(&self) -> usize {
         (**self).chunk_count()

@@ -1,10 +1,10 @@
 //! The threads over which kernel launches are split, shared by all ranks of a process.
 //!
-//! The launching thread works too, so a pool of one thread is that thread alone. It waits only for helpers that are
-//! inside a chunk, so a descheduled helper outside a chunk delays nobody. Waking a helper takes longer than most
-//! launches. So helpers stay awake for a while after a launch, and a launch that finds none awake wakes them only if it
-//! is long or closely follows another. Jobs must never block; then any number of ranks on any number of cores makes
-//! progress. No work-stealing crate is used, because a launch must not allocate.
+//! The launching thread works too, so a pool of one thread is only that thread. It waits only for helpers that are
+//! inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes longer than most
+//! launches. Helpers therefore stay awake for a while after a launch. A launch that finds no helper awake wakes helpers
+//! only if it is long or closely follows another launch. Jobs must never block, so that any number of ranks on any
+//! number of cores makes progress. No work-stealing crate is used, because a launch must not allocate.
 
 mod job;
 mod team;
@@ -22,12 +22,12 @@ use job::Side;
 pub(crate) use job::{Chunks, Job};
 pub use team::Team;
 
-/// A launch that moves fewer bytes than this is not split, even if helpers are awake: handing over a part costs more
-/// than it saves.
+/// A launch that moves fewer bytes than this is not split, even if helpers are awake, because sharing the work costs
+/// more than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long: it would mostly end before
-/// the helper begins.
+/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long, because it would usually end
+/// before the helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// If a launch took longer than this on one thread, its next runs wake helpers. Each of these runs shrinks the
@@ -73,8 +73,8 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// The most threads of a pool. More would only wait for memory. The constructors check every number of threads that
-    /// a user gives.
+    /// The largest number of threads of a pool. More threads would only wait for memory. The constructors check every
+    /// number that a user gives.
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, the launching one included. The threads start with the first launch that
@@ -86,7 +86,7 @@ impl Pool {
         Pool::spinning(threads, SPIN)
     }
 
-    /// Builds a pool of the launching thread alone.
+    /// Builds a pool of only the launching thread.
     pub(crate) fn alone() -> Self {
         Pool::of(1, SPIN)
     }
@@ -147,7 +147,7 @@ impl Pool {
         Pool::with_threads(threads)
     }
 
-    /// Builds a pool of `threads` threads. How long they stay awake comes from the environment.
+    /// Builds a pool of `threads` threads. The environment sets how long the threads stay awake.
     ///
     /// # Errors
     /// `Config` if `INSTEP_SPIN_US` is not a whole number, or `threads` is not 1 to [`MAX_THREADS`](Self::MAX_THREADS).

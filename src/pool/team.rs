@@ -1,14 +1,14 @@
 //! Threads of a framework that launches may use.
 //!
-//! A framework's threads stay awake for a while after its own work, on the cores that threads of the pool would need. A
-//! team only calls functions: its threads take chunks in the same way as the pool's own threads.
+//! A framework's threads spin for a while after the framework's work, on the cores that the pool's threads would need.
+//! A team only calls functions: its threads take chunks in the same way as the pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::job::{Job, Side};
 
-/// A launch that moves fewer bytes runs on the launching thread alone, because a team's threads may be asleep, and a
+/// A launch that moves fewer bytes runs only on the launching thread, because a team's threads may be asleep, and a
 /// team waits for all of them. PyTorch splits its own loops at about the same size.
 const SPLIT_BYTES: u64 = 1 << 20;
 

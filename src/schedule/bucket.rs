@@ -1,8 +1,7 @@
-//! Writes the ops of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode
-//! goes.
+//! Writes the ops of a bucket whose gradients are complete on this rank: reduce, norm and step, as the mode requires.
 //!
-//! The only code that writes work for the reduce and optim streams. Every last access to a bucket gets a mark, because
-//! the next access waits for nothing else.
+//! Only this file writes work for the reduce and optim streams. The last access to a bucket gets a mark, because the
+//! next access waits only for this mark.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +12,8 @@ use crate::layout::{Gradients, Master, Segment};
 use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
-    /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
-    /// `awaits` says that the caller's sum is on its way.
+    /// Reduces a bucket whose gradients are complete on this rank, and writes the norm and the step if the mode allows
+    /// them now. `awaits` says that the caller's sum may be incomplete.
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             if awaits {
@@ -73,8 +72,9 @@ impl Schedule {
         }
     }
 
-    /// Makes the stream that reads a bucket first wait for the caller's sum: for the caller's event, or for the trainer, after
-    /// whose work the sum is there. Returns what the step comes after, unless that stream steps it.
+    /// Makes the first stream that reads a bucket wait for the caller's sum: for the caller's event, or for the
+    /// trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless that
+    /// stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -83,7 +83,7 @@ impl Schedule {
         self.download(bucket, None)
     }
 
-    /// Makes the stream that reads gradients first wait for what says that the caller's sum is there. Returns that stream.
+    /// Makes the first stream that reads the gradients wait for the caller's event or call. Returns that stream.
     fn await_sum(&mut self, bucket: u32) -> Stream {
         let stream = self.stream_of_gradients();
         self.emitter.emit(stream, Action::AwaitSum { bucket });
@@ -92,12 +92,12 @@ impl Schedule {
         stream
     }
 
-    /// The stream that reads gradients first where nothing sums them.
+    /// The first stream that reads the gradients of a bucket that is not summed.
     pub(super) fn stream_of_gradients(&self) -> Stream {
         if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim }
     }
 
-    /// Collects gradients that are not summed where they are stepped. Returns what the step comes after.
+    /// Collects gradients without a sum, for a local bucket. Returns the mark for which the step must wait.
     fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
         self.collect(bucket, self.stream_of_gradients());
         self.download(bucket, None)
@@ -180,7 +180,7 @@ impl Schedule {
         }
     }
 
-    /// Ends the gradients that this rank has stepped.
+    /// Zeroes or releases the gradients that this rank has stepped.
     pub(super) fn end_gradients(&mut self, bucket: u32, stream: Stream, end: fn(Span) -> Action) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -189,8 +189,8 @@ impl Schedule {
         }
     }
 
-    /// Returns whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that.
-    /// The bucket that carries the count of contributing ranks is always reduced.
+    /// Returns whether the pass omits the bucket: all its parameters are frozen, on every rank. The bucket that carries
+    /// the count of contributing ranks is always reduced.
     pub(super) fn is_left_out(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         let carries = described.contributors.is_some()
@@ -198,7 +198,7 @@ impl Schedule {
         self.readiness.is_bucket_frozen(bucket) && !carries
     }
 
-    /// Zeros for a parameter that was not handed over: in its gradient, and for a pass in its tail.
+    /// Writes zeros for a parameter that was not handed over: to its gradient, and to its count in the tail block.
     fn contribute_nothing(&mut self, segment: &Segment, stream: Stream) {
         let param = segment.param as usize;
         if self.readiness.is_contributing(param) {
@@ -244,7 +244,7 @@ impl Schedule {
         }
     }
 
-    /// Decides on the whole pass, if the policy asks for it, after the trainer's last read of the loss scale.
+    /// Writes the pass's decision, if there is one, after the trainer's last read of the loss scale.
     pub(super) fn decide(&mut self) {
         if self.policy.decision == Decision::EachBucket {
             return;
@@ -265,7 +265,7 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Broadcasts rank 0's parameters: in one call if they are of one type, or one by one where they lie apart.
+    /// Broadcasts rank 0's parameters: in one call if they have one type, or one by one if they lie apart.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
@@ -305,7 +305,7 @@ impl Schedule {
         received
     }
 
-    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one where they lie apart.
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart.
     fn broadcast_params(&mut self, bucket: u32) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -335,9 +335,10 @@ impl Schedule {
         self.collective_among(Group::Replicas, stream, kind, bucket, [span; 2])
     }
 
-    /// Makes a collective between passes over words that the trainer wrote to these gradients; its next access waits for
-    /// it. The trainer announces its access with [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control), which the next Begin obeys, before this call and again after it.
+    /// Makes a collective between passes over words that the trainer wrote to these gradients. The trainer's next
+    /// access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
+    /// [`touch_control`](Self::touch_control) before this call and again after it, so that the next Begin waits for its
+    /// accesses.
     pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);
         let written = self.emitter.record(Stream::Compute);

@@ -1,12 +1,12 @@
-//! Writes the op list and keeps it free of waits that say nothing.
+//! Writes the op list without redundant waits.
 //!
 //! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede the next op of stream s.
-//! Schedule code says "after these marks"; a Wait appears only for marks that no clock and no other mark implies.
-//! (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
+//! Schedule code says "after these marks". The emitter writes a Wait only for a mark that no clock and no other mark
+//! implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
-/// A recorded position, with everything known to precede it.
+/// A recorded position, with the positions of other streams that are known to precede it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) ticket: Ticket,
@@ -40,18 +40,18 @@ impl Emitter {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
 
-    /// Appends an op that nothing will wait for.
+    /// Appends an op for which no other stream will wait.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
         self.ends[stream.index()] = None;
         self.ops.push(Op { stream, action });
     }
 
-    /// The end of what `stream` has been given so far, by its last mark if that is there.
+    /// Returns a mark of the stream's current end: its last mark, if no op follows that mark.
     pub(super) fn end(&mut self, stream: Stream) -> Mark {
         self.ends[stream.index()].unwrap_or_else(|| self.record(stream))
     }
 
-    /// Marks the end of what `stream` has been given so far.
+    /// Marks the stream's current end.
     pub(super) fn record(&mut self, stream: Stream) -> Mark {
         let own = stream.index();
         self.clocks[own][own] += 1;
@@ -90,7 +90,7 @@ impl Emitter {
         Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
     }
 
-    /// Returns whether the next op of `stream` comes after this position anyway.
+    /// Returns whether the next op of `stream` is already ordered after this position.
     pub(super) fn is_after(&self, stream: Stream, position: Ticket) -> bool {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }

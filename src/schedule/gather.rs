@@ -1,10 +1,10 @@
-//! Collectives of a sharded plan: gradients to the rank that steps them, stepped parameters back to all, the numbers
-//! that ranks decide by, and the all-gathers that the trainer asks for.
+//! Collectives of a sharded plan: reduce-scatters of gradients, all-gathers of stepped parameters, sums of the numbers
+//! for decisions, and the all-gathers that the trainer asks for.
 //!
-//! Without shards, nothing here writes an op but the all-reduce of a bucket. The trainer unshards a bucket before it needs it,
-//! and reshards it afterwards. Both run on the gather stream, in the order of the calls, so no more buckets are full at a time
-//! than the trainer asked for. On the host, addresses stay, and the pages of other ranks' shards are freed. (Zhao et al., VLDB
-//! 2023, "PyTorch FSDP".)
+//! Without shards, this file writes only the all-reduce of a bucket. The trainer unshards a bucket before it uses the
+//! bucket, and reshards it afterwards. Both run on the gather stream, in the order of the calls, so never more buckets
+//! are full than the trainer asked for. On the host, addresses stay the same, and the pages of other ranks' shards are
+//! freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl Schedule {
         self.emitter.end(Stream::Reduce)
     }
 
-    /// Treats the gradients that other ranks step as the step treats this rank's gradients.
+    /// Zeroes or releases the gradients that other ranks step, as the step does for this rank's gradients.
     fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
@@ -60,7 +60,8 @@ impl Schedule {
         others.for_each(|other| self.emitter.emit(Stream::Reduce, end(other)));
     }
 
-    /// Brings the stepped shards of a bucket to all ranks, after this rank's step. Returns what the next access waits for.
+    /// All-gathers the stepped shards of a bucket, after this rank's step. Returns the mark for which the next access
+    /// waits.
     pub(super) fn gather(&mut self, bucket: u32, stepped: Mark) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -98,13 +99,15 @@ impl Schedule {
         self.share(stream, bucket, std::iter::once(bucket).chain((0..sets).map(Some)).flat_map(of_block));
     }
 
-    /// The stream on which ranks combine numbers in the middle of a bucket's step, where it holds up no next sum if it can.
-    /// Ranks may launch a bucket at different moments between their unshards, so these keep the gather stream to themselves.
+    /// The stream on which ranks combine numbers in the middle of a bucket's step. It is the gather stream if possible,
+    /// so that the next sum is not delayed. With `Fsdp` it is not, because ranks may launch a bucket at different
+    /// points between their unshards.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
 
-    /// Runs a bucket's step up to its last norms of whole parameters, which ranks add up from those of their parts.
+    /// Runs a bucket's step up to its last norms of full parameters. Ranks add up these norms from those of their
+    /// shards.
     pub(super) fn measure(&mut self, bucket: u32) {
         for stage in 0..self.shared_norms[bucket as usize].len() {
             let span = self.shared_norms[bucket as usize][stage];
@@ -113,7 +116,7 @@ impl Schedule {
         }
     }
 
-    /// Finds the first bucket that was not finite on any rank, after all steps.
+    /// Finds the first bucket with a non-finite gradient on any rank, after all steps.
     pub(super) fn share_nonfinite(&mut self) {
         self.share(Stream::Gather, None, [(CollectiveKind::Min32, Span::NONFINITE)]);
     }
@@ -147,20 +150,20 @@ impl Schedule {
         (0..).zip(&self.accesses).filter_map(|(bucket, access)| access.is_unsharded.then_some(bucket))
     }
 
-    /// Returns whether the trainer may be reading a bucket that is unsharded: it has come after the all-gather.
+    /// Returns whether the trainer may be reading an unsharded bucket: whether it has waited for the all-gather.
     pub(crate) fn may_be_read(&self, bucket: u32) -> bool {
         let gathered = self.gathered[bucket as usize].filter(|_| self.accesses[bucket as usize].is_unsharded);
         gathered.is_some_and(|gathered| self.emitter.is_after(Stream::Compute, gathered.ticket))
     }
 
-    /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
-    /// A frozen bucket is never handed over, and backward may still go through it.
+    /// Returns whether the bucket was handed over in the open pass. Ranks hand it over at different times, so no rank
+    /// may unshard it again. A frozen bucket is never handed over, so backward may still unshard it.
     pub fn is_launched(&self, bucket: u32) -> bool {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// Brings all ranks' shards of a bucket together, after their last steps. All ranks call it in the same order.
-    /// Between passes they compare `agreement`. It does nothing if the bucket is full.
+    /// All-gathers the shards of a bucket, after their last steps. All ranks call it in the same order. Between passes
+    /// they compare `agreement`. It does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
             return;
@@ -184,7 +187,7 @@ impl Schedule {
         self.accesses[bucket as usize].is_unsharded = true;
     }
 
-    /// Gives up the other ranks' shards of a bucket, after the trainer's last touch. Does nothing if the rank has only
+    /// Frees the other ranks' shards of a bucket, after the trainer's last access. Does nothing if the rank has only
     /// its own shard.
     pub fn reshard(&mut self, bucket: u32) {
         if !std::mem::take(&mut self.accesses[bucket as usize].is_unsharded) {
@@ -229,7 +232,8 @@ impl Schedule {
         last.unwrap_or_else(|| self.emitter.end(Stream::Gather))
     }
 
-    /// The trainer's position, if it has touched the bucket's parameters since the stream last came after it, by these marks too.
+    /// Returns the trainer's position, if it has touched the bucket's parameters since the stream last waited for it,
+    /// also considering these marks.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {

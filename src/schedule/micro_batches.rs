@@ -1,8 +1,8 @@
-//! Passes of several micro-batches, whose gradients add up on each rank, or as sums over ranks.
+//! Passes of several micro-batches, whose gradients accumulate on each rank, or as sums over ranks.
 //!
-//! Without sums per micro-batch, nothing here writes an op. All ops for such sums run on the reduce stream, so they need
-//! no wait. Only the trainer's next gradients come after them. Replicas add up once a pass. (Zhao et al., VLDB 2023,
-//! "PyTorch FSDP", 3.3.4.)
+//! Without sums per micro-batch, this file writes no op. All ops for such sums run on the reduce stream, so they need
+//! no wait. Only the trainer waits for them, before it writes the next gradients. Replicas all-reduce once per pass.
+//! (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
 }
 
 impl Schedule {
-    /// Gives every parameter back to the trainer for the next micro-batch. If this one has sums, launches the
-    /// remaining buckets, with zeros for gradients that were not handed over.
+    /// Begins the next micro-batch: the trainer may access every parameter again. If each micro-batch is summed, first
+    /// launches the remaining buckets, with zeros for gradients that were not handed over.
     ///
     /// # Errors
     /// `Order` if no pass is open or this was the last one.
@@ -37,7 +37,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Refuses to go on to a micro-batch that is not there.
+    /// Refuses to begin a micro-batch after the last one.
     pub(crate) fn require_next_micro_batch(&self) -> Result<()> {
         self.require_open()?;
         match self.micro_batches_left {
@@ -46,7 +46,7 @@ impl Schedule {
         }
     }
 
-    /// Refuses to close a pass that is not open, or not at its last micro-batch.
+    /// Refuses to close a pass unless it is open and at its last micro-batch.
     pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
@@ -67,8 +67,8 @@ impl Schedule {
         self.micro_batches_left == 0
     }
 
-    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one, adds this rank's shard to its earlier
-    /// sums, and ends the gradients.
+    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one, adds this rank's shard to its
+    /// earlier sums, and zeroes or releases the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];

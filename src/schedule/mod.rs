@@ -1,4 +1,4 @@
-//! When each bucket is reduced, measured and stepped: a pure state machine from trainer events to ops.
+//! Decides when each bucket is reduced, measured and stepped: a pure state machine from trainer events to ops.
 //!
 //! ```text
 //! Eager     compute  backward 0 | backward 1 | backward 2 |             next forward
@@ -9,8 +9,8 @@
 //!           compute                                                    next forward: bucket 2, bucket 1, bucket 0
 //! ```
 //!
-//! No device, no clock, no unsafe: the list is the trace, and the checker proves it. This code writes no Wait; it
-//! states an order, and the emitter writes the waits that are not implied.
+//! It has no device, no clock and no unsafe code. The checker proves that the list of ops has no race. This code writes
+//! no Wait: it states an order, and the emitter writes the waits that are not implied.
 
 mod bucket;
 mod emitter;
@@ -35,46 +35,47 @@ use crate::op::{Action, Op, Phase, Span, Stream, Ticket, most_ops_per_pass};
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// All steps after the last reduce: the reference for the other two.
+    /// All steps run after the last reduce. This is the reference for the other two modes.
     Sequential,
-    /// Each bucket's step right after its own reduce, beside the rest of backward.
+    /// Each bucket's step runs right after its own reduce, during the rest of backward.
     #[default]
     Eager,
-    /// Norms after their reduces, then one decision, then all steps, beside the next forward: exact clipping and exact
-    /// skipping, with overlap.
+    /// Norms run after their reduces, then one decision, then all steps during the next forward. Clipping and skipping
+    /// are exact, and steps overlap.
     Normed,
 }
 
-/// The decision that norms of gradients make, before steps or for the next pass.
+/// The decision that depends on norms of gradients, before the steps or for the next pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing, and no gradient is measured.
+    /// No decision, and no norm is computed.
     #[default]
     None,
-    /// Each bucket alone, by its own norm.
+    /// A decision for each bucket, by the bucket's own norm.
     EachBucket,
-    /// The whole pass, by the norm of all gradients or by whether they are finite.
+    /// One decision for the pass, by the norm of all gradients or by whether they are finite.
     WholePass,
-    /// The whole pass, and the loss scale of the next one, which the trainer asks for.
+    /// One decision for the pass, and the loss scale of the next pass, which the trainer reads.
     WholePassAndLossScale,
 }
 
-/// Facts that the schedule needs beyond the plan.
+/// The schedule's options that are not in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// See [`Mode`].
     pub mode: Mode,
     decision: Decision,
-    /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies.
+    /// Whether the trainer is a stream: it may access a tensor until the hand-over, long after it asked for the
+    /// address.
     pub trainer_is_a_stream: bool,
     /// Whether collectives must come in the order of the buckets.
     pub keeps_order: bool,
-    /// Whether the caller makes the sums: there are no collectives, and no gradient may be written before a step.
+    /// Whether the caller sums: there are no collectives, and no op may write a gradient before the step.
     pub sums_by_caller: bool,
 }
 
 impl Policy {
-    /// Completes a mode: Normed always decides something, and buckets keep their order.
+    /// Makes the options of a mode: Normed always has a decision, and buckets launch in index order.
     pub fn new(mode: Mode, decision: Decision) -> Self {
         let decision = match (mode, decision) {
             (Mode::Normed, Decision::None) => Decision::WholePass,
@@ -94,7 +95,7 @@ pub enum Broadcast<'a> {
     /// None.
     #[default]
     Nothing,
-    /// Those of these buckets, in ascending order. Local ones are never among them.
+    /// The parameters of these buckets, in ascending order. None of the buckets is local.
     Buckets(&'a [u32]),
     /// All.
     All,
@@ -103,11 +104,11 @@ pub enum Broadcast<'a> {
 /// The parameters of an opened pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
-    /// The parameters that ranks first take from rank 0.
+    /// The parameters that are first broadcast from rank 0.
     pub broadcast: Broadcast<'a>,
     /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
-    /// This rank has no data: it takes part in everything and contributes nothing.
+    /// Whether this rank has no data: it takes part in all collectives with zeros.
     pub joined: bool,
     /// The number that ranks must have in common; every collective of the pass carries it.
     pub agreement: u64,
@@ -119,24 +120,24 @@ impl Default for Opening<'_> {
     }
 }
 
-/// A position that precedes everything.
+/// A position that precedes all ops.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
 /// The last accesses to one bucket. A touch is the first Record of the compute stream after the trainer's.
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,
-    /// The last touch of frozen parameters. Only an all-gather has to come after it.
+    /// The trainer's last access to frozen parameters. Only an all-gather has to wait for it.
     frozen_touched: Ticket,
-    /// The last step, and the all-gather after it: what the trainer must come after.
+    /// The last step, or the all-gather after it. The trainer must wait for it.
     stepped: Option<Mark>,
-    /// The sum of the last micro-batch that was not a pass's last one: what the trainer's next gradient must come after.
+    /// The sum of an earlier micro-batch. The trainer must wait for it before it writes the next gradient.
     summed: Option<Mark>,
-    /// The last step alone: what the next reduce must come after.
+    /// The last step, without the all-gather. The next reduce must wait for it.
     consumed: Option<Mark>,
-    /// With offload, the last download: what the next reduce must come after.
+    /// With offload, the last download. The next reduce must wait for it.
     downloaded: Option<Mark>,
-    /// With offload, the last release of parameters on the device: what the next upload must come after.
+    /// With offload, the last release of parameters on the device. The next upload must wait for it.
     released: Option<Mark>,
     /// Whether sharded parameters are unsharded.
     is_unsharded: bool,
@@ -153,42 +154,42 @@ pub struct Schedule {
     open: bool,
     /// Whether the last pass was abandoned.
     abandoned: bool,
-    /// Without its broadcast, which is over.
+    /// The options of the open pass, without its broadcast, which has been written.
     opening: Opening<'static>,
-    /// Micro-batches of the open pass that are still to come after this one.
+    /// The number of micro-batches in the open pass after the current one.
     micro_batches_left: u32,
-    /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it
-    /// resets the blocks that they sum.
+    /// The end of Begin. After it the trainer may change the settings. With tail blocks, reduces must wait for it,
+    /// because Begin resets the counts that they sum.
     begun: Option<Mark>,
     /// The last reduce. With tails, the next Begin comes after it.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
-    /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after. A launch of several
-    /// buckets waits for a slice of it.
+    /// Per bucket, its last all-gather, or with offload its last upload. The next step must wait for it. A launch of
+    /// several buckets waits for a slice of this list.
     gathered: Vec<Option<Mark>>,
-    /// The last touch of all buckets together.
+    /// The trainer's last access to all buckets together.
     all_touched: Ticket,
-    /// The same for control memory, settings and counts, which the next Begin writes or reads.
+    /// The trainer's last access to control memory, settings and counts. The next Begin must wait for it.
     inputs_touched: Ticket,
     /// The last step of all.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: its Publish, or the last op of an abandoned pass.
     settled: Option<Mark>,
-    /// The last Decide, if the loss scale that it leaves is asked for.
+    /// The last Decide, if the trainer may read the loss scale that it computes.
     decided: Option<Mark>,
     /// Ticket of the trainer's last read of the loss scale, which the next Decide writes.
     loss_scale_touched: Ticket,
-    /// Per bucket, the norms of parts of parameters that ranks add up in its step, one span after the other.
+    /// Per bucket, the norms of parts of parameters that ranks add up during its step, as a list of spans.
     shared_norms: Vec<Vec<Span>>,
     /// Per bucket, whether its step may share a launch with the next one's.
     shares_with_next: Vec<bool>,
-    /// A hash of all parameters that were named as unused after their hand-over.
+    /// A hash of all parameters that were declared unused after their hand-over.
     late_unused: u64,
 }
 
 impl Schedule {
-    /// Builds a schedule that has not begun.
+    /// Builds a schedule before its first pass.
     pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
         let count = plan.buckets().len();
         Schedule {
@@ -218,8 +219,8 @@ impl Schedule {
         }
     }
 
-    /// Says which numbers of control memory ranks add up in each bucket's step: one span for each time that it stops for
-    /// them. They are norms of parts of parameters, by which rules such as LAMB scale a change.
+    /// Sets which numbers of control memory ranks add up during each bucket's step: one span for each stop of the step.
+    /// They are norms of parts of parameters, by which rules such as LAMB scale the update.
     pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
         self.shared_norms = spans;
     }
@@ -239,13 +240,13 @@ impl Schedule {
         self.pass = pass;
     }
 
-    /// Returns the hash of all parameters that were named as unused after their hand-over. Ranks compare it in later
+    /// Returns the hash of all parameters that were declared unused after their hand-over. Ranks compare it in later
     /// passes.
     pub(crate) fn late_unused(&self) -> u64 {
         self.late_unused
     }
 
-    /// Sets that hash, from a schedule of other buckets, or from before a capture that has not run.
+    /// Sets that hash, to the value of a schedule with other buckets, or to the value before a capture.
     pub(crate) fn set_late_unused(&mut self, late_unused: u64) {
         self.late_unused = late_unused;
     }
@@ -307,8 +308,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Takes note that the trainer has finished with one use of a parameter, and with its gradient at the last use.
-    /// Launches what becomes complete, if this is the last micro-batch or each one is summed.
+    /// Records that the trainer has finished one use of a parameter, and at the last use also its gradient. Launches
+    /// buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
     ///
     /// # Errors
     /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
@@ -319,7 +320,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Does the same as [`hand_over`](Self::hand_over) for all uses that are left.
+    /// Calls [`hand_over`](Self::hand_over) for all remaining uses of a parameter.
     ///
     /// # Errors
     /// As there.
@@ -339,8 +340,8 @@ impl Schedule {
         }
     }
 
-    /// Hands over a bucket: every parameter that takes part and was not handed over, with all its uses. If it `awaits` a sum
-    /// of the caller's, that is still on its way, and the step waits for it.
+    /// Hands over every parameter of a bucket that takes part and was not handed over yet, with all its uses. If
+    /// `awaits` is true, the caller's sum may be incomplete, and the step waits for it.
     ///
     /// # Errors
     /// As for [`hand_over`](Self::hand_over), for any of them.
@@ -358,7 +359,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether the trainer has given the parameter away in this pass.
+    /// Returns whether the parameter was handed over in this pass.
     pub fn is_handed_over(&self, param: usize) -> bool {
         self.open && self.readiness.is_handed_over(param)
     }
@@ -368,7 +369,7 @@ impl Schedule {
         self.readiness.is_frozen(param)
     }
 
-    /// Refuses a parameter that was handed over, which is out of reach.
+    /// Refuses access to a parameter that was handed over.
     pub(crate) fn refuse_handed_over(&self, param: usize) -> Result<()> {
         if self.open { self.readiness.refuse_handed_over(param) } else { Ok(()) }
     }
@@ -378,13 +379,13 @@ impl Schedule {
         self.readiness.refuse_frozen(param)
     }
 
-    /// Returns all parameters as they were handed over last, in the last micro-batch of the last pass; then those that
-    /// were not, in reverse registration order.
+    /// Returns all parameters in the order of the hand-overs in the last micro-batch of the last pass. Parameters that
+    /// were not handed over follow in reverse registration order.
     pub fn arrival_order(&self) -> Vec<u32> {
         self.readiness.arrival_order()
     }
 
-    /// Takes a parameter out of the passes that come, or puts it back in, after [`touch_frozen`](Self::touch_frozen).
+    /// Freezes or unfreezes a parameter for later passes. Call [`touch_frozen`](Self::touch_frozen) first.
     pub fn set_frozen(&mut self, param: usize, frozen: bool) {
         self.readiness.set_frozen(&self.plan, param, frozen);
     }
@@ -415,8 +416,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Gives the pass up: nothing more is launched, and the trainer may touch everything once what is in flight has
-    /// ended. Returns the buckets that keep a step of this pass.
+    /// Abandons the pass: no further bucket is launched, and the trainer may access everything once the launched ops
+    /// have ended. Returns the buckets that were stepped in this pass.
     ///
     /// # Errors
     /// `Order` if no pass is open.
@@ -439,7 +440,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Refuses what only an open pass allows.
+    /// Refuses calls that need an open pass.
     pub(crate) fn require_open(&self) -> Result<()> {
         if self.open { Ok(()) } else { Err(Error::order("pass", "none is open", "begin one first")) }
     }

@@ -1,7 +1,7 @@
-//! Copies between the device's memory and the host's, where steps are offloaded: sums down, stepped parameters up.
+//! Copies between the device's memory and the host's if steps are offloaded: sums down, stepped parameters up.
 //!
-//! Without offload, nothing here writes an op. A copy waits only for the ops that touch the same bytes: a download
-//! for its sum and the last step, an upload for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! Without offload, this file writes no op. A copy waits only for the ops that touch the same bytes: a download for its
+//! sum and the last step, an upload for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`, and ends the device's
-    /// gradients. Returns where, if steps are offloaded.
+    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`, and zeroes or
+    /// releases the device's gradients. Returns the mark of the copy, if steps are offloaded.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -44,8 +44,8 @@ impl Schedule {
         downloaded
     }
 
-    /// Copies the stepped parameters to the device, unless they wait there for [`unshard`](Self::unshard). Returns the
-    /// position that an all-gather or the trainer must come after.
+    /// Copies the stepped parameters to the device, unless [`unshard`](Self::unshard) does this later. Returns the mark
+    /// for which an all-gather or the trainer must wait.
     pub(super) fn upload(&mut self, bucket: u32, stepped: Mark) -> Mark {
         let plan = Arc::clone(&self.plan);
         if !plan.is_offloaded() || self.can_reshard(bucket) {
@@ -56,7 +56,7 @@ impl Schedule {
         self.copy_up(bucket)
     }
 
-    /// The same for a bucket that is to be unsharded, after its last step and after its pages were freed.
+    /// Does the same for a bucket that is unsharded, after its last step and after its pages were freed.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
         let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);
@@ -74,8 +74,8 @@ impl Schedule {
         uploaded
     }
 
-    /// Copies the parameters that ranks have taken from rank 0 to the host, after they were `received`. Returns what the trainer
-    /// comes after.
+    /// Copies broadcast parameters to the host, after they were `received`. Returns the mark for which the trainer
+    /// waits.
     pub(super) fn download_params(
         &mut self,
         broadcast: Broadcast<'_>,

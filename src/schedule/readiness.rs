@@ -1,9 +1,9 @@
 //! Tracks the hand-overs of the open pass, and says which bucket may launch next.
 //!
-//! Buckets launch in index order, because collectives must come in the same order on every rank. A communicator that sends
-//! nothing needs no order, and then each launches once it is complete. A parameter
-//! counts as handed over at the last of its declared uses. A second hand-over is refused: the trainer may have written
-//! into a gradient that is already being reduced. A frozen parameter is never waited for and never handed over.
+//! Buckets launch in index order, because all ranks must make collectives in the same order. With a communicator that
+//! sends nothing, each bucket launches once it is complete. A parameter counts as handed over at the last of its
+//! declared uses. A second hand-over is refused: the trainer may have written into a gradient that is already being
+//! reduced. A frozen parameter is never waited for and never handed over.
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
@@ -27,12 +27,12 @@ pub(super) struct Readiness {
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
     thawed: Vec<u32>,
-    /// Named as unused in this pass, and how many are.
+    /// Per parameter, whether it was declared unused in this pass; and the number of such parameters.
     unused: Vec<bool>,
     unused_count: usize,
-    /// Unused, and not handed over before it was named.
+    /// Per parameter, whether it was declared unused before it was handed over.
     left_out: Vec<bool>,
-    /// Had a gradient in an earlier micro-batch of this pass that was summed on its own.
+    /// Per parameter, whether it had a gradient in an earlier micro-batch of this pass, if each micro-batch is summed.
     contributed: Vec<bool>,
     /// The parameters handed over since the pass or micro-batch began, in order.
     arrivals: Vec<u32>,
@@ -84,8 +84,9 @@ impl Readiness {
         }
     }
 
-    /// Notes that no rank used a parameter, which its bucket no longer waits for. Where there is no order, the bucket's sum is
-    /// made elsewhere or not at all, and only a hand-over says that it is there.
+    /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets have no order, the
+    /// bucket is not launched here: the caller may still be summing it, and only a hand-over says that the sum is
+    /// complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
         self.unused_count += 1;
@@ -96,7 +97,7 @@ impl Readiness {
         }
     }
 
-    /// Lets a bucket launch that waits for nothing any more.
+    /// Releases a bucket that waits for no further gradient.
     pub(super) fn release(&mut self, bucket: u32) {
         if self.waits_for_release(bucket) {
             self.complete.push(bucket);
@@ -109,17 +110,17 @@ impl Readiness {
         is_waiting && !self.keeps_order && !self.complete.contains(&bucket)
     }
 
-    /// Returns whether any parameter was named as unused in this pass.
+    /// Returns whether any parameter was declared unused in this pass.
     pub(super) fn has_unused(&self) -> bool {
         self.unused_count > 0
     }
 
-    /// Returns whether the parameter was named as unused in this pass.
+    /// Returns whether the parameter was declared unused in this pass.
     pub(super) fn is_unused(&self, param: usize) -> bool {
         self.unused[param]
     }
 
-    /// Returns whether the parameter was named as unused before it was handed over.
+    /// Returns whether the parameter was declared unused before it was handed over.
     pub(super) fn is_left_out(&self, param: usize) -> bool {
         self.left_out[param]
     }
@@ -129,24 +130,24 @@ impl Readiness {
         self.is_handed_over(param) && !self.left_out[param]
     }
 
-    /// Takes note of the gradients of a micro-batch that was summed on its own.
+    /// Records which parameters had a gradient in a micro-batch that was summed.
     pub(super) fn keep_contributions(&mut self) {
         for param in 0..self.contributed.len() {
             self.contributed[param] |= self.is_contributing(param);
         }
     }
 
-    /// Returns whether the parameter had a gradient of this rank in such a micro-batch before this one.
+    /// Returns whether the parameter had a gradient of this rank in an earlier micro-batch that was summed.
     pub(super) fn has_contributed(&self, param: usize) -> bool {
         self.contributed[param]
     }
 
-    /// Returns what a parameter is called.
+    /// Returns the name of a parameter.
     pub(super) fn name(&self, param: usize) -> &str {
         &self.names[param]
     }
 
-    /// Takes a parameter out of the passes that come, or puts it back in.
+    /// Freezes or unfreezes a parameter for later passes.
     pub(super) fn set_frozen(&mut self, plan: &Plan, param: usize, frozen: bool) {
         let thawed = &mut self.thawed[plan.segment_of(param).bucket as usize];
         match (std::mem::replace(&mut self.frozen[param], frozen), frozen) {
@@ -156,7 +157,7 @@ impl Readiness {
         }
     }
 
-    /// Returns whether the parameter takes no part in passes.
+    /// Returns whether the parameter is frozen.
     pub(super) fn is_frozen(&self, param: usize) -> bool {
         self.frozen[param]
     }
@@ -165,12 +166,12 @@ impl Readiness {
         self.thawed[bucket as usize] == 0
     }
 
-    /// Returns whether the trainer has given the parameter away.
+    /// Returns whether the parameter was handed over.
     pub(super) fn is_handed_over(&self, param: usize) -> bool {
         self.uses_left[param] == 0
     }
 
-    /// Refuses a gradient of a frozen parameter, or of an unused one.
+    /// Refuses a gradient of a frozen or unused parameter.
     pub(super) fn refuse_frozen(&self, param: usize) -> Result<()> {
         let (wrong, remedy) = match (self.frozen[param], self.left_out[param]) {
             (true, _) => ("frozen, so it takes no gradient", "unfreeze it between passes"),
@@ -183,7 +184,7 @@ impl Readiness {
         Err(Error::order(format_args!("`{}`", self.names[param]), wrong, remedy))
     }
 
-    /// Refuses a parameter that the trainer has given away.
+    /// Refuses access to a parameter that was handed over.
     pub(super) fn refuse_handed_over(&self, param: usize) -> Result<()> {
         if !self.is_handed_over(param) || self.left_out[param] {
             return Ok(());
@@ -193,7 +194,7 @@ impl Readiness {
         Err(Error::order(format_args!("`{name}`"), "already handed over in this pass", remedy))
     }
 
-    /// One use of the parameter is done.
+    /// Records that one use of the parameter is finished.
     pub(super) fn hand_over(&mut self, plan: &Plan, param: usize) -> Result<()> {
         self.refuse_frozen(param)?;
         self.refuse_handed_over(param)?;
@@ -211,14 +212,14 @@ impl Readiness {
         Ok(())
     }
 
-    /// All uses of the parameter that are left are done.
+    /// Records that all remaining uses of the parameter are finished.
     pub(super) fn complete(&mut self, plan: &Plan, param: usize) -> Result<()> {
         self.uses_left[param] = self.uses_left[param].min(1);
         self.hand_over(plan, param)
     }
 
-    /// The bucket to launch now: a complete one, the next one in order if there is an order, or any that is left if
-    /// `force` says not to wait.
+    /// Returns the bucket to launch now. It must be complete, and with an order the next in order. With `force`, it is
+    /// any remaining bucket.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;

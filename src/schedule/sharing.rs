@@ -1,8 +1,8 @@
-//! Which steps share a launch, where all of them come after a decision or after backward.
+//! Which steps share a launch, if all steps run after a decision or after backward.
 //!
-//! A launch costs a GPU a few microseconds beside its work. A shared launch has one mark, so a wait for one of its
-//! buckets waits for all. Bits do not depend on sharing: a tile is stepped alike in any launch. A schedule that is told
-//! of no neighbours writes one step per bucket.
+//! A launch costs a GPU a few microseconds in addition to its work. A shared launch has one mark, so a wait for one of
+//! its buckets waits for all. Bits do not depend on sharing, because a tile is stepped in the same way in any launch.
+//! By default a schedule writes one step per bucket.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ use crate::op::Span;
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
-    /// Says per bucket whether its step may share a launch with the next one's, on a device where launches take time.
+    /// Sets per bucket whether its step may share a launch with the next bucket's, for a device on which launches take
+    /// time.
     pub fn share_launches(&mut self, with_next: Vec<bool>) {
         self.shares_with_next = with_next;
     }

@@ -1,8 +1,8 @@
-//! Takes the trainer's announcements of the bytes that it is about to touch. They decide which ops it waits for, and
-//! which ops wait for it.
+//! Records the trainer's announcements of its next accesses. They decide for which ops the trainer waits, and which ops
+//! wait for the trainer.
 //!
-//! An access waits for exactly the op that touched the same bytes last. It is announced before it happens: a position
-//! that is announced too late orders nothing.
+//! An access waits for exactly the op that last touched the same bytes. It must be announced before it happens, because
+//! an access after the announced position is not ordered.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};
@@ -20,8 +20,8 @@ impl Schedule {
         self.touch_settings();
     }
 
-    /// Announces that the trainer is about to touch a parameter, or what is kept of it. Every access must be announced:
-    /// the ops of the bucket wait for exactly the announced accesses.
+    /// Announces that the trainer is about to touch a parameter, its copy or its average. Every access must be
+    /// announced: the ops of the bucket wait for exactly the announced accesses.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
         let (is_empty, bucket) = (segment.len == 0, segment.bucket);
@@ -35,7 +35,7 @@ impl Schedule {
         }
     }
 
-    /// The same for a parameter's gradient.
+    /// Announces that the trainer is about to touch a parameter's gradient.
     pub fn touch_gradient(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
         if segment.len > 0 && !self.is_frozen(param) {
@@ -51,7 +51,7 @@ impl Schedule {
     }
 
     /// Announces that the trainer is about to set hyperparameters or actions, between passes. The steps of the last
-    /// pass may still run: they read what Begin has derived.
+    /// pass may still run, because they read only values that Begin has derived.
     pub fn touch_settings(&mut self) {
         self.touch_inputs(self.begun);
     }
@@ -68,19 +68,20 @@ impl Schedule {
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);
     }
 
-    /// Announces that the trainer is about to write the scale and the flag that a scaler of its own keeps, or to read the
-    /// flag: after the last decision, before the next one and the next Begin.
+    /// Announces that the trainer is about to write its own scaler's scale and flag, or to read the flag. The access
+    /// runs after the last decision, and before the next decision and the next Begin.
     pub fn touch_scaler(&mut self) {
         self.touch_inputs(self.decided);
         self.loss_scale_touched = self.inputs_touched;
     }
 
-    /// Returns whether the trainer has read the loss scale, or asked where it is, since the last decision.
+    /// Returns whether the trainer has read the loss scale, or asked for its address, since the last decision.
     pub fn is_loss_scale_touched(&self) -> bool {
         self.loss_scale_touched != NEVER
     }
 
-    /// Memory that Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
+    /// For memory that Begin reads or writes: makes the trainer wait for `mark`, and the next Begin wait for the
+    /// trainer.
     fn touch_inputs(&mut self, mark: Option<Mark>) {
         self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);

@@ -1,7 +1,7 @@
-//! Parameters that the trainer names as unused by all ranks in the open pass. Steps and norms leave them alone.
+//! Parameters that the trainer declares unused on all ranks in the open pass. Steps and norms skip them.
 //!
 //! The op for them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no wait.
-//! Ranks compare the names: with the bucket's sum, or if that has started, in the next pass.
+//! Ranks compare the declared parameters with the bucket's sum, or in the next pass if that sum has already started.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) fn share(unused: u64) -> u64 {
 }
 
 impl Schedule {
-    /// Leaves parameters that no rank used alone in the open pass. Frozen ones are left alone anyway.
+    /// Makes the open pass skip parameters that no rank used. Frozen parameters are skipped anyway.
     ///
     /// # Errors
     /// `Order` if no pass is open, this is not its last micro-batch, or in Eager a parameter was handed over. Nothing has
@@ -50,7 +50,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Returns whether the open pass steps the parameter: it is neither frozen nor named as unused.
+    /// Returns whether the open pass steps the parameter: it is neither frozen nor declared unused.
     pub fn takes_part(&self, param: usize) -> bool {
         let is_unused = self.open && self.readiness.is_unused(param);
         !self.is_frozen(param) && !is_unused
@@ -61,7 +61,7 @@ impl Schedule {
         self.open && self.readiness.waits_for_release(bucket)
     }
 
-    /// A number for the parameters of a bucket that contribute nothing, because they are unused.
+    /// A hash of the parameters of a bucket that are unused.
     pub(super) fn unused_in(&self, bucket: u32) -> u64 {
         if !self.readiness.has_unused() {
             return 0;

@@ -15,8 +15,8 @@ use crate::stepper::tensor::TensorId;
 
 impl<D: Device> Stepper<D> {
     /// Copies a tensor to the host, as f32 for every [precision](crate::Precision). Between passes it copies any
-    /// tensor; in a pass, a parameter or a gradient that was written in that pass. Writing these values back restores
-    /// the same bits in the same precision; another precision rounds them.
+    /// tensor. In a pass it copies a parameter, or a gradient that was written in that pass. Writing the values back
+    /// restores the same bits in the same precision; another precision rounds them.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -37,8 +37,8 @@ impl<D: Device> Stepper<D> {
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// Waits for the last step of the bucket if the tensor is a parameter, a copy, or in a pass a gradient. Otherwise
-    /// waits for all steps.
+    /// For a parameter, a copy, and in a pass a gradient, waits for the last step of the bucket. Otherwise waits for
+    /// all steps.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
@@ -54,19 +54,18 @@ impl<D: Device> Stepper<D> {
         self.read_values(id, memory, into)
     }
 
-    /// Copies a tensor from the host, replacing what was there. A gradient is written in a pass, everything else between
-    /// passes.
+    /// Replaces a tensor by values from the host. Write a gradient in a pass, and any other tensor between passes.
     ///
     /// The first pass broadcasts all of rank 0's parameters. A later write also writes the parameter's [master
-    /// weight](crate::Master), and the next pass broadcasts rank 0's parameters of that bucket alone. All ranks must
-    /// write the same parameters: if they write different ones, or one rank writes none, the next collective is a
-    /// `Mismatch`. Between ranks of one process the error names the parameter. A local parameter is never broadcast.
-    /// States and averages are not either: every rank must write the same values, and the same step count
-    /// ([`set_step_count`](Self::set_step_count)). If only some ranks write one, the next collective that
-    /// [compares](Self::set_lr) is a `Mismatch`; their contents are not compared.
+    /// weight](crate::Master), and the next pass broadcasts rank 0's parameters of only that bucket. All ranks must
+    /// write the same parameters. If they write different ones, or one rank writes none, the next collective returns
+    /// `Mismatch`. Between ranks of one process the error names the parameter. Local parameters, states and averages
+    /// are never broadcast. For states and averages, every rank must write the same values, and the same step count
+    /// ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average, the next collective
+    /// that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
     ///
-    /// Nothing is broadcast if parameters or masters are [sharded](crate::Strategy): each rank stores its shard of what
-    /// it writes. Ranks compare the written values instead, also those written before the first pass.
+    /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast: each rank stores its shard of the
+    /// written values. Ranks compare the written values instead, also those written before the first pass.
     ///
     /// # Shapes
     /// Shape and ordering as for [`read`](Self::read).
@@ -85,8 +84,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
-    /// next pass broadcasts rank 0's parameters. Write the same ones on all ranks, as with [`write`](Self::write). If
-    /// the master is [sharded](crate::Strategy), `write` gets the parameter instead, which is the master rounded.
+    /// next pass broadcasts rank 0's parameters. All ranks must write the same parameters, as with
+    /// [`write`](Self::write). If the master is [sharded](crate::Strategy), `write` gets the rounded parameter instead
+    /// of the master.
     ///
     /// # Ordering
     /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it
@@ -119,8 +119,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns whether a gradient has not been written in the open pass (in this micro-batch, with
-    /// [`Accumulation::Summed`](crate::Accumulation)). The first write replaces the gradient, later ones add to it.
+    /// Returns whether a gradient has not been written yet in the open pass; with
+    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch. The first write replaces the gradient, and
+    /// later writes add to it.
     ///
     /// # Errors
     /// `Order` between passes, `Layout` if `id` is of another layout.
@@ -142,7 +143,7 @@ impl<D: Device> Stepper<D> {
     /// Returns the device's decisions about the last pass.
     ///
     /// # Ordering
-    /// Waits for all steps. A call after every pass therefore costs Normed its overlap with the next forward.
+    /// Waits for all steps. If you call it after every pass, Normed's steps no longer overlap with the next forward.
     ///
     /// # Errors
     /// `Order` inside a pass, `Poisoned` after a failure.
@@ -152,33 +153,34 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
-    /// behind the trainer, so is the status. It is `None` before the first pass has ended. Abandoned passes have no
-    /// status, but are [counted](Status::abandoned).
+    /// behind the trainer, the status is two passes old. It is `None` before the first pass has ended. Abandoned passes
+    /// have no status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes a failed stepper readable, so that you can save this rank's training when a peer has died. Afterwards
-    /// [tensors](Self::read), step counts, [`status`](Self::status) and [checkpoints](crate::checkpoint) can be read;
-    /// passes stay refused. It does nothing if nothing has failed.
+    /// Makes a failed stepper readable, so that you can save this rank's training when another rank has died.
+    /// Afterwards you can read [tensors](Self::read), step counts and [`status`](Self::status), and save
+    /// [checkpoints](crate::checkpoint); passes are still refused. Without a failure it does nothing.
     ///
     /// On the host, memory is as the last op that ran left it. Steps that had not run before the failure are skipped,
-    /// also those of a finished pass whose collectives had all completed. In Sequential and Normed, a pass whose
-    /// all-reduce failed has changed nothing. In Eager its first buckets may have been stepped; their [step
-    /// counts](Self::step_count) show it.
+    /// even if all collectives of their pass had completed. In Sequential and Normed, a pass whose all-reduce failed
+    /// has changed nothing. In Eager its first buckets may have been stepped; their [step counts](Self::step_count)
+    /// show it.
     ///
-    /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments.
-    /// After a failure there, the moments of that bucket are one update ahead of its parameters.
+    /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks between the update of the moments
+    /// and that of the parameters. If the failure came in this wait, the bucket's moments are one update ahead of its
+    /// parameters.
     ///
-    /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read: the other ranks' shards are lost.
-    /// With [`Strategy::Zero`](crate::Strategy), no parameter of a bucket can be read if the failure came between its
-    /// step and its all-gather: only this rank's shard of it is new.
+    /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read, because the other ranks' shards are
+    /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
+    /// between the bucket's step and its all-gather, because only this rank's shard was stepped.
     ///
-    /// On a GPU, rescue is refused after a failure. A step there waits until an all-reduce ends, whether or not it
-    /// succeeds. So steps of up to eight passes may have run on the gradients that a failed all-reduce left, and no
-    /// parameter can be trusted. Continue from a [checkpoint](crate::checkpoint), and save often enough.
+    /// On a GPU, rescue is refused after a failure. A step on a GPU waits until an all-reduce ends, whether or not it
+    /// succeeds. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce, so no
+    /// parameter is reliable. Continue from a [checkpoint](crate::checkpoint).
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};
@@ -208,7 +210,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits until every op has ended or been skipped. It waits for peers up to the deadline.
+    /// Waits until every op has ended or been skipped. It waits for other ranks up to the deadline.
     ///
     /// # Errors
     /// `Order` inside a pass; `Unsupported` on a GPU after a failure.

@@ -1,7 +1,8 @@
-//! Converts tensors of every storage format to f32 and back. A stepper converts nowhere else.
+//! Converts tensors of every storage format to f32 and back. No other file of the stepper converts.
 //!
 //! It uses the kernels' conversions, so a value that is read and written back keeps its bits, and an f32 checkpoint
-//! resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is no update.
+//! resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is not an
+//! update.
 
 use std::ops::Range;
 
@@ -122,8 +123,7 @@ impl<D: Device> Stepper<D> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies such a parameter from this rank's memory alone, for a rank that has all of it or before anything was
-    /// written.
+    /// Copies a parameter from only this rank's memory, if the rank has all of it or if nothing was written yet.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }

@@ -1,8 +1,8 @@
 //! A stepper on the caller's tensors, or with the caller's loss scaler. Between passes the caller may move tensors or
 //! rebuild buckets.
 //!
-//! Everything is checked before anything changes. The stepper's own tensors stay in place, unless buckets are rebuilt;
-//! then they are copied once, as in `rebuild.rs`.
+//! Every call checks all its arguments before it changes anything. The stepper's own tensors stay in place unless
+//! buckets are rebuilt, which copies them once, as in `rebuild.rs`.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -24,10 +24,10 @@ impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU, on the caller's parameters and gradient buckets. The stepper owns the states.
     /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
     /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). It also rejects
-    /// [`Unused::Skip`](crate::Unused::Skip), because borrowed buckets have no room for counts; [`Stepper::set_unused`]
-    /// names parameters that no rank used. The default is [`Unused::Refuse`](crate::Unused::Refuse). With
-    /// [`Unused::StepZero`](crate::Unused::StepZero), a gradient that you wrote without asking for it is overwritten
-    /// with zeros and stepped.
+    /// [`Unused::Skip`](crate::Unused::Skip), because borrowed buckets have no room for counts. Call
+    /// [`Stepper::set_unused`] for parameters that no rank used. The default is
+    /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), a gradient that
+    /// you wrote without asking for it is overwritten with zeros and stepped.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -52,8 +52,8 @@ impl StepperBuilder<'_> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// The first pass writes rank 0's parameters over those of the other ranks. After a parameter was
-    /// [written](Stepper::write), the next pass does so for the parameters of its bucket.
+    /// The first pass writes rank 0's parameters over those of the other ranks. After a [write](Stepper::write) of a
+    /// parameter, the next pass does the same for the parameters of its bucket.
     ///
     /// In a pass, [`Stepper::view_mut`] of a gradient, [`Grads::get_mut`](crate::Grads::get_mut) and
     /// [`Stepper::bucket_mut`] mark the gradient as written and wait for the last step. After such a call you may write
@@ -73,8 +73,8 @@ impl StepperBuilder<'_> {
     /// 4. Between passes, first call [`Stepper::view`] of a parameter to read it, or [`Stepper::view_mut`] to write it.
     /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write`], which writes both.
     ///
-    /// Closing and dropping wait for steps that still run, and without a deadline for the caller's sums. Unless the thread
-    /// panics, they also wait, up to the deadline, for peers that a queued collective of the stepper needs.
+    /// Closing and dropping wait for steps that still run, and without a deadline for the caller's sums. Unless the
+    /// thread panics, they also wait for queued collectives, up to the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
@@ -85,10 +85,10 @@ impl StepperBuilder<'_> {
     ///
     /// `scale` and `found_inf` are the scaler's tensors of one f32 each (`_scale`, and the optimizer's of
     /// `found_inf_per_device`). They lie where steps run: in the device's memory, or with [`offload`](Self::offload) in
-    /// the host's. A pass reads the scale, a finite number above 0, once when it begins, and divides it out. If the
-    /// flag is not 0 when the pass is finished, the pass is skipped; your code sets it equally on all ranks, or leaves
-    /// it 0. A pass with an infinite or NaN gradient is skipped too. The stepper then sets the flag to 1 if the pass
-    /// was skipped, else to 0, as `GradScaler.update` expects.
+    /// the host's. A pass reads the scale once when it begins, and its steps divide by it. The scale must be finite and
+    /// above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks must then have the
+    /// same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if
+    /// the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -112,11 +112,11 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and so for the last collective, but for no
-    /// step. On a GPU the trainer's stream waits, and the thread only if steps are offloaded. From then until the next
-    /// `begin`, work on the trainer's stream may read and write both tensors; in a pass, the flag alone. With offload,
-    /// the trainer's thread does this instead. A captured pass keeps the addresses; with offload on a GPU, capture is
-    /// refused.
+    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective, but for no
+    /// step. On a GPU the trainer's stream waits; the thread waits only if steps are offloaded. Between `finish` and
+    /// the next `begin`, work on the trainer's stream may read and write both tensors. In a pass it may access only
+    /// `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured pass uses the same
+    /// addresses in every replay; with offload on a GPU, capture is refused.
     ///
     /// # Errors
     /// When the stepper is built: `Config` if an address is null, in Eager, or with
@@ -148,14 +148,15 @@ impl StepperBuilder<'_> {
 
 impl<D: Device> Stepper<D> {
     /// Replaces the addresses of tensors that the stepper [borrows](crate::StepperBuilder::host_borrowing). Parameters
-    /// that `memory` does not name stay where they are; so do the buckets if it names none. Otherwise it names all
-    /// buckets: the present ones in the same order, or new ones. Returns whether the buckets are new.
+    /// that `memory` does not name keep their addresses. If `memory` names no bucket, all buckets keep their addresses.
+    /// Otherwise it must name all buckets: the present ones in the same order, or new ones. Returns whether the buckets
+    /// are new.
     ///
-    /// With the same buckets a call costs some nanoseconds per parameter, so one before every pass is cheap. New
-    /// buckets are recognised by their parameters, for example after PyTorch's reducer has rebuilt its buckets. States,
-    /// masters, averages, step counts, learning rates, frozen parameters and the status keep their bits, by one copy of
-    /// the tensors that the stepper owns. [`rebuild_buckets`](Self::rebuild_buckets) says what that costs, and what it
-    /// means for recordings and captured passes. Training continues with the same bits as without the call.
+    /// With the same buckets a call costs some nanoseconds per parameter, so you can call it before every pass. New
+    /// buckets are matched by their parameters, for example after PyTorch's reducer has rebuilt its buckets. The
+    /// tensors that the stepper owns are then copied once, and step counts, learning rates, frozen parameters and the
+    /// status stay the same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to
+    /// recordings and captured passes. Training continues with the same bits as without the call.
     ///
     /// ```
     /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
@@ -183,23 +184,24 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// On the host it waits for all steps, and no op uses the old memory after it returns. On a GPU the trainer's
     /// stream waits: later work on that stream, such as freeing the old memory, comes after everything that touches it.
-    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first. If the
-    /// buckets are new, the host waits for all steps on a GPU as well, and ranks compare the agreement there.
+    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first move.
+    /// If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their agreement.
     ///
-    /// Each rank may have addresses of its own. All ranks change their buckets at the same point: if ranks have
-    /// different buckets, the next collective that [compares](Self::set_lr) is a `Mismatch`.
+    /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
+    /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// # Errors
     /// `Unsupported` if the stepper owns its memory; `Layout` if a tensor has no address or two, is misaligned for its
     /// type, overlaps another one, or is out of the device's reach; `Order` inside a pass, `Poisoned` after a failure.
     /// After these errors the stepper is unchanged and uses the old memory. `Device` if a GPU's driver refuses a copy
-    /// of the new addresses: then the stepper is poisoned, and may use both memories until it is closed.
+    /// of the new addresses: the stepper is then poisoned, and may use both memories until it is closed.
     ///
     /// # Safety
-    /// From now on the new memory meets the contract of the constructor that borrowed the old one. Until this returns
-    /// `Ok`, the old memory meets it too. On every rank, a parameter at a new address has its old values, because
-    /// nothing copies or broadcasts them, or updates its [master](crate::Master). On a GPU, the work that fills the new
-    /// memory comes before this call on the trainer's stream. Gradients may be filled later, as in any pass.
+    /// From now on the new memory meets the contract of the constructor that borrowed the old memory. Until this call
+    /// returns `Ok`, the old memory meets that contract too. On every rank, a parameter at a new address has its old
+    /// values, because this call neither copies nor broadcasts them, and does not update the [master](crate::Master).
+    /// On a GPU, the work that fills the new memory comes before this call on the trainer's stream. Gradients may be
+    /// filled later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;

@@ -350,7 +350,8 @@ impl StepperBuilder<'_> {
         self.refuse_unknown_calls(comm)
     }
 
-    /// Gradients are multiplied by its reciprocal in f32, where it must neither vanish nor overflow.
+    /// Refuses a loss scale whose reciprocal vanishes or overflows in f32, because gradients are multiplied by that
+    /// reciprocal.
     fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
         let multiplier = |divisor: f64| (1.0 / (divisor * loss_scale)) as f32;
         let most = self.divisor(world_size);
@@ -403,7 +404,7 @@ impl StepperBuilder<'_> {
         self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }
 
-    /// Returns whether the mean is taken over the ranks that had data alone.
+    /// Returns whether the mean is taken over only the ranks that had data.
     fn counts_ranks(&self) -> bool {
         self.uneven_inputs == Some(Divisor::ContributingRanks)
     }

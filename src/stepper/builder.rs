@@ -1,7 +1,7 @@
 //! Options of a stepper.
 //!
 //! Options are plain values that `build.rs` checks against each other. Setters refuse no value, because an option can
-//! be judged only together with the others.
+//! be checked only together with the others.
 
 use crate::stepper::state::options::{Accumulation, Divisor, OffloadPolicy, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
@@ -20,7 +20,7 @@ use crate::stepper::state::optimizers::{Registered, Target, places};
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
     pub(super) layout: &'a Layout,
-    /// Steps the parameters that nothing else is registered for.
+    /// Steps the parameters for which no other optimizer is registered.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
     /// If set, only these parameters are stepped; indices into the layout.
@@ -61,9 +61,9 @@ impl Stepper {
         StepperBuilder::new(layout, Some(optimizer.as_rule().boxed()))
     }
 
-    /// Starts the options for a stepper of `layout` without an optimizer for all parameters.
-    /// [`group`](StepperBuilder::group) and [`optimizer_for`](StepperBuilder::optimizer_for) give parameters one. The
-    /// gradient of a parameter without one is averaged over the ranks.
+    /// Starts the options for a stepper of `layout` without a default optimizer. [`group`](StepperBuilder::group) and
+    /// [`optimizer_for`](StepperBuilder::optimizer_for) give parameters an optimizer. The gradient of a parameter
+    /// without an optimizer is averaged over the ranks.
     pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, None)
     }
@@ -111,8 +111,8 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// Adds an optimizer to one group. It steps the same gradients, after the group's earlier optimizers. It has states
-    /// of its own: `momentum_buffer#1` and so on.
+    /// Adds an optimizer to one group. It steps with the same gradients, after the group's earlier optimizers. It has
+    /// separate states: `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -131,9 +131,9 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer instead of their group's, once each.
-    /// [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns its number, which
-    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper) take.
+    /// Gives single parameters an optimizer instead of their group's. A parameter may be named in only one such call.
+    /// [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's number for
+    /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
     /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first, then one for each call
     /// of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
@@ -143,8 +143,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Adds an optimizer to single parameters. It steps the same gradients, after the parameters' earlier optimizers
-    /// (their own or their group's), as [`then`](Self::then) does for a group.
+    /// Adds an optimizer to single parameters. It steps with the same gradients, after the parameters' earlier
+    /// optimizers (their own or their group's), as [`then`](Self::then) does for a group.
     pub fn then_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::FurtherParams(params), optimizer),
@@ -152,9 +152,9 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper keeps no state for it. If
-    /// nothing else steps a parameter, its gradient is averaged for the code that runs the optimizer. All ranks attach
-    /// the same optimizers.
+    /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper has no state for it. If
+    /// no other optimizer steps a parameter, its gradient is averaged for your code that runs the attached optimizer.
+    /// All ranks must attach the same optimizers.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -179,9 +179,9 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Steps these parameters only. All others keep no states, and their gradients are averaged for an optimizer
-    /// outside ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). That optimizer's results come
-    /// back by [`write`](crate::Stepper::write). `None` steps all parameters, an empty list none.
+    /// Steps only these parameters. All others have no states, and their gradients are averaged for an optimizer
+    /// outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). Store that
+    /// optimizer's results with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list none.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
@@ -204,9 +204,9 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets a schedule for the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if
-    /// the layout names no groups). Each pass takes the schedule's rate at its step, the number of passes finished
-    /// before it ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any other optimizer,
-    /// call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
+    /// the layout names no groups). Each pass uses the learning rate of the schedule at step n, where n is the number
+    /// of passes finished before ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any
+    /// other optimizer, call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -229,33 +229,35 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets when steps run; unset: Eager. The result is the same bits in every mode.
+    /// Sets when steps run; unset: Eager. Every mode gives the same bits.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets the bytes of gradients per bucket, the first one included. Unset: 1 MiB, then 25 MiB.
+    /// Sets the bytes of gradients per bucket, including the first bucket. Unset: 1 MiB for the first bucket, 25 MiB
+    /// for all others.
     pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
         self.caps = Some(BucketCaps { first_bytes: bytes, rest_bytes: bytes });
         self
     }
 
     /// Says what happens to the gradients of stepped parameters after the step. Unset: [`Keep`](Gradients::Keep), which
-    /// leaves the sums. Parameters, states and counts get the same bits with each choice. Ranks may choose differently.
+    /// leaves the sums. The choice changes no bit of parameters, states and step counts. Ranks may choose differently.
     ///
-    /// * [`Zero`](Gradients::Zero): a gradient that was not written reads as zeros too. The gradient of a frozen
-    ///   parameter keeps its values: zeros, if the parameter was stepped before or shares a bucket with a stepped one.
+    /// * [`Zero`](Gradients::Zero): a gradient that was not written is zeros too. The gradient of a frozen parameter
+    ///   keeps its values. These are zeros if the parameter was stepped before, or shares a bucket with a stepped one.
     /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros. A local parameter's gradient is
-    ///   this rank's, divided by the loss scale. Gradients that are [averaged or left](crate::SegmentAction), or have
-    ///   no optimizer, are as with `Keep`: `unscale_` and `clip_grad_norm_` skip them too. In an abandoned pass,
-    ///   buckets that were not stepped keep sums, or this rank's own gradients.
-    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right after its step. So a
-    ///   pass never holds all gradients at once, unless backward is faster than the steps. In the other modes all
-    ///   gradients are there once all have been reduced. The next write maps the pages again, one by one, which costs
-    ///   more than writing to mapped pages. A page stays if it also holds a gradient that is [averaged or
-    ///   left](crate::SegmentAction), or counts of ranks. It needs Linux and a stepper on the CPU that owns its memory,
-    ///   and is refused elsewhere.
+    ///   this rank's, divided by the loss scale. The gradients of parameters that are [averaged or
+    ///   left](crate::SegmentAction), or have no optimizer, are as with `Keep`. PyTorch's `unscale_` and
+    ///   `clip_grad_norm_` skip them too. In an abandoned pass, buckets that were not stepped keep the sums, or this
+    ///   rank's own gradients.
+    /// * [`Release`](Gradients::Release): in Eager each bucket's pages are returned to the system right after its step.
+    ///   A pass therefore never has all gradients in memory at once, unless backward is faster than the steps. In the
+    ///   other modes all gradients are in memory when the last one has been reduced. The next write maps the pages
+    ///   again, one by one, which costs more than writing to mapped pages. A page is not returned if it also has a
+    ///   gradient that is [averaged or left](crate::SegmentAction), or counts of ranks. `Release` needs Linux and a
+    ///   stepper on the CPU that owns its memory, and is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -285,8 +287,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Gives one group of the layout its own precision. Parameters of different precisions share no bucket; clipping,
-    /// skipping and the loss scale know no precisions.
+    /// Gives one group of the layout its own precision. Parameters of different precisions never share a bucket.
+    /// Clipping, skipping and the loss scale cover all precisions.
     ///
     /// ```
     /// use instep::{AdamW, DType, Layout, Master, Precision, Solo, Stepper};
@@ -307,19 +309,20 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Writes a copy of each stepped parameter in this type, in the same launch, for example for an all-gather of a
-    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. It holds the parameter
-    /// as of its last update, and zeros before the first. An optimizer of your own writes no copy.
-    /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` return where it lies;
-    /// [`Stepper::read`](crate::Stepper::read) returns it as f32.
+    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. It has the value after
+    /// the parameter's last update, and is zeros before the first. A custom optimizer
+    /// ([`Custom`](crate::optim::Custom)) writes no copy. [`Stepper::view`](crate::Stepper::view) and, on a GPU,
+    /// `Stepper::ptr` return the copy in place; [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
     }
 
     /// Keeps an exponential moving average of each parameter in f32, or of its [master weight](crate::Master) if it has
-    /// one. Each update of the parameter sets it to `decay * average + (1 - decay) * parameter`, in the same launch.
-    /// After the first update it equals the parameter; before that it is zeros. An optimizer of your own keeps no
-    /// average. [`Stepper::read`](crate::Stepper::read) returns it.
+    /// one. Each update of the parameter sets the average to `decay * average + (1 - decay) * parameter`, in the same
+    /// launch. Before the first update the average is zeros; the first update sets it to the parameter. A custom
+    /// optimizer ([`Custom`](crate::optim::Custom)) keeps no average. [`Stepper::read`](crate::Stepper::read) returns
+    /// the average.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -345,9 +348,9 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its
-    /// buckets and reduces them, so that it can count the ranks with a gradient. The default is [`Unused::Refuse`] on
-    /// [borrowed](crate::Borrowed) buckets, and with sums [by the caller](crate::Sums::by_caller).
+    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Refuse`] on
+    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller); otherwise
+    /// [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self
@@ -360,9 +363,9 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Divides sums of gradients by this number, from 1 to 2^24; unset: by the number of ranks. The step's one factor
-    /// includes it, so dividing rounds no sum. With 1, steps use the sums. The gradient of a local parameter is not
-    /// divided.
+    /// Divides the summed gradients by this number, from 1 to 2^24; unset: by the number of ranks. The division is a
+    /// part of the step's gradient factor, so it adds no rounding of its own. With 1, steps use the sums. The gradient
+    /// of a local parameter is not divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -371,18 +374,18 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips the averaged gradients by their global norm, by the previous pass's norm, or bucket by bucket. Unset:
-    /// nothing is clipped.
+    /// Clips the averaged gradients by their global norm, by the previous pass's norm, or each bucket by its own norm.
+    /// Unset: nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
         self
     }
 
-    /// Clips one group of the layout alone, by the norm of its own gradients, exactly; or, with `None`, does not clip it. All
-    /// other groups are clipped together, by [`clip`](Self::clip). Groups that are clipped apart share no bucket.
-    /// [`Stepper::group_norm`](crate::Stepper::group_norm) is the norm. Refused in Eager, and beside [`Clip::Previous`] and
-    /// [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a loss scaler, a gradient that is not finite in any
-    /// group skips the steps of all.
+    /// Clips one group of the layout alone, by the exact norm of its own gradients. With `None` the group is not
+    /// clipped. All other groups are clipped together, by [`clip`](Self::clip). A bucket has only parameters that are
+    /// clipped together. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This is refused in
+    /// Eager, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a
+    /// loss scaler, one infinite or NaN gradient skips the steps of all groups.
     ///
     /// ```
     /// use instep::{Clip, Layout, Mode, Sgd, Solo, Stepper};
@@ -407,16 +410,16 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Leaves every parameter, state and step count as it is in a pass in which a gradient to be stepped is infinite or
-    /// NaN, or becomes so when it is averaged ([local](crate::LayoutBuilder::local) ones excepted, which the other
-    /// ranks cannot see). Refused in Eager.
+    /// Skips a pass if a gradient is infinite or NaN, or becomes so when it is averaged. A skipped pass changes no
+    /// parameter, state or step count. Only gradients that are stepped count, and not those of
+    /// [local](crate::LayoutBuilder::local) parameters, which the other ranks cannot see. Refused in Eager.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
     }
 
-    /// Sets the loss scale, which the steps divide out of the gradients: a constant, or a
-    /// [`LossScaler`](crate::LossScaler) that adapts it. Unset: 1.
+    /// Sets the loss scale, by which the steps divide the gradients: a constant, or a [`LossScaler`](crate::LossScaler)
+    /// that adapts it. Unset: 1.
     pub fn loss_scale(mut self, loss_scale: impl Into<LossScale>) -> Self {
         self.loss_scale = loss_scale.into();
         self
@@ -435,10 +438,11 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Runs everything on the thread that calls the stepper: the hand-over that completes a bucket reduces and steps
-    /// it. Nothing overlaps. The stepper starts only the threads of its pool, and with [`threads(1)`](Self::threads)
-    /// it starts none. This is for engines with threads of their own, and for processes that must not start any. Ranks
-    /// of one process still need a thread each, because an all-reduce waits for the other ranks.
+    /// Runs everything on the thread that calls the stepper: the hand-over that completes a bucket also reduces and
+    /// steps the bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
+    /// [`threads(1)`](Self::threads) it starts none. Use this in engines that have their own threads, and in processes
+    /// that must not start any. Ranks of one process still need a thread each, because an all-reduce waits for the
+    /// other ranks.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -459,9 +463,9 @@ impl<'a> StepperBuilder<'a> {
 
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
-    /// On a GPU, only calls that wait for the GPU check it. Their clock runs only while a collective is unfinished and
-    /// the trainer's stream has passed the last hand-over, so a long backward does not count. The inside of a captured
-    /// graph cannot be observed, so the clock runs during the whole replay.
+    /// On a GPU, only calls that wait for the GPU check the deadline. The time counts only while a collective is
+    /// unfinished and the trainer's stream has passed the last hand-over, so a long backward does not count. The
+    /// progress inside a captured graph cannot be observed, so the whole replay counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

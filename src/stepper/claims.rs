@@ -1,7 +1,7 @@
 //! The trainer's claims on memory, and all reasons to refuse one.
 //!
-//! A claim tells the schedule, waits, and notes the access for the checker, in this order. It refuses before anything
-//! is written.
+//! A claim first announces the access to the schedule, then waits, and then records the access for the checker. It
+//! refuses before anything is written.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -33,8 +33,9 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps, unless forward reads
-    /// the tensor: then the claim waits for that bucket alone, and later buckets are stepped and gathered meanwhile.
+    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps. If forward reads the
+    /// tensor (a parameter), it waits only for that tensor's bucket, and later buckets are stepped and gathered at the
+    /// same time.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -64,8 +65,8 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Notes a write. The next pass broadcasts the bucket of a written parameter; a written gradient can be handed over
-    /// in the open pass; for any other tensor, ranks compare whether all of them wrote it.
+    /// Records a write. The next pass broadcasts the bucket of a written parameter. A written gradient can be handed
+    /// over in the open pass. For any other tensor, ranks compare whether all of them wrote it.
     pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
         let param = self.layout.index(id)?;
         match memory {
@@ -79,7 +80,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Adds loaded numbers to the agreement, so that ranks notice a difference. It leaves out local parameters, whose
+    /// Adds loaded numbers to the agreement, so that ranks detect a difference. It leaves out local parameters, whose
     /// counts and states may differ between ranks.
     pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
         if self.layout.parameters()[param].local {
@@ -121,7 +122,7 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Notes, before a hand-over, the accesses that a trainer on a stream has made since its claim.
+    /// Records, before a hand-over, the accesses that a trainer on a stream has made since its claim.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
@@ -135,7 +136,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Notes, before a bucket is resharded, the reads of a trainer on a stream.
+    /// Records, before a bucket is resharded, the reads of a trainer on a stream.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {

@@ -1,7 +1,7 @@
 //! Bytes that stepper and device exchange between launches: settings, counts, the status of a pass, and tensors.
 //!
-//! Each call claims its bytes in the schedule and notes the access for the checker, before it calls the device. For a
-//! span, the caller has done both. Apart from the views, no other code of the interface accesses memory that ops touch.
+//! Each call claims its bytes in the schedule and records the access for the checker, before it calls the device. Calls
+//! that take a span rely on their caller to do both. Only this file and the views access memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -48,10 +48,10 @@ impl<D: Device> Stepper<D> {
         self.settings_changed = true;
     }
 
-    /// Hands changed settings to the device before a pass begins, all of them in one write.
+    /// Writes changed settings to the device before a pass begins, in one write.
     ///
     /// # Errors
-    /// The error of waiting for the last Begin; then the changed settings are kept for the next try.
+    /// The error of the wait for the last Begin. The changed settings are then written at the next try.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta beside its count.
+//! Progress of a parameter's optimizers: their step counts, and NAdam's product of momenta.
 //!
-//! A count without its carried number is refused, because the next update's bias correction would silently be wrong.
+//! A NAdam count without its product is refused, because the next update's bias correction would silently be wrong.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use crate::layout::ParamId;
 use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
-/// Names whose step count a call reads or sets: one optimizer of a parameter, or all of them (a read then returns the
-/// first one's).
+/// Selects the step count that a call reads or sets: that of one optimizer of a parameter, or of all of them. If it
+/// selects all, a read returns the first optimizer's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCountKey {
     param: ParamId,
@@ -32,9 +32,9 @@ impl From<(ParamId, OptimizerId)> for StepCountKey {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns how many updates a parameter has had by its first optimizer, or with the key `(parameter, optimizer)` by
-    /// that one of its [optimizers](Self::optimizers_of). The counts differ only if an optimizer was [added
-    /// later](Self::add_optimizer_for).
+    /// Returns how many updates a parameter has had by its first optimizer. With the key `(parameter, optimizer)`, it
+    /// counts the updates by that one of the parameter's [optimizers](Self::optimizers_of). The counts differ only if
+    /// an optimizer was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -49,9 +49,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update is number `count
-    /// + 1`, in bias correction too. Update number 1 sets a momentum buffer instead of averaging into it. If an
-    /// optimizer [carries](Self::carried) a number, pass it with the count. Ranks must set the same: if they differ,
-    /// the next collective that [compares](Self::set_lr) is a `Mismatch`.
+    /// + 1`, also for the bias correction. Update number 1 sets a momentum buffer instead of averaging into it. If an
+    /// optimizer [carries](Self::carried) a number, pass the number with the count. All ranks must set the same count.
+    /// If they differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -69,9 +69,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count). `Config` for a count of 2^63 or more, a count above 0 without
-    /// the number that the optimizer carries, or a number where none is carried, unless it is 1. `Config` also for a
-    /// number that is no product of momenta: the product is 1 before the first update, and then at least 0 and below 1.
+    /// Errors as for [`step_count`](Self::step_count). `Config` for a count of 2^63 or more, or for a count above 0
+    /// without the number that the optimizer carries. `Config` also for a number other than 1 if the optimizer carries
+    /// none, and for a number that is not a product of momenta: the product is 1 before the first update, and then at
+    /// least 0 and below 1.
     pub fn set_step_count(
         &mut self,
         key: impl Into<StepCountKey>,
@@ -99,9 +100,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the number that an optimizer carries from update to update beside its [step count](Self::step_count):
-    /// NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the first update. `None` for all
-    /// other optimizers.
+    /// Returns NAdam's product of momenta (`mu_product` in `torch.optim`), which is carried from update to update like
+    /// the [step count](Self::step_count). It is 1 before the first update. Returns `None` for all other optimizers.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -173,8 +173,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Returns the names of a parameter's states, as [`ParamId::state`] takes them: as `torch.optim` calls them,
-    /// and with the suffix `#k` for the parameter's `k`-th further optimizer.
+    /// Returns the names of a parameter's states for [`ParamId::state`]. They are the names of `torch.optim`, with the
+    /// suffix `#k` for the parameter's `k`-th further optimizer.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -1,6 +1,7 @@
-//! Steppers that foresee their run. Options, refusals, byte counts and schedule are real; no memory is allocated.
+//! Steppers that predict their run. Options, refusals, byte counts and schedule are real, but no memory is allocated.
 //!
-//! The device is in `src/forecast.rs`; this file makes the stepper, and gives the trainer the calls that pass time.
+//! The device is in `src/forecast.rs`. This file makes the stepper, and has the calls by which the trainer advances its
+//! clock.
 
 use std::ops::{Deref, DerefMut};
 
@@ -13,10 +14,10 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
-    /// Builds a stepper that foresees the run of one rank of a group: which ops run, when, and how many bytes it holds.
-    /// `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The trainer calls this stepper
-    /// like a real one, and moves its clock with [`Foresight::compute`]. Nothing is allocated, sent or stepped. Clocks
-    /// stop at 2^64 - 1 nanoseconds.
+    /// Builds a stepper that predicts the run of one rank of a group: which ops run, at what time, and how many bytes
+    /// the rank needs. `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The trainer
+    /// calls this stepper like a real one, and advances its clock with [`Foresight::compute`]. Nothing is allocated,
+    /// sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -56,23 +57,24 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// A stepper that foresees its run and keeps the trainer's clock. It dereferences to the stepper.
+/// A stepper that predicts its run, together with the trainer's clock. It dereferences to the stepper.
 pub struct Foresight(Stepper<Forecast>);
 
 impl Foresight {
-    /// Moves the trainer's clock `ns` nanoseconds on, for its own work.
+    /// Advances the trainer's clock by `ns` nanoseconds of its own work.
     pub fn compute(&mut self, ns: u64) {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Foresees the launches of a GPU: after a decision, neighbouring buckets share one. Call it before the first pass.
+    /// Predicts the launches of a GPU, where neighbouring buckets share a launch in Normed and Sequential. Call it
+    /// before the first pass.
     pub fn share_launches(&mut self) {
         let with_next = self.0.assignment.shares_with_next(&self.0.plan);
         self.0.run.get_mut().schedule.share_launches(with_next);
     }
 
-    /// Waits, on the trainer's clock, until it may read a parameter or, in a pass, write a gradient, as an access to a
-    /// real stepper does.
+    /// Advances the trainer's clock to the time at which an access to a real stepper would return: a read of a
+    /// parameter or, in a pass, a write of a gradient.
     ///
     /// # Errors
     /// The errors of [`Stepper::read`] that concern the tensor.

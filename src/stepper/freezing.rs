@@ -1,4 +1,4 @@
-//! Freezes parameters: a frozen one takes no gradient, is not stepped, and is not waited for.
+//! Freezes parameters: a frozen parameter takes no gradient and is not stepped, and no bucket waits for it.
 //!
 //! The schedule and the settings change together, between passes.
 
@@ -9,11 +9,11 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass and
-    /// takes no gradient. Its value, state and step count stay, and no bucket waits for it. A bucket in which every
-    /// parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen parameter is
-    /// reduced as zeros. Ranks must freeze the same parameters: if they differ, the next collective that
-    /// [compares](Self::set_lr) is a `Mismatch`. A rank that froze everything makes no collective, so the others get a
-    /// `Deadline` or `PeerLost`.
+    /// takes no gradient. Its value, state and step count do not change, and no bucket waits for it. A bucket in which
+    /// every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen
+    /// parameter is reduced as zeros. All ranks must freeze the same parameters. If they differ, the next collective
+    /// that [compares](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the other
+    /// ranks get a `Deadline` or `PeerLost`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -1,7 +1,8 @@
-//! A stepper on a GPU: the trainer gets addresses instead of slices, and its stream waits instead of its thread.
+//! A stepper on a GPU: the trainer gets addresses instead of slices, and the trainer's stream waits instead of its
+//! thread.
 //!
-//! Passes and schedule are those of the host. Asking for an address makes the trainer's stream wait; the host waits
-//! only in calls that say so. Memory that the GPU cannot reach is refused before any launch.
+//! Passes and schedule are the same as on the host. Asking for an address makes the trainer's stream wait. The host
+//! waits only in calls whose documentation says so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use crate::collective::Sums;
@@ -84,12 +85,13 @@ impl StepperBuilder<'_> {
     ///
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
-    /// device until [`close`](Stepper::close) has returned `Ok`; if `close` fails, or the stepper is dropped instead,
-    /// until the device has been synchronised afterwards. Until then only these touch it: the stepper, the all-reduces
-    /// of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's stream, or on streams that
-    /// fork from it after [`Stepper::ptr`] and join it before the hand-over. A gradient is written only between
-    /// [`Stepper::ptr`] of it in a pass and its hand-over. A parameter is read only between [`Stepper::ptr`] of it and
-    /// its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
+    /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
+    /// it is valid until the device has been synchronised afterwards. Until then the tensor is touched only by the
+    /// stepper, the all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's
+    /// stream, or on streams that fork from it after [`Stepper::ptr`] and join it before the hand-over. A gradient is
+    /// written only between [`Stepper::ptr`] of it in a pass and its hand-over. A parameter is read only between
+    /// [`Stepper::ptr`] of it and its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or
+    /// Eager.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -161,10 +163,10 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Hands over a bucket that the caller sums. Its step waits for `event`, which was recorded after that sum. The
-    /// stepper was built with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of
-    /// [`Mode::Eager`](crate::Mode) this makes four driver calls: one asks for the current context, and three on the
-    /// optim stream wait, launch and record.
+    /// Hands over a bucket that the caller sums. The bucket's step waits for `event`, which was recorded after that
+    /// sum. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of
+    /// [`Mode::Eager`](crate::Mode) this makes four driver calls: one reads the current context, and three on the optim
+    /// stream wait, launch and record.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;
@@ -189,18 +191,19 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// This call enqueues the wait, so the event may be destroyed or recorded again afterwards. Steps of buckets that
-    /// are handed over later come after the event too. In a [capture](Self::capture), the event must be one that the
-    /// capture has recorded; replays need none.
+    /// are handed over later run after the event too. In a [capture](Self::capture), the event must have been recorded
+    /// inside the capture; replays need no event.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` for a null event, if the stepper itself sums the bucket,
-    /// or if this is not the last micro-batch. An event whose latest record was in a capture poisons a pass outside of it.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` for a null event, if the stepper itself sums
+    /// the bucket, or if this is not the last micro-batch. Outside a capture, an event that was last recorded in a
+    /// capture poisons the stepper.
     ///
     /// # Safety
-    /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. That sum comes
-    /// after the pass's last write of the bucket's gradients and its last read of the bucket's parameters. (No wait
-    /// waits for an event that was never recorded, and one that was recorded too early orders nothing: the step would
-    /// race with the sum.)
+    /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. The sum comes after
+    /// the pass's last write of the bucket's gradients and its last read of the bucket's parameters. (A wait for an
+    /// event that was never recorded returns at once, and an event that was recorded too early does not order the sum.
+    /// In both cases the step would race with the sum.)
     pub unsafe fn bucket_ready_after(&mut self, bucket: u32, event: EventHandle) -> Result<()> {
         if event == EventHandle::default() {
             let remedy = "hand over the event that you have recorded after the sum";
@@ -210,19 +213,19 @@ impl Stepper<CudaDevice> {
     }
 
     /// Returns the address of a tensor: any tensor between passes, a parameter or a gradient in a pass. In a pass, the
-    /// gradient then counts as written: write all of it, or add to it if it [was written](Self::is_first) before. Other
-    /// tensors may only be read at their address; [`write`](Self::write) writes them. You may write borrowed parameters
-    /// ([`StepperBuilder::cuda_borrowing`]).
+    /// gradient then counts as written: write all of it, or add to it if it [was written](Self::is_first) before. Any
+    /// other tensor may only be read at its address, except that you may write borrowed parameters
+    /// ([`StepperBuilder::cuda_borrowing`]). To change other tensors, call [`write`](Self::write).
     ///
     /// # Shapes
     /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) gives, and is
     /// aligned to 256 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Later work on the trainer's stream comes after the last step of the parameter's bucket. It may use the address
-    /// until the hand-over if asked for in a pass. If asked for between passes, it may use a parameter's address until
-    /// the parameter's hand-over in the next pass, and any other until that pass begins. Another stream of the trainer
-    /// must wait for the trainer's stream after this call, and be joined before that end. With
+    /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address from inside a
+    /// pass may be used until the hand-over. A parameter's address from between passes may be used until the
+    /// parameter's hand-over in the next pass, and any other address until the next pass begins. Another stream of the
+    /// trainer must wait for the trainer's stream after this call, and must be joined before the use ends. With
     /// [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
     /// [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
@@ -262,10 +265,10 @@ impl Stepper<CudaDevice> {
     /// Runs a captured pass.
     ///
     /// # Ordering
-    /// The pass comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at
-    /// once, unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
-    /// learning rates and frozen parameters. Ranks do not compare a replay's collectives, so a difference makes them
-    /// hang or drift apart.
+    /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the whole
+    /// pass. Returns at once, unless the host is eight passes ahead. All ranks must replay the same capture at the same
+    /// point, with the same learning rates and frozen parameters. Ranks do not compare a replay's collectives, so a
+    /// difference makes them hang or diverge.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;

@@ -1,7 +1,7 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! A captured pass is an ordinary one whose streams fork from the trainer's stream and join it again. Every capture
-//! that begins also ends, and a failed capture leaves the stepper as if it had not begun.
+//! A captured pass is an ordinary pass whose streams fork from the trainer's stream and join it again. Every capture
+//! that begins also ends. After a failed capture the stepper is in the state before it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ pub(super) const NOT_BROADCAST: &str = "parameters were written, and ranks have 
 
 impl Stepper<CudaDevice> {
     /// Captures a pass as a CUDA graph: the work that `trainer` enqueues on its stream, and the pass's collectives and
-    /// steps. Nothing runs. [`replay`](Self::replay) then runs that pass with one launch, any number of times, with the
-    /// current learning rates. A parameter frozen later is frozen in replays too; unfreezing one that was frozen at the
-    /// capture needs a new capture.
+    /// steps. Nothing runs yet. [`replay`](Self::replay) then runs the pass with one launch, any number of times, with
+    /// the current learning rates. A parameter that is frozen later is frozen in replays too. A parameter that was
+    /// frozen at the capture stays frozen in its replays; to step it, capture again.
     ///
     /// ```no_run
     /// # use instep::cuda::CudaDevice;
@@ -44,16 +44,16 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// `trainer` must enqueue its work on the stream that the stepper was built with, or on streams that fork from it
-    /// and join it again. It must not wait for that work, and must use addresses: copies from and to the host are
-    /// refused. All ranks capture the same pass. The captured pass keeps the communicator open, so drop the captured
-    /// pass before [`Nccl::close`](crate::cuda::Nccl::close).
+    /// and join it again. It must not wait for that work, and must use addresses, because copies from and to the host
+    /// are refused. All ranks must capture the same pass. The captured pass keeps the communicator open, so drop the
+    /// captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors
     /// `Order` if a pass is open, if no pass has been made yet (the first one broadcasts rank 0's parameters), or if
     /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream, or with
     /// [`Strategy::Fsdp`](crate::Strategy); `Poisoned` after a failure; the error that `trainer` returns; `Device` if
-    /// the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended and the
-    /// stepper is as if it had not begun. A panic inside the pass still ends the group, as without a capture.
+    /// the driver cannot capture a call. After an error, and if `trainer` panics, the capture has ended and the stepper
+    /// is in the state before the capture. A panic inside the pass still ends the group, as without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,

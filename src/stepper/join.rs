@@ -1,9 +1,9 @@
-//! Uneven inputs: the passes of a rank that has run out of data while others go on.
+//! Uneven inputs: the passes of a rank that has run out of data while other ranks still have data.
 //!
-//! Such a rank contributes zeros to every collective and makes every step. So its parameters and states stay equal to
-//! the others', and nothing has to be sent at the end. Each bucket's own sum counts how many ranks had data. Idea:
-//! PyTorch's `Join`, which counts in a collective of its own before each iteration and broadcasts parameters at the
-//! end.
+//! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
+//! stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce also counts
+//! the ranks with data. PyTorch's `Join`, in contrast, makes an extra collective before each iteration and broadcasts
+//! parameters at the end.
 
 use crate::device::Device;
 use crate::error::{Result, refuse};
@@ -11,9 +11,9 @@ use crate::schedule::Opening;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Takes part in one pass without data. A rank without data calls this until it returns false: then no rank had
-    /// data, and nothing was stepped. Between the calls the trainer still sets learning rates and frozen parameters as
-    /// on the other ranks. A call counts as one pass, however many micro-batches the others' pass has. Ordinary passes
+    /// Takes part in one pass without data. A rank without data calls this until it returns false, which means that no
+    /// rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on the
+    /// other ranks. A call counts as one pass, whatever the number of micro-batches on the other ranks. Ordinary passes
     /// may follow once it has returned false.
     ///
     /// ```

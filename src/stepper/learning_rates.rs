@@ -1,6 +1,6 @@
 //! Learning rates and other hyperparameters: set between passes, multiplied per parameter, or following a schedule.
 //!
-//! Every change goes through the settings, which the next Begin reads, so nothing is rebuilt and a captured graph stays
+//! Every change is written to the settings, which the next Begin reads. Nothing is rebuilt, and a captured graph stays
 //! valid. All ranks must make the same changes.
 
 use crate::device::Device;
@@ -13,10 +13,10 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
-    /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. Ranks must set the
-    /// same. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of the
-    /// [collective](crate::Collective): if ranks differ, the next pass's first collective is a `Mismatch`. Other
-    /// collectives do not compare, and parameters drift apart. Hyperparameters are not saved with a run.
+    /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
+    /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
+    /// the [collective](crate::Collective). If ranks differ, the next pass's first collective returns `Mismatch`. Other
+    /// collectives do not compare, and parameters diverge. Hyperparameters are not saved in checkpoints.
     ///
     /// # Ordering
     /// Waits until the last pass has begun on the optim stream, not for its steps. After an abandoned pass, waits for
@@ -37,9 +37,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets any hyperparameters of an optimizer from the next pass on, all of them or none. They are named as the
-    /// fields of its type, as in `torch.optim`, and checked together, so two that depend on each other change in one
-    /// call. Names, ordering and agreement between ranks are as for [`set_lr`](Self::set_lr).
+    /// Sets one or more hyperparameters of an optimizer from the next pass on. If a value is refused, none is set. The
+    /// names are the fields of the optimizer's type, as in `torch.optim`. The values are checked together, so set
+    /// hyperparameters that depend on each other in one call. The key, ordering and agreement between ranks are as for
+    /// [`set_lr`](Self::set_lr).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -61,9 +62,9 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// A change is refused if it needs a state that the stepper does not keep. For example, SGD without momentum keeps
-    /// no buffer, so momentum cannot be switched on unless another SGD in the same round has a buffer. A state that
-    /// comes into use starts from its stored values, which are zeros if it was never used.
+    /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
+    /// buffer, so momentum cannot be switched on unless another SGD in the same round has a buffer. A state that is
+    /// used for the first time is zeros; a state that was used before continues from its old values.
     ///
     /// # Errors
     /// Errors as for [`set_lr`](Self::set_lr); `Unsupported` if the optimizer has no hyperparameter of that name and
@@ -88,8 +89,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
-    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is that
-    /// of [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is
+    /// counted as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range;
@@ -106,8 +107,9 @@ impl<D: Device> Stepper<D> {
 
     /// Sets the factor by which a parameter multiplies the learning rates of its optimizers, from the next pass on. It
     /// applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and is not
-    /// saved with a run. Rprop uses its learning rate, and so this factor, in a parameter's first update only. Ranks
-    /// must set the same: if they differ, the next collective that [compares](Self::set_lr) is a `Mismatch`.
+    /// saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first update.
+    /// All ranks must set the same factor. If they differ, the next collective that [compares](Self::set_lr) returns
+    /// `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -152,13 +154,13 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the step of the learning-rate schedules in the next pass: the number of finished passes. Joined and
-    /// replayed passes count, and skipped ones too, because only the device knows which were skipped. Abandoned passes
-    /// do not count. Save it with the rest of a run.
+    /// replayed passes count. Skipped passes count too, because only the device knows which passes were skipped.
+    /// Abandoned passes do not count. Save the step with your checkpoints.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }
 
-    /// Sets the step of the learning-rate schedules, to resume a run. Ranks must set the same, as with
+    /// Sets the step of the learning-rate schedules, to resume a run. All ranks must set the same step, as with
     /// [`set_lr`](Self::set_lr).
     ///
     /// # Errors
@@ -172,7 +174,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives every scheduled optimizer the learning rate of the next pass, if it has changed.
+    /// Sets the learning rate of every scheduled optimizer for the next pass, if it has changed.
     pub(super) fn follow_schedules(&mut self) -> Result<()> {
         if self.rates.schedules.is_empty() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Steps on the host (offload): the options that exclude them, and how parameters are restored after a failure.
+//! Steps on the host (offload): the options that cannot be combined with offload, and how parameters are restored after
+//! a failure.
 //!
 //! The host's memory holds the parameter. The device has a copy, which `schedule/offload.rs` updates. A write by the
 //! trainer goes to both.
@@ -17,18 +18,19 @@ use crate::stepper::stepper::Stepper;
 impl StepperBuilder<'_> {
     /// Runs steps on the host, in the host's memory. Reduced gradients are copied to the host. Stepped parameters are
     /// copied back after the step, or with [`Strategy::Fsdp`](crate::Strategy) when they are
-    /// [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps
-    /// run where the parameters are.
+    /// [unsharded](Stepper::unshard). The copies run on separate streams and overlap with forward and backward. Unset:
+    /// steps run where the parameters are.
     ///
-    /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and
-    /// [`isa`](Self::isa) apply to these kernels. An optimizer of your own steps by
-    /// [`StepParam::step_param`](crate::optim::StepParam::step_param), and must make no CUDA call there. The tensors of
-    /// a [`grad_scaler`](Self::grad_scaler) lie in the host's memory. Collectives also take page-locked memory of the
-    /// host ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper waits for steps that run.
+    /// On a GPU the driver calls the host's kernels in the order of a stream (`cuLaunchHostFunc`).
+    /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
+    /// [`StepParam::step_param`](crate::optim::StepParam::step_param) runs in such a callback and must make no CUDA
+    /// call. The tensors of a [`grad_scaler`](Self::grad_scaler) must lie in the host's memory. Collectives must also
+    /// accept page-locked host memory ([`Call::stream`](crate::collective::Call::stream)). Dropping a stepper waits for
+    /// running steps.
     ///
-    /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells
-    /// which entries of [`Stepper::memory`] are the host's. On the host device both memories are the host's: that
-    /// exercises the schedule, but saves no memory.
+    /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
+    /// whether an entry of [`Stepper::memory`] is the host's. On the host device both memories are the host's, so
+    /// offload saves no memory there. It serves to test the schedule.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};
@@ -51,7 +53,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Returns the host's part of an offloaded stepper on a GPU: what it steps with.
+    /// Returns the host's part of an offloaded stepper on a GPU: its kernels and threads.
     pub(super) fn host_side(&self, comm: &dyn Collective) -> Result<Option<HostSide>> {
         let Some(policy) = self.offload else { return Ok(None) };
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;

@@ -1,7 +1,7 @@
 //! The calls of an open pass: hand-overs, micro-batches, and the pass's end.
 //!
-//! Each call is refused before anything changes, so it can be repeated. No call here needs a borrow of the pass;
-//! `pass.rs` has a type that borrows, so that the compiler checks accesses.
+//! A call is refused before it changes anything, so it can be repeated. These calls do not borrow the pass. `pass.rs`
+//! has a type that borrows, so that the compiler checks accesses.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::{Abandoned, Stepper};
 
 impl Stepper {
-    /// Hands over a bucket that the caller sums on another thread. `sum` returns once that sum is complete. The stepper
-    /// was built with [`Sums::by_caller`](crate::Sums::by_caller).
+    /// Hands over a bucket that the caller sums on another thread. `sum` must return once that sum is complete. The
+    /// stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller).
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -41,11 +41,11 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. The steps of buckets that are
-    /// handed over later come after this sum too. The bucket is neither read nor written until `sum` has returned. Closing and
-    /// dropping the stepper wait for `sum`, without a deadline and after a panic too. So it must return whatever happens to the
-    /// trainer, for example because it waits for a channel whose sender is dropped before the stepper. It must not own the
-    /// stepper.
+    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. The steps of buckets
+    /// that are handed over later run after this sum too. The stepper neither reads nor writes the bucket until `sum`
+    /// has returned. Closing and dropping the stepper wait for `sum`, without a deadline and after a panic too. `sum`
+    /// must therefore return even if the trainer fails. For example, it can wait for a channel whose sender is dropped
+    /// before the stepper. `sum` must not own the stepper.
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` if the stepper itself sums the bucket, or this
@@ -62,7 +62,8 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a pass, and adds the broadcast and the agreement that are due.
+    /// Opens a pass. Writes the broadcast of parameters, if one is needed, and sets the number for the ranks'
+    /// comparison.
     pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
         self.refuse_rescued()?;
         self.run.get_mut().schedule.require_closed()?;
@@ -89,14 +90,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
-    /// are handed over, and of earlier buckets if there are several ranks, the bucket is reduced. The mode decides when
-    /// it is stepped. With sums [by the caller](crate::Sums::by_caller), the call also says that the sum of this
-    /// gradient is complete. On a GPU only an event can say that.
+    /// Hands over a parameter: you have written its gradient and finished one use of it. A bucket is reduced once all
+    /// its parameters are handed over; with several ranks, all earlier buckets must be handed over too. The mode
+    /// decides when the bucket is stepped. With sums [by the caller](crate::Sums::by_caller), this call also says that
+    /// the sum of the gradient is complete. On a GPU you must say this by an event, with `bucket_ready_after`.
     ///
     /// # Ordering
     /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
-    /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
+    /// ends. On a GPU, the all-reduce and the step run after all work that is already enqueued on the trainer's stream.
     ///
     /// # Errors
     /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this
@@ -117,10 +118,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Goes on to the next micro-batch of the pass. Every parameter, handed over or not, is the trainer's again, and
-    /// gradients keep their values. With [`Accumulation::Summed`](crate::Accumulation), it first hands over the
-    /// gradients that were written and not handed over. In the next micro-batch the first write of each gradient
-    /// replaces.
+    /// Begins the next micro-batch of the pass. The trainer may access every parameter again, and gradients keep their
+    /// values. With [`Accumulation::Summed`](crate::Accumulation), this call first hands over the gradients that were
+    /// written and not handed over. In the next micro-batch the first write of each gradient then replaces it.
     ///
     /// # Errors
     /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.
@@ -139,8 +139,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over the gradients that were written and not handed over, from the last parameter back, in backward's
-    /// order.
+    /// Hands over the gradients that were written and not handed over, from the last parameter to the first, as in
+    /// backward.
     fn hand_over_written(&mut self) -> Result<()> {
         for param in 0..self.layout.parameters().len() {
             self.note_hand_over(param);
@@ -156,9 +156,10 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses.
-    /// Whatever [`Unused`](crate::Unused) is, all their gradients must have been written; to leave one out, hand the
-    /// others over by [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), the call
-    /// also says that the bucket's sum is complete. On a GPU only an event can say that: use `bucket_ready_after`.
+    /// All these gradients must have been written, whatever [`Unused`](crate::Unused) is. To leave a gradient out, hand
+    /// over the others by [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), this
+    /// call also says that the bucket's sum is complete. On a GPU you must say this by an event, with
+    /// `bucket_ready_after`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -173,7 +174,7 @@ impl<D: Device> Stepper<D> {
         self.hand_over_bucket(bucket, None)
     }
 
-    /// Hands over a bucket that the caller sums. `sum` tells when that sum is complete.
+    /// Hands over a bucket that the caller sums. `sum` says when that sum is complete.
     pub(super) fn hand_over_awaited(&mut self, bucket: u32, sum: D::Sum) -> Result<()> {
         let described = bucket_numbered(&self.plan, bucket)?;
         let schedule = &self.run.get_mut().schedule;
@@ -233,9 +234,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
-    /// Closes the pass. It hands over the gradients that were written and not handed over, unless the caller sums them:
-    /// only a hand-over tells that such a sum is complete. A parameter whose gradient was not written is treated as
-    /// [`Unused`](crate::Unused) says.
+    /// Closes the pass. It first hands over the gradients that were written and not handed over. If the caller sums
+    /// them, it does not, because only the caller's hand-over says that a sum is complete. [`Unused`](crate::Unused)
+    /// decides what happens to parameters without a gradient.
     ///
     /// # Ordering
     /// Returns at once; the next access waits for the steps that it needs. On a GPU, in Sequential and Eager, the
@@ -244,8 +245,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` if no pass is open or this is not the last micro-batch; if a gradient was not written although the
     /// option is [`Unused::Refuse`](crate::Unused) or the caller sums it; if on borrowed memory no gradient was
-    /// written; or if with sums [by the caller](crate::Sums::by_caller) a written bucket was not handed over. The pass
-    /// then stays open: complete or abandon it. The next access reports failures of queued ops.
+    /// written; or if with sums [by the caller](crate::Sums::by_caller) a written bucket was not handed over. After
+    /// these errors the pass is still open: complete or abandon it. The next access reports failures of queued ops.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;
@@ -270,13 +271,13 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Abandons the open pass. Buckets that have not been launched are discarded.
+    /// Abandons the open pass. The gradients of buckets that have not been launched are discarded.
     ///
     /// # Ordering
     /// Returns at once, except in a pass that broadcasts parameters, where it waits for the broadcast. In Sequential
     /// and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
-    /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can go on
-    /// only if all ranks abandon after the same bucket; otherwise their next collective is a `LeftPass` or a
+    /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
+    /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or
     /// `Mismatch`.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A pass that borrows its stepper, so that the compiler enforces the rules of safe access.
 //!
-//! Each rule is a lifetime, and has one example that compiles and one that must not. The stepper's state, not `Drop`,
-//! decides whether a pass is open: after a leaked or detached pass, the next `begin` is an error.
+//! Each rule is a lifetime, with one example that compiles and one that must not. The stepper's state, not `Drop`,
+//! decides whether a pass is open. After a leaked or detached pass, the next `begin` is therefore an error.
 
 use std::mem;
 use std::num::NonZeroU32;
@@ -81,7 +81,7 @@ use crate::stepper::views::{Grads, Params};
 /// # pass.finish()?;
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// Views of two passes may be swapped. Then each view keeps both passes borrowed:
+/// Views of two passes may be swapped. After a swap, each view keeps both passes borrowed:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -141,9 +141,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Does not wait; the steps of the last pass may still run. The first pass broadcasts rank 0's parameters. After a
-    /// parameter was [written](Stepper::write), the next pass broadcasts the parameters of its bucket, and ranks
-    /// compare which ones they wrote: with [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks'
-    /// calls.
+    /// [write](Stepper::write) of a parameter, the next pass broadcasts the parameters of its bucket, and ranks compare
+    /// which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks' calls.
     ///
     /// # Errors
     /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it); `Config` if
@@ -152,10 +151,11 @@ impl<D: Device> Stepper<D> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
 
-    /// Opens a pass of several micro-batches whose gradients accumulate. The first write of the pass replaces a
-    /// gradient, and the trainer adds later ones ([`Grads::add`]). Buckets launch in the last micro-batch only. With
-    /// shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation) instead; then the first write
-    /// of each micro-batch replaces. For a mean over micro-batches, the trainer divides its loss by their number.
+    /// Opens a pass of several micro-batches whose gradients accumulate. The first write in the pass replaces a
+    /// gradient, and the trainer adds later gradients to it ([`Grads::add`]). Buckets are launched only in the last
+    /// micro-batch. With shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation) instead. The
+    /// first write in each micro-batch then replaces the gradient. For a mean over micro-batches, the trainer divides
+    /// its loss by their number.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -192,7 +192,7 @@ impl Pass<'_> {
         (Params::new(self.stepper), Grads::new(self.stepper))
     }
 
-    /// Returns a view of the gradients alone.
+    /// Returns a view of only the gradients.
     pub fn grads(&mut self) -> Grads<'_> {
         Grads::new(self.stepper)
     }
@@ -203,7 +203,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper }
     }
 
-    /// Ends the borrow and leaves the pass open. Frameworks that cannot keep a borrow then use the stepper's own calls.
+    /// Ends the borrow and leaves the pass open. This is for frameworks that cannot keep a borrow; they use the
+    /// stepper's own calls.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -1,9 +1,9 @@
 //! Rebuilds buckets in the order in which gradients arrive, or adds optimizers, and keeps every bit of the training's
 //! state.
 //!
-//! All ranks take rank 0's order. It is broadcast through the gradients' memory, which every device and every
-//! collective can send. The stepper keeps its old buckets until the new ones are complete. Idea: PyTorch's reducer,
-//! which rebuilds once, before the second forward.
+//! All ranks use rank 0's order. It is broadcast through the gradients' memory, which every device and every collective
+//! can send. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer does the same once,
+//! before the second forward.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,15 +22,14 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
-    /// pass. Parameters without a gradient, because they were unused or frozen, come last, in reverse registration
-    /// order. Each bucket is then complete as early as possible, whatever the layout's order. Returns whether anything
-    /// has changed.
+    /// pass. Unused and frozen parameters come last, in reverse registration order. Each bucket is then complete as
+    /// early as possible, whatever the layout's order. Returns whether the order has changed.
     ///
     /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
-    /// memory for both sets of buckets while it lasts, and a copy of every tensor through host memory. Parameters,
-    /// gradients, states, step counts, learning rates, frozen parameters and the status keep their bits, and training
-    /// continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew,
-    /// because the checker judges it by the new buckets: [take](Self::take_recording) the old one first. On a GPU,
+    /// memory for both sets of buckets during the call, and a copy of every tensor through host memory. It changes no
+    /// parameter, gradient, state, step count, learning rate or status, and no parameter's freezing. Training continues
+    /// with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew, because the
+    /// checker needs its buckets: [take](Self::take_recording) the old recording first. On a GPU,
     /// [`replay`](Self::replay) refuses passes that were captured before the call, and the trainer must ask for
     /// addresses again.
     ///
@@ -60,8 +59,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Unsupported` if the stepper borrows its buckets (use [`rebind`](Self::rebind)) or the caller sums them; `Order`
     /// inside a pass, `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory,
-    /// the stepper keeps its old buckets. If only some ranks do, the next collective that [compares](Self::set_lr) is a
-    /// `Mismatch`.
+    /// the stepper keeps its old buckets. If only some ranks keep their old buckets, the next collective that
+    /// [compares](Self::set_lr) returns `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
@@ -84,10 +83,10 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Adds an optimizer to parameters, after those that they have. A parameter without one, whose gradient was only
-    /// averaged, is stepped from now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer's states start as
-    /// zeros, and its own [`step_count`](Self::step_count) starts at 0.
+    /// Adds an optimizer to parameters, after those that they have. A parameter that had no optimizer is stepped from
+    /// now on. All ranks call it at the same point between passes. It costs as much as
+    /// [`rebuild_buckets`](Self::rebuild_buckets), and preserves the same values. The new optimizer's states start as
+    /// zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -212,7 +211,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Waits for everything, and notes that the trainer touches a span and the counts.
+    /// Waits for all ops, and records that the trainer touches a span and the counts.
     pub(super) fn touch_everything(&self, span: Span) -> Result<()> {
         let mut run = self.run.borrow_mut();
         run.touch(Schedule::touch_all)?;
@@ -221,7 +220,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies each of the stepper's own tensors and step counts to its place in another device's plan.
+    /// Copies each of the stepper's own tensors and step counts to another device, at the offsets of its plan.
     fn copy_tensors(&mut self, plan: &Plan, assignment: &Assignment, device: &mut D) -> Result<()> {
         let (ours, ours_assigned) = (Arc::clone(&self.plan), Arc::clone(&self.assignment));
         let mut bytes = Vec::new();
@@ -258,13 +257,13 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Gives a group of the layout an optimizer, if it was built without one. The group's name then selects the
+    /// Gives an optimizer to a group of the layout that was built without one. The group's name then selects the
     /// optimizer in [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper),
-    /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers), as if the builder had been
-    /// given it. It steps the group's parameters that have no optimizer of their own and whose action is
-    /// [`Step`](SegmentAction::Step), also those that [`optimize_only`](crate::StepperBuilder::optimize_only) has left
-    /// out. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs.
+    /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers), as if it had been given to the
+    /// builder. It steps the group's parameters that have no optimizer yet and the action
+    /// [`Step`](SegmentAction::Step), also those that [`optimize_only`](crate::StepperBuilder::optimize_only) left out.
+    /// All ranks call it at the same point between passes. It costs as much as
+    /// [`rebuild_buckets`](Self::rebuild_buckets).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -285,8 +284,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Config` if the layout has no such group, or the group has an optimizer, or none of its parameters is left to
-    /// step. Other errors as for [`add_optimizer_for`](Self::add_optimizer_for).
+    /// `Config` if the layout has no such group, if the group already has an optimizer, or if it would step no
+    /// parameter. Other errors as for [`add_optimizer_for`](Self::add_optimizer_for).
     pub fn add_group(&mut self, name: &str, optimizer: impl Optimizer + 'static) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
         let group = self.layout.require_group("group", name)?;

@@ -1,7 +1,8 @@
-//! Reads, saves and loads what one pass passes on to the next: the dynamic loss scale, and the norm for clipping.
+//! Reads, saves and loads the values that one pass gives to the next: the dynamic loss scale, and the norm for
+//! clipping.
 //!
-//! Decisions stay on the device; the trainer asks for the scale of its pass. Reading a decision waits for no step,
-//! because Normed would otherwise lose its overlap with the next forward.
+//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read waits for no step;
+//! otherwise Normed's steps could not overlap with the next forward.
 
 use std::mem::offset_of;
 
@@ -24,8 +25,8 @@ const fn field(offset: usize, bytes: u64) -> Span {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the state of dynamic loss scaling after the last pass, to save it: the next pass's scale, and the
-    /// progress towards its next growth.
+    /// Returns the state of dynamic loss scaling after the last pass, to be saved: the next pass's scale, and the
+    /// growth tracker.
     ///
     /// # Ordering
     /// Waits for the last pass's decision, not for its steps. On a GPU, the host waits for all work on the trainer's
@@ -39,8 +40,8 @@ impl<D: Device> Stepper<D> {
         self.read_scaler()
     }
 
-    /// Sets the state of dynamic loss scaling, to load it. Ranks must set the same: if they differ, the next pass's
-    /// first collective that [compares](Self::set_lr) is a `Mismatch`.
+    /// Sets the state of dynamic loss scaling, to resume a run. All ranks must set the same state. If they differ, the
+    /// next pass's first collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
@@ -71,8 +72,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, to save it. It is
-    /// the last finite norm of a pass, or `None` before the first.
+    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, to be saved. It is
+    /// the last finite norm of a pass, or `None` if there is none yet.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -85,7 +86,7 @@ impl<D: Device> Stepper<D> {
         Ok(Some(f64::from_ne_bytes(self.read_control_part(PREVIOUS_NORM)?)).filter(|norm| *norm >= 0.0))
     }
 
-    /// Sets the norm by which the next pass is clipped, to load it. Ranks must set the same, as with
+    /// Sets the norm by which the next pass is clipped, to resume a run. All ranks must set the same norm, as with
     /// [`set_scaler_state`](Self::set_scaler_state).
     ///
     /// # Ordering
@@ -105,10 +106,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm of the averaged gradients that those of this group are clipped with, after the last pass: of the group
-    /// alone if it is [clipped alone](crate::StepperBuilder::group_clip), of all groups that are not clipped if it is one of
-    /// them, and otherwise [`Status::norm`](crate::Status::norm), of all groups that are clipped together. `None` where that is
-    /// `None`, and after [`rebuild_buckets`](Self::rebuild_buckets) until the next pass.
+    /// Returns the norm of the last pass's averaged gradients over the groups that are clipped together with this
+    /// group. If the group is [clipped alone](crate::StepperBuilder::group_clip), it is the norm of this group. If the
+    /// group is not clipped, it is the norm of all groups that are not clipped. Otherwise it is
+    /// [`Status::norm`](crate::Status::norm). Returns `None` if `Status::norm` is `None`, and after
+    /// [`rebuild_buckets`](Self::rebuild_buckets) until the next pass.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -125,7 +127,8 @@ impl<D: Device> Stepper<D> {
         Ok(is_decided.then_some(norm))
     }
 
-    /// Returns whether a pass is clipped by the norm of the one before, which a checkpoint then has, in every mode.
+    /// Returns whether passes are clipped by the previous pass's norm. If so, a checkpoint has that norm, in every
+    /// mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
     }
@@ -173,9 +176,9 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the loss scale of the open pass, or else of the next one. The trainer multiplies its loss by it, and the
-    /// steps divide it out of the gradients. It is exact in f32 if it is [dynamic](crate::LossScale::Dynamic), and
-    /// otherwise the number that the stepper was built with.
+    /// Returns the loss scale of the open pass, or between passes that of the next pass. The trainer multiplies its
+    /// loss by the scale, and the steps divide the gradients by it. A [dynamic](crate::LossScale::Dynamic) scale is
+    /// exact in f32. Otherwise it is the number with which the stepper was built.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -195,9 +198,9 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the previous pass's decision, and so for its last collective, but not for its steps. Call it after
-    /// forward, where the loss is scaled. On a GPU the host waits for all work on the trainer's stream;
-    /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids that.
+    /// Waits for the previous pass's decision, and thus for its last collective, but not for its steps. Call it after
+    /// forward, when you scale the loss. On a GPU the host waits for all work on the trainer's stream;
+    /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids this wait.
     ///
     /// # Errors
     /// `Config` if a [`grad_scaler`](crate::StepperBuilder::grad_scaler) has the loss scale, `Poisoned` after a
@@ -220,8 +223,9 @@ impl Stepper<CudaDevice> {
     /// the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// Work on the trainer's stream from here until the pass is finished comes after the decision of the previous pass,
-    /// but not after its steps. This pass's decision comes after that work. Nothing waits on the host.
+    /// Work on the trainer's stream between this call and the end of the pass runs after the previous pass's decision,
+    /// but does not wait for the previous pass's steps. This pass's decision runs after that work. The host does not
+    /// wait.
     ///
     /// # Errors
     /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Order` between passes, `Poisoned` after a

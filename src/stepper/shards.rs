@@ -49,9 +49,9 @@ impl StepperBuilder<'_> {
 
     /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). Unset: all ranks are one group.
     /// With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4 to 7.
-    /// Ranks 0 and 4 are replicas: they have the same shards, and all-reduce these after the reduce-scatter in each
-    /// group. Choose the ranks of one machine as a group, because their links are faster. The size must divide the
-    /// number of ranks. It changes no bit if sums are exact.
+    /// Ranks 0 and 4 are replicas: they have the same shards, and all-reduce the shards' gradients after the
+    /// reduce-scatter in each group. Choose the ranks of one machine as a group, because their links are faster. The
+    /// size must divide the number of ranks. If sums are exact, it changes no bit.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -77,7 +77,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how gradients accumulate over a pass's micro-batches, with shards. Unset: on each rank.
+    /// Sets how gradients accumulate over a pass's micro-batches, with shards. Unset: [`Accumulation::Local`].
     ///
     /// ```
     /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
@@ -200,7 +200,7 @@ impl<D: Device> Stepper<D> {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
-    /// Gathers a tensor from all ranks, in rounds of one piece from each rank's shard.
+    /// Gathers a tensor from all ranks in rounds. Each round gathers one piece of every rank's shard.
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
@@ -299,8 +299,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if no broadcast makes them equal, because each rank keeps only its shard of
-    /// them: parameters that have masters, and sharded parameters.
+    /// Adds written values to the agreement if they are not broadcast because each rank has only a shard: parameters
+    /// with masters, and sharded parameters.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

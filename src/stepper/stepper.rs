@@ -29,8 +29,8 @@ use crate::stepper::state::written::{Loaded, ParamsWritten};
 ///
 /// # Ordering
 /// Calls return once their ops are queued; an access first waits for the ops that it conflicts with. On a GPU, "waits"
-/// means that the trainer's stream waits. The thread itself waits in calls that copy to the host or from it, in
-/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead.
+/// means that the trainer's stream waits. The thread itself waits only in calls that copy to or from the host, in
+/// [`join`](Self::join) and [`close`](Self::close), and when it is eight passes ahead of the GPU.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -86,7 +86,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) asked for it. The
-    /// checker judges complete lists only: a list that begins in the middle of a run lacks the Records of some of its
+    /// checker accepts only complete lists. A list that begins in the middle of a run lacks the Records for some of its
     /// Waits.
     ///
     /// ```
@@ -206,8 +206,8 @@ impl<D: Device> Drop for Stepper<D> {
 /// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// The buckets that were stepped before the pass was abandoned, in order. They stay stepped, with their step
-    /// counts, except for their frozen parameters. Only Eager has such buckets.
+    /// The buckets that were stepped before the pass was abandoned, in order. Their new parameters, states and step
+    /// counts stay. Only Eager has such buckets.
     pub stepped_buckets: Vec<u32>,
 }
 

@@ -1,7 +1,8 @@
-//! Names one tensor of a parameter, and finds the bytes of its elements.
+//! The identifier of one tensor of a parameter, and the bytes of its elements.
 //!
-//! Every call that reads or writes a tensor takes a `TensorId`. It names no memory: `claims.rs` finds the memory, and
-//! refuses tensors that the stepper does not keep. Every reader and writer asks `Elements` for the bytes.
+//! Every call that reads or writes a tensor takes a `TensorId`. It does not name a memory: `claims.rs` finds the
+//! memory, and refuses tensors that the stepper does not have. Every reader and writer gets the byte range from
+//! `Elements`.
 
 use std::ops::Range;
 
@@ -27,22 +28,22 @@ use crate::schedule::Schedule;
 pub enum TensorId<'n> {
     /// The parameter itself. Reading it as f32 returns its [master weight](crate::Master), if it has one.
     Param(ParamId),
-    /// The parameter's gradient. After a pass it is **the sum over ranks, loss scale included**: it is neither divided
-    /// nor clipped, because the step does both in one factor. For the mean, divide it by
-    /// [`world_size`](crate::Stepper::world_size) and the loss scale. With the action [Average](crate::SegmentAction)
-    /// it is the mean of the scaled gradients. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero
-    /// or release it after the step.
+    /// The parameter's gradient. After a pass it is **the sum over ranks, including the loss scale**. It is neither
+    /// divided nor clipped, because the step applies both as one factor without writing the gradient. For the mean,
+    /// divide it by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// [Average](crate::SegmentAction) it is the mean of the scaled gradients.
+    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release it after the step.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
-    /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). Groups with the same kind of optimizer
-    /// all keep the states of the group that needs most. A state that an optimizer does not use stays zero.
+    /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of
+    /// optimizer have the states of the group that needs most. A state that an optimizer does not use stays zero.
     State(ParamId, &'n str),
-    /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type, which only steps write. It is zeros
-    /// before the parameter's first update, so always zeros if the parameter stays frozen.
+    /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type. Only steps write it. It is zeros
+    /// until the parameter's first update.
     Copy(ParamId),
-    /// The parameter's [moving average](crate::StepperBuilder::ema). It is zeros before the parameter's first update,
-    /// so always zeros if the parameter stays frozen. The first update replaces a written average, unless you also set
-    /// the [step count](crate::Stepper::set_step_count).
+    /// The parameter's [moving average](crate::StepperBuilder::ema). It is zeros until the parameter's first update.
+    /// The first update replaces a written average, unless you also set the [step
+    /// count](crate::Stepper::set_step_count).
     Ema(ParamId),
 }
 
@@ -98,7 +99,7 @@ impl<'s> Elements<'s> {
     }
 
     /// Returns the span that has these elements now. With offload, the parameters of a bucket that is not unsharded are
-    /// in the host's memory alone.
+    /// only in the host's memory.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);

@@ -1,7 +1,7 @@
 //! Serves ranks that write one file together: the part of each rank, and messages between them.
 //!
-//! Messages travel through the memory of the first gradients, which are restored, like full tensors in `shards.rs`. The
-//! parts of all ranks make up the full tensor, without a gap.
+//! Messages use the memory of the first gradients, which are restored afterwards, as in `shards.rs`. The parts of all
+//! ranks cover the full tensor without a gap.
 
 use std::ops::Range;
 
@@ -40,8 +40,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Copies this rank's part of a tensor, and returns the part's elements. If the tensor is not sharded, rank 0's
-    /// part is the full tensor and the others' are empty. With `rank_0s`, this also holds for parameters that every
-    /// rank has in full.
+    /// part is the full tensor and the others' are empty. With `rank_0s`, the same holds for parameters that are full
+    /// on every rank.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,

@@ -1,8 +1,8 @@
 //! Unshards and reshards buckets of sharded parameters.
 //!
 //! On the host addresses stay the same, and only the pages of the other ranks' shards are freed. On a GPU a full bucket
-//! lies beside the shard, at a new address each time. Every read and write of a parameter asks here whether its bucket
-//! is full.
+//! has separate memory, at a new address each time. Every read and write of a parameter first checks here that its
+//! bucket is full.
 
 use std::num::NonZeroU32;
 
@@ -24,9 +24,9 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call it
-    /// some time before the access, the all-gather runs beside other work. All ranks unshard the same buckets in the same
-    /// order, inside a pass or between passes. It does nothing to a bucket that is full already.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call
+    /// it some time before the access, the all-gather overlaps with other work. All ranks must unshard the same buckets
+    /// in the same order, inside a pass or between passes. The call does nothing if the bucket is already full.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -58,7 +58,7 @@ impl<D: Device> Stepper<D> {
     /// collectives of a device in the order of the calls. No real GPU has run this yet.
     ///
     /// # Ordering
-    /// Returns at once; an access of the bucket waits for the all-gather, which comes after the bucket's last step.
+    /// Returns at once. An access of the bucket waits for the all-gather, which runs after the bucket's last step.
     ///
     /// # Errors
     /// `Layout` if there is no such bucket; `Order` if [the most buckets](StepperBuilder::max_unsharded) are unsharded
@@ -95,9 +95,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). No other rank
-    /// takes part. The launch of a bucket does the same, once its gradients and those of earlier buckets are handed over. So
-    /// does the end of a pass, finished or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
+    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). It is no
+    /// collective. A bucket is also resharded when it is launched (once its gradients and those of earlier buckets are
+    /// handed over), and when a pass ends or is abandoned. The call does nothing if the bucket is not
+    /// [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.

@@ -1,4 +1,5 @@
-//! Parameters that no rank used in the open pass. The trainer names them, as PyTorch's `find_unused_parameters` can.
+//! Parameters that no rank used in the open pass, as declared by the trainer. PyTorch's `find_unused_parameters` finds
+//! the same parameters.
 //!
 //! The stepper's own buckets can count the ranks with a gradient; borrowed ones have no room for counts. The results
 //! have the bits of `Unused::Skip` when no rank writes the gradient.
@@ -10,14 +11,14 @@ use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Names parameters for which no rank has a gradient in the open pass. Their values, states and step counts stay,
-    /// and norms leave them out, as with [`Unused::Skip`](crate::Unused), which finds them by counts in the stepper's
-    /// own buckets. Their buckets no longer wait for them, and they can still be read.
+    /// Declares parameters for which no rank has a gradient in the open pass. Their values, states and step counts do
+    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets no longer wait for
+    /// them, and they can still be read.
     ///
-    /// A gradient that was written in this pass, and was not handed over, is replaced by zeros before it is reduced.
-    /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper writes nothing: make sure
-    /// that these gradients are zeros. With [`Accumulation::Summed`](crate::Accumulation), the sums of earlier
-    /// micro-batches stay and are what the gradient reads as.
+    /// If such a gradient was written in this pass and not handed over, it is replaced by zeros before it is reduced.
+    /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper does not write the
+    /// gradients, so they must be zeros. With [`Accumulation::Summed`](crate::Accumulation), the gradient keeps the
+    /// sums of earlier micro-batches.
     ///
     /// ```
     /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
@@ -43,12 +44,12 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// Does not wait. In Eager, call it before the hand-over of each parameter that it names; in Normed and Sequential,
     /// before the pass is finished. In a captured pass it is part of the capture. If all parameters of a bucket are
-    /// unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If buckets keep no order,
-    /// this happens with [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
+    /// unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If the order of buckets is
+    /// free, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
     ///
-    /// All ranks name the same parameters, each before the same hand-overs. If ranks differ and
-    /// [compare](Self::set_lr), the bucket's all-reduce is a `Mismatch`, or the next pass's first collective if that
-    /// all-reduce has already started. With sums by the caller, ranks do not compare.
+    /// All ranks must declare the same parameters, each before the same hand-overs. If ranks differ and their
+    /// collective [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If that all-reduce has already
+    /// started, the next pass's first collective returns it. With sums by the caller, ranks do not compare.
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where

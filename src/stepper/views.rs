@@ -1,4 +1,4 @@
-//! Slices of tensors. Each is returned only after the ops that it conflicts with.
+//! Slices of tensors. A slice is returned only after the ops that conflict with it have ended.
 //!
 //! This is sound because of three facts. A slice borrows the stepper, through its pass or a view, and every launch
 //! borrows it mutably. A parameter that was handed over is refused. The checker proves that the schedule has no race
@@ -106,9 +106,9 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Replaces the gradient, also what earlier micro-batches wrote; [`add`](Self::add) adds to it. With
-    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are reduced already, so it replaces this
-    /// micro-batch's gradient alone.
+    /// Replaces the gradient, also the values of earlier micro-batches; [`add`](Self::add) adds to it. With
+    /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are already reduced, so only this
+    /// micro-batch's gradient is replaced.
     ///
     /// Values of any type are converted to the gradient's type, so a backward in bf16 can write f32 gradients.
     ///
@@ -124,8 +124,8 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass (of the micro-batch, with
-    /// [`Accumulation::Summed`](crate::Accumulation)).
+    /// Adds to the gradient in f32. The first write of the pass replaces the gradient instead; with
+    /// [`Accumulation::Summed`](crate::Accumulation), the first write of the micro-batch does.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
@@ -204,13 +204,14 @@ impl Stepper {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Returns a view of the parameters alone.
+    /// Returns a view of only the parameters.
     pub fn params(&self) -> Params<'_> {
         Params::new(self)
     }
 
-    /// Returns a tensor in place, in the type in which the stepper stores it. Between passes it returns any tensor; in
-    /// a pass, a parameter or a gradient that was written in that pass. [`read`](Self::read) copies any type as f32.
+    /// Returns a tensor in place, in the type in which the stepper stores it. Between passes it returns any tensor. In
+    /// a pass it returns a parameter, or a gradient that was written in that pass. [`read`](Self::read) copies any type
+    /// as f32.
     ///
     /// The slice cannot be used after any gradient is handed over:
     /// ```
@@ -244,7 +245,8 @@ impl Stepper {
     /// The slice is as long as registered, and aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Ordering as for [`read`](Self::read); a frozen parameter waits for no step inside a pass.
+    /// Ordering as for [`read`](Self::read). Inside a pass, a frozen parameter is returned without a wait for its
+    /// bucket's step.
     ///
     /// # Errors
     /// Errors as for [`read`](Self::read); `Unsupported` if the tensor is of another type.
@@ -304,8 +306,8 @@ impl Stepper {
     }
 
     /// Returns a bucket's gradients in the open pass as one slice. Write all of it. Its layout is the
-    /// [plan's](Self::plan). It includes padding, whose content does not matter, but not the elements that count ranks.
-    /// All of the bucket's gradients count as written.
+    /// [plan's](Self::plan). The slice includes padding, which may have any content, but not the elements that count
+    /// ranks. All of the bucket's gradients count as written.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -351,7 +353,7 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts_mut(run.device.resolve(span).cast(), count) })
     }
 
-    /// Returns a slice that borrows the stepper. The caller has made every check but those of `claim`.
+    /// Returns a slice that borrows the stepper. The caller has made every check except those of `claim`.
     fn slice<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
         let segment = self.claim(id, memory, false)?;
         let (address, count) = self.place(&segment, memory);

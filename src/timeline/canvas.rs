@@ -9,7 +9,7 @@ use crate::timeline::Interval;
 
 /// Width of the picture.
 const WIDTH: f64 = 1200.0;
-/// Horizontal position of text beside the plot.
+/// Horizontal position of text to the left of the plot.
 pub(super) const MARGIN: f64 = 24.0;
 /// Horizontal start of the plot.
 pub(super) const LEFT: f64 = 110.0;

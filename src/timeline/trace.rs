@@ -1,7 +1,7 @@
 //! Timelines in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 //!
-//! A process is a rank and a thread is a stream. This file writes text and opens no file. It escapes nothing, because
-//! all names come from here or from `block`.
+//! A process is a rank and a thread is a stream. This file writes text and opens no file. It does not escape text,
+//! because all names come from this file or from `block`.
 
 use std::fmt::{self, Display, Write};
 

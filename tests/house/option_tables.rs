@@ -14,12 +14,12 @@ const HEADER: &str = "\
 
 The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration
 of `instep replay` uses the name in lower case. [reference/optimizers.rs](../reference/optimizers.rs) has each formula in
-f64, and tests hold the kernels to it. This page is made from the tables in `src/optim` by
-`tests/house/option_tables.rs`.
+f64, and tests compare the kernels with it. `tests/house/option_tables.rs` generates this page from the tables in
+`src/optim`.
 
 ## Formats
 
-Bytes per parameter of AdamW: what stays in memory beside the gradient, and what a step moves, with the gradient.
+AdamW's bytes per parameter. \"In memory\" does not count the gradient; \"Moved by a step\" does.
 
 | Parameters, states | In memory | Moved by a step | Rust: `Precision`; Python |
 |---|---|---|---|
@@ -30,12 +30,12 @@ Bytes per parameter of AdamW: what stays in memory beside the gradient, and what
 | bf16, bf16 | 6 | 14 | `param, grad: BF16`, `moments: BF16`; bf16 parameters |
 | bf16 rounded stochastically, 8 bits | 4.03 | 10.1 | `rounding: Stochastic`; `seed=1, states=\"8bit\"` |
 
-A remainder holds the 16 bits that bf16 lacks, so such a parameter is exactly an f32 one. States of 8 bits share a scale per
-256 elements.
+A remainder holds the 16 bits that bf16 drops from an f32, so parameter and remainder together are exactly an f32. 8-bit states
+have one scale per 256 elements.
 
 ![Loss of a small GPT in three formats](loss.svg)
 
-`python python/benches/loss.py --svg docs/loss.svg` trained the curves: 500 steps of a GPT of two layers on this
+The curves come from `python python/benches/loss.py --svg docs/loss.svg`: 500 steps of a GPT of two layers on this
 repository's own text, with five seeds.
 ";
 

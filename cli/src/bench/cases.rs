@@ -1,4 +1,4 @@
-//! What is stepped: optimizers, shapes, and the values that fill them.
+//! The cases of the step bench: optimizers, shapes, and the values of their tensors.
 //!
 //! Values are functions of the index and never 0: the root of 0 takes a slow path on some machines.
 
@@ -15,10 +15,11 @@ use super::precisions::{Kind, storage};
 use super::reference;
 use super::system::last_level_cache_bytes;
 
-/// Sum over this many ranks, so that the divide is part of what is timed.
+/// The number of ranks by which a step divides, so that the division is timed too.
 pub(super) const WORLD_SIZE: u32 = 8;
 
-/// A sample steps about this many, tens of milliseconds: a clock tick and a wake-up are nothing beside it.
+/// The approximate number of elements that a sample steps. This takes tens of milliseconds, much longer than a clock
+/// tick or a wake-up.
 pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
 
 /// An optimizer with the options that set its traffic.
@@ -69,12 +70,12 @@ impl Case {
         Ok(optimizer)
     }
 
-    /// Returns whether an element's update depends on all of its parameter.
+    /// Returns whether an element's update depends on the full parameter.
     pub(super) fn is_scaled(self) -> bool {
         self.descriptor.is_scaled
     }
 
-    /// The same numbers for the formula in f64.
+    /// The optimizer's hyperparameters for the formula in f64.
     pub(super) fn reference(self) -> instep::Result<reference::Rule> {
         let optimizer = self.optimizer()?;
         let mut numbers = HashMap::new();

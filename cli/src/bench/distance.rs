@@ -1,6 +1,8 @@
-//! Arrays 256 MiB apart: what a step's memory traffic costs where they start alike, and where they start as a stepper's do.
+//! Arrays 256 MiB apart: the cost of a step's memory traffic if all start at the same offset in a page, and if they are
+//! staggered as in a stepper.
 //!
-//! Both run one after the other in each round. On a CPU that tells lines apart by more address bits, they take equally long.
+//! Both cases run one after the other in each round. On a CPU that distinguishes cache lines by more address bits, both
+//! take equally long.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! Growth with the number of parameters: the time of each call, divided by the number of parameters.
 //!
-//! Parameters are small, so bookkeeping is what is timed. A column that stays flat grows linearly; one that rises with the
-//! number of parameters does not.
+//! Parameters are small, so the bench times bookkeeping. If a column is constant, the time is linear in the number of
+//! parameters.
 
 use std::io::Cursor;
 use std::time::Instant;
@@ -40,9 +40,9 @@ const STAGES: [&str; 9] = [
 enum Case {
     /// One optimizer for all.
     Shared,
-    /// One for each parameter, in a group of its own.
+    /// One optimizer per parameter, each in its own group.
     Groups,
-    /// One for each parameter, registered for it alone.
+    /// One optimizer per parameter, registered by `optimizer_for`.
     Each,
 }
 

@@ -1,7 +1,7 @@
-//! What `BucketStep` adds to its kernel: checks, addresses and the scalars of an update.
+//! The overhead of `BucketStep` over its kernel: checks, addresses and the scalars of an update.
 //!
-//! The kernel alone runs beside it in every round, on the same memory and one thread. In the last case each
-//! parameter's tensors lie apart, so the kernel is called once per parameter.
+//! Every round also times only the kernel, on the same memory and one thread. In the last case each parameter's tensors
+//! lie apart, so the kernel is called once per parameter.
 
 use std::time::Instant;
 
@@ -14,7 +14,8 @@ use super::table::announce;
 use crate::Failure;
 use crate::console::print_line;
 
-/// Parameters of a bucket, elements of each, and whether their tensors lie apart.
+/// The number of parameters in a bucket, the elements of each, and whether each parameter's tensors have separate
+/// memory.
 const CASES: [(usize, usize, bool); 4] =
     [(1, 256, false), (1, 2048, false), (1, 65_536, false), (16, 256, true)];
 const SAMPLE_ELEMENTS: usize = 1 << 20;

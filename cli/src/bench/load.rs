@@ -1,25 +1,25 @@
-//! How much of the machine others used while the benches ran.
+//! The share of the machine that other processes used while the benches ran.
 //!
-//! It reads Linux's `/proc`, whose times are in ticks of the same length. Other systems say nothing.
+//! It reads Linux's `/proc`, whose times are in ticks of the same length. On other systems the load is unknown.
 
 use std::fs;
 
 use serde::Serialize;
 
-/// Shares of all cores' time above which figures of this run are not to be trusted, in percent. An idle system's own
-/// work stays below it.
+/// The share of all cores' time, in percent, above which the figures of a run are unreliable. An idle system's own work
+/// stays below it.
 const WORTH_A_WORD_PERCENT: f64 = 5.0;
 
-/// Ticks since the machine started.
+/// CPU time since the machine started, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ticks {
     /// The time of all cores, idle time included.
     total: u64,
-    /// In which they ran something.
+    /// Ticks in which the cores were busy.
     busy: u64,
-    /// In which the hypervisor ran something else.
+    /// Ticks in which the hypervisor ran another machine.
     steal: u64,
-    /// In which they ran this process or one that it started and waited for.
+    /// Ticks in which the cores ran this process, or a process that it started and waited for.
     own: u64,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Watch {
     start: Option<Ticks>,
 }
 
-/// What others used of all cores' time.
+/// The share of all cores' time that was used by others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Load {
     /// Other processes, and interrupts.

@@ -28,7 +28,7 @@ pub(super) struct Machine {
     version: &'static str,
     /// `release` or `debug`.
     build: &'static str,
-    /// `unknown` if the source tree or git is not there.
+    /// `unknown` if there is no source tree or no git.
     commit: String,
 }
 

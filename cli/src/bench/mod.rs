@@ -1,8 +1,8 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. The host has four more, launch, distance, sharding and growth, and a GPU three: norm, control and
-//! graph. They never judge a time. benches/README.md derives every column.
+//! trainer's cost of a hand-over. The host has four more, launch, distance, sharding and growth, and a GPU three: norm,
+//! control and graph. No bench fails because of a time. benches/README.md explains every column.
 
 mod cases;
 mod distance;
@@ -59,7 +59,7 @@ enum Bench {
     Overlap,
     /// The trainer's own time in `grad_ready`.
     Handover,
-    /// What a `BucketStep` adds to its kernel. On the host only.
+    /// The overhead of a `BucketStep` over its kernel. On the host only.
     Launch,
     /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
     Distance,

@@ -1,4 +1,4 @@
-//! Optimizer time that a trainer waits for, by mode and bucket size, with a loop in place of backward.
+//! The optimizer time for which a trainer waits, by mode and bucket size, with a loop instead of backward.
 //!
 //! The loop writes each parameter's gradient, then computes until a fixed time per element has passed. There is one
 //! rank, so no collective takes time. Modes are compared within one round.

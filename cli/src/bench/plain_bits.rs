@@ -1,7 +1,7 @@
 //! Compares a step with the bits of the baseline instruction set.
 //!
-//! This is for tensors of fewer bits than f32. A small step may not show in them, so a formula in f64 would prove
-//! nothing. Both sides run the same steps before anything is timed.
+//! This is for tensors of fewer bits than f32. A small step may be rounded away in them, so a comparison with a formula
+//! in f64 would prove nothing. Both sides run the same steps before anything is timed.
 
 use instep::Isa;
 use instep::bench::Launcher;

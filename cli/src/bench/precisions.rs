@@ -1,6 +1,6 @@
 //! Combinations of element types by name, and their storage.
 //!
-//! Plain values; `plain_bits.rs` judges the steps of each.
+//! These are plain values; `plain_bits.rs` checks the steps of each.
 
 use clap::ValueEnum;
 use instep::layout::Storage;
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-/// What a launcher stores.
+/// The storage of a launcher's tensors.
 pub(super) fn storage(kind: Kind) -> Storage {
     kind.precision().into()
 }

@@ -50,7 +50,7 @@ impl Record {
         self.save(None)
     }
 
-    /// Writes what there is so far, with the load if the run is over.
+    /// Writes the figures so far, and at the end of the run also the load.
     pub(super) fn save(&self, load: Option<Load>) -> Result<(), Failure> {
         let Record { machine, quick, figures, rows: step, .. } = self;
         if let Some(path) = &self.json {
@@ -99,7 +99,7 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
-/// The first line that a compiler says of itself. Its name may come after a wrapper's, as in `ccache g++`.
+/// The first line of a compiler's version text. Its name may come after a wrapper's, as in `ccache g++`.
 fn compiler(words: &str) -> String {
     let mut words = words.split_whitespace();
     let program = words.next().unwrap_or("c++");

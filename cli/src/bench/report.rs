@@ -18,7 +18,7 @@ use crate::Failure;
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     pub(super) machine: &'a Machine,
-    /// Null while the run goes on, and where the system does not tell it.
+    /// Null while the run goes on, and if the system does not tell the load.
     pub(super) load: Option<Load>,
     pub(super) quick: bool,
     pub(super) step: &'a [StepRow],
@@ -77,7 +77,8 @@ impl StepRow {
         )
     }
 
-    /// The columns of the head. The ceiling's own time, and the spread of both, are in the files alone.
+    /// Returns the row's line, with the columns of the table's header. The ceiling's own time, and the spread of both,
+    /// are only in the files.
     pub(super) fn line(&self) -> String {
         let StepRow { optimizer, precision, bytes, segments, isa, threads, bytes_per_element, .. } = self;
         let StepRow { step_us, step_gb_per_s, percent_of_ceiling, .. } = self;

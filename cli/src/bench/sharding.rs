@@ -1,7 +1,7 @@
-//! A pass of ranks that share out states, or parameters too, beside the same pass of ranks that share out nothing.
+//! A pass with sharded states, or with sharded parameters too, compared with the same pass without shards.
 //!
-//! All strategies train in turn in one process, so a busy machine slows all of them down. The trainer computes nothing, so
-//! nothing hides a collective: this is the dearest that sharing out can be.
+//! All strategies train in turn in one process, so a busy machine slows all of them down. The trainer computes nothing,
+//! so no collective is hidden: this is the largest cost that sharding can have.
 
 use std::time::Instant;
 
@@ -78,7 +78,7 @@ fn train(layout: &Layout, comm: InProcess, rounds: usize) -> instep::Result<(&'s
     Ok((isa, outcomes))
 }
 
-/// Reads all parameters, hands all gradients over, and waits for the steps.
+/// Reads all parameters, hands over all gradients, and waits for the steps.
 fn pass_ms(stepper: &mut Stepper, layout: &Layout) -> instep::Result<f64> {
     let buckets = stepper.plan().buckets().len() as u32;
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The sizes of a sweep in bytes of gradients, with the options of nccl-tests, for the host and a GPU alike.
+//! The sizes of a sweep in bytes of gradients, with the options of nccl-tests, for the host and for a GPU.
 //!
 //! Sizes are rounded up to buckets without padding, and the tables show the bytes and elements that were stepped.
 

@@ -40,7 +40,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Shape by shape, or in a sweep the sizes of each optimizer and precision.
+/// Returns the cases: shape by shape, or in a sweep by optimizer, precision and size.
 fn all_cases(options: &Arguments) -> instep::Result<Vec<(Case, Kind, Shape)>> {
     let kinds = |case| options.precision.iter().map(move |kind| (case, *kind));
     let pairs: Vec<(Case, Kind)> = options.optimizers().into_iter().flat_map(kinds).collect();
@@ -160,7 +160,8 @@ fn one(
     record.add_row(row)
 }
 
-/// Says that the memory that is free does not suffice, if so. A system that does not tell it is taken at its word.
+/// Returns why a case is skipped, if there is not enough free memory. If the system does not tell how much is free, no
+/// case is skipped.
 fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Result<Option<String>> {
     let bytes_of = |kind: Kind| {
         let each = cases::resident_bytes(case, kind)?;

@@ -1,13 +1,13 @@
-//! What the system tells of itself, and files that are replaced as a whole.
+//! Facts about the system, and files that are replaced atomically.
 //!
-//! A fact that is not there is empty or unknown, never an error: no bench depends on it.
+//! A missing fact is empty or unknown, never an error, because no bench depends on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-/// Writes a file, and creates its folder. The file is written beside its place and renamed, so a reader never meets a part
-/// of it, even if this process is killed.
+/// Writes a file, and creates its folder. The file is written under another name and renamed, so a reader never sees an
+/// incomplete file, even if this process is killed.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

@@ -1,7 +1,7 @@
 //! The tables that benches print: at most 120 columns, so that a terminal does not break a row.
 //!
-//! A table begins with the number of rows to come, because one row may take minutes. Figures that find no room are in the
-//! files of `--json` and `--csv`.
+//! A table begins with the number of rows to come, because one row may take minutes. Figures that do not fit are only
+//! in the files of `--json` and `--csv`.
 
 use crate::Failure;
 use crate::console::print_line;
@@ -15,7 +15,7 @@ pub(super) fn announce(bench: &str, rows: usize, what: &str) -> Result<(), Failu
     print_line(&format!("\n{}", wrapped(&format!("{bench}, {rows}: {what}"))))
 }
 
-/// Breaks a text between words. Further lines are indented, as no row is.
+/// Breaks a text between words. Further lines are indented, so that they differ from rows.
 fn wrapped(text: &str) -> String {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! What a comparison found, as JSON and as text.
+//! The result of a comparison, as JSON and as text.
 //!
 //! cli/README.md documents the keys. Later versions may add keys, and never change one.
 
@@ -40,7 +40,7 @@ pub struct Compared {
     pub shape_b: Vec<u64>,
     /// Number of elements that differ in a bit; 0 if shapes or types differ, because none are compared then.
     pub different: u64,
-    /// Number of those that the tolerance does not accept.
+    /// Number of elements that the tolerance does not accept.
     pub outside: u64,
     /// The largest difference.
     pub worst: Option<Worst>,
@@ -124,7 +124,7 @@ pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
 }
 
 impl Report {
-    /// Decides what the tensors and counts add up to.
+    /// Computes the overall result from the tensors and counts.
     pub(super) fn conclude(&mut self) {
         let names_agree = self.only_in_a.is_empty() && self.only_in_b.is_empty();
         let rest_agrees =

@@ -1,4 +1,4 @@
-//! What counts as equal: every bit, or values that are close enough.
+//! The criterion of equality: every bit, or values that are close enough.
 //!
 //! It depends on the distances of `elements.rs`. Whole numbers, such as step counts, are never rounded, so they must
 //! always be equal.

@@ -1,7 +1,8 @@
-//! Holds a plan to a real run: ranks that are threads of this process, then the same run foreseen with the times that its
-//! ops and its trainer took.
+//! Compares a plan with a real run. Ranks run as threads of this process; then the same run is predicted with the times
+//! that its ops and its trainer took.
 //!
-//! What is compared is the schedule's part: the order of the ops, and when they run. Speeds are measured on both sides.
+//! Only the schedule is compared: the order of the ops, and the times at which they run. Both sides use measured
+//! speeds.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
@@ -21,25 +22,25 @@ use crate::bench::system::available_bytes;
 use crate::console::print_line;
 use crate::replay::refused;
 
-/// What the trainer of rank 0 did, in order.
+/// The actions of rank 0's trainer, in order.
 #[derive(Clone, Copy)]
 enum Call {
-    /// Reads a parameter, once it may.
+    /// Reads a parameter, after waiting for it.
     Read(usize),
     /// Writes its gradient.
     Write(usize),
-    /// Ends the pass before, if there was one, and begins one.
+    /// Ends the previous pass, if any, and begins a pass.
     Begin,
     Ready(usize),
 }
 
-/// A call with the trainer's own time: what lies between it and the one before, without waits for ops.
+/// A call, and the trainer's own time since the previous call, without waits for ops.
 struct Timed {
     call: Call,
     own_ns: u64,
 }
 
-/// A call as it was seen, while it was not known when the ops ended that it waited for.
+/// A call as it was recorded, before the end times of the ops for which it waited are known.
 struct Seen {
     call: Call,
     passed_ns: u64,
@@ -49,8 +50,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// A wait lasts until the op has ended. After that the trainer's thread waits for a core, which is its own time: the
-    /// foreseen trainer goes on at once.
+    /// A wait lasts until the op has ended. After that the real trainer's thread may wait for a core, which counts as
+    /// its own time. The predicted trainer continues at once.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
@@ -63,7 +64,7 @@ impl Seen {
     }
 }
 
-/// Counts what each stream was given, so that a wait for a position becomes a wait for an op.
+/// Counts the ops of each stream, to map a wait for a position to a wait for an op.
 #[derive(Default)]
 struct Given {
     counts: HashMap<Stream, usize>,
@@ -71,7 +72,7 @@ struct Given {
 }
 
 impl Given {
-    /// Takes entries in the order of submission. Returns what the trainer waited for.
+    /// Processes entries in the order of submission. Returns the ops for which the trainer waited.
     fn follow(&mut self, list: &[Traced]) -> Vec<(Stream, usize)> {
         let mut awaited = Vec::new();
         for op in list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(op) } else { None }) {
@@ -133,7 +134,7 @@ pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Fail
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses ranks whose memory this machine does not have: the system would end the program, and others.
+/// Refuses ranks that need more memory than this machine has, because the system would kill this and other programs.
 fn refuse_too_many(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let foreseen = arguments.builder(model).forecast(0, arguments.world_size, |_, _| 0).map_err(refused)?;
     let of_rank: u64 = foreseen.memory().into_iter().map(|(_, bytes)| bytes).sum();
@@ -155,7 +156,7 @@ fn makespan(ran: &[TimedOp]) -> u64 {
     end_ns - start_ns
 }
 
-/// Runs all ranks; returns what rank 0's trainer and streams did.
+/// Runs all ranks, and returns the recording of rank 0's trainer and streams.
 fn measure(arguments: &Arguments, model: &Model) -> Result<(Vec<Timed>, Vec<TimedOp>), Failure> {
     let mut ranks = in_process(arguments.world_size, |rank| train(arguments, model, rank))?;
     Ok(ranks.swap_remove(0))
@@ -206,7 +207,7 @@ fn train(
     Ok((calls.iter().map(|seen| seen.time(&ran)).collect(), ran))
 }
 
-/// Reads a parameter as a forward does: the parameter itself. Its master may be shared out.
+/// Reads the parameter itself, as a forward does, and not its master, which may be sharded.
 fn read(stepper: &Stepper, stored: DType, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
     fn copy<T: Element + Into<f32>>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
         into.iter_mut().zip(stepper.view::<T>(id)?).for_each(|(into, value)| *into = (*value).into());

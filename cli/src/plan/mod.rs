@@ -1,7 +1,7 @@
-//! `instep plan`: a rank's memory, traffic, schedule and times, foreseen without a GPU and without the other ranks.
+//! `instep plan`: predicts a rank's memory, traffic, schedule and times, without a GPU and without the other ranks.
 //!
-//! The stepper's own builder, schedule and byte counts make the plan; the command adds a trainer and speeds. A plan is as
-//! good as the speeds that it is given, and `--measure` holds the schedule's part of it to a real run.
+//! The stepper's own builder, schedule and byte counts make the plan; the command adds a trainer and speeds. A plan is
+//! as good as the speeds that it is given. `--measure` compares its schedule with a real run.
 
 mod measure;
 mod model;
@@ -32,7 +32,8 @@ use trainer::{Peaks, Walk, train};
 /// Longest description that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
 
-/// Passes that are foreseen. The first one broadcasts; the last but one is reported, and the last one ends its steps.
+/// The number of predicted passes. The first one broadcasts. The last but one is reported, and its steps end in the
+/// last one.
 const PASSES: u64 = 4;
 
 /// Size of a bucket, if none is given.
@@ -119,7 +120,7 @@ pub enum Sharing {
     Fsdp,
 }
 
-/// What steps on the host.
+/// The engine that steps on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Engine {
     /// The stepper, by its schedule
@@ -129,7 +130,8 @@ pub enum Engine {
 }
 
 impl Arguments {
-    /// Refuses options that do not go together by their own names, before the library does by its own.
+    /// Refuses options that cannot be combined, with the names of the command's options; the library's errors have
+    /// other names.
     fn check(&self) -> Result<(), Failure> {
         let refuse = |option: String, wrong: &str, remedy: &str| Err(Failure::config(option, wrong, remedy));
         if let Some(max_norm) = self.max_norm {

@@ -15,11 +15,11 @@ const MOST_PARAMS: usize = 1 << 20;
 /// A description that is spelled correctly.
 pub(super) struct Model {
     pub(super) layout: Layout,
-    /// Per parameter, the repetition that it is of, counted from 1, or 0 for one that does not repeat.
+    /// Per parameter, the number of its repetition, counted from 1; 0 if it does not repeat.
     pub(super) repetitions: Vec<usize>,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) precision: Precision,
-    /// What the optimizer is called.
+    /// The optimizer's name.
     pub(super) name: &'static str,
 }
 
@@ -50,14 +50,15 @@ struct Param {
     shape: Vec<usize>,
 }
 
-/// Parameters that come several times, `{}` in their names being the number of the time. One that comes once has its name as it is.
+/// Parameters that are repeated. `{}` in their names is replaced by the number of the repetition. Names of parameters
+/// that are not repeated are unchanged.
 struct Repeated {
     repeat: Option<usize>,
     params: Vec<Param>,
 }
 
 impl Entry {
-    /// Takes the entry at this place of the list.
+    /// Reads the entry at this index of the list.
     fn check(self, place: usize) -> Result<Repeated, Failure> {
         let Entry { name, shape, repeat, params } = self;
         let thing = match &name {

@@ -1,7 +1,7 @@
 //! A run of `instep.torch.offload`: its buckets, its queues, and the thread that steps.
 //!
-//! The order is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. Who cuts the buckets says when each
-//! one's gradients are there.
+//! The order is that of `python/instep/torch/_offload_engine.py` and `_offload_ring.py`. The caller divides parameters
+//! into buckets, and says when each bucket's gradients are complete.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -14,10 +14,10 @@ use super::{Arguments, PASSES};
 use crate::Failure;
 use crate::replay::refused;
 
-/// Parameters that go down, are stepped and come up together.
+/// Parameters that are copied to the host, stepped and copied back together.
 #[derive(Default)]
 pub(super) struct Bucket {
-    /// Places in the layout, in the order in which backward has their gradients.
+    /// Indices in the layout, in the order in which backward makes the gradients.
     pub(super) params: Vec<usize>,
     pub(super) param_bytes: u64,
     pub(super) gradient_bytes: u64,
@@ -26,12 +26,12 @@ pub(super) struct Bucket {
     pub(super) norm_ns: u64,
     pub(super) step_ns: u64,
     pub(super) up_ns: u64,
-    /// What makes a unit of shards whole: copies up and an all-gather.
+    /// The times to make a unit of shards full: uploads and an all-gather.
     pub(super) gather_ns: u64,
 }
 
 impl Bucket {
-    /// Sets what its norm and its step take. `kept` are the bytes of states for each element.
+    /// Sets the durations of its norm and step. `kept` is the number of bytes of states per element.
     pub(super) fn time(&mut self, arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) {
         let elements = self.params.iter().filter_map(|place| lengths.get(*place)).sum::<u64>() as f64;
         let of = |bytes: u64| elements * bytes as f64;
@@ -54,17 +54,17 @@ pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) ->
     Ok(kept.map(|(memory, bytes)| Held::on_host(&super::report::kind(memory, &names), bytes)).collect())
 }
 
-/// A task of the thread that steps, and when it was given.
+/// A task of the thread that steps, and the time at which it was queued.
 pub(super) enum Task {
-    /// Waits for the copy of a bucket; then adds its norm, or lets it be stepped.
+    /// Waits for the copy of a bucket. Then adds its norm, or marks the bucket as ready to be stepped.
     Arrival(usize),
-    /// Steps one of the buckets that may be, after those that were sent meanwhile have come.
+    /// Steps one of the ready buckets, after the buckets that were sent in the meantime have arrived.
     Next,
     /// Decides, and steps all.
     Decide,
 }
 
-/// A run: when each queue is free, and what the thread that steps has to do. All times are in nanoseconds.
+/// A run: the time at which each queue is free, and the tasks of the thread that steps. All times are in nanoseconds.
 pub(super) struct Run<'a> {
     pub(super) buckets: &'a [Bucket],
     pub(super) decides: bool,
@@ -75,12 +75,12 @@ pub(super) struct Run<'a> {
     worker_free: u64,
     pub(super) busy: u64,
     tasks: VecDeque<(u64, Task)>,
-    /// What may be stepped. The last one is stepped first: the next forward pass asks for it first.
+    /// The ready buckets. The last one is stepped first, because the next forward pass needs it first.
     ready: BTreeSet<usize>,
     copied: Vec<u64>,
-    /// By bucket, when its last upload ends, once that is foreseen.
+    /// By bucket, the predicted end of its last upload.
     uploaded: Vec<Option<u64>>,
-    /// Buckets whose place in the ring is given back, and when.
+    /// Buckets whose memory in the ring is returned, and the time.
     freed: VecDeque<(u64, usize)>,
 }
 
@@ -104,7 +104,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Foresees passes. Returns what the last one takes, what forward and backward take of that, and the work of its steps.
+    /// Predicts passes. Returns the duration of the last pass, the duration of its forward and backward, and the total
+    /// time of its steps.
     pub(super) fn train(mut self, arguments: &Arguments, lengths: &[u64]) -> (u64, u64, u64) {
         let speeds = &arguments.speeds;
         let mut bucket_of = vec![0; lengths.len()];
@@ -136,7 +137,7 @@ impl<'a> Run<'a> {
         (now - began, once * u64::from(arguments.micro_batches.get()), self.busy - busy)
     }
 
-    /// When a bucket's parameters have come up, or its shards are stepped.
+    /// The time at which a bucket's parameters are uploaded, or its shards are stepped.
     pub(super) fn up(&mut self, bucket: usize) -> u64 {
         loop {
             match self.uploaded[bucket] {
@@ -146,7 +147,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sends a bucket down that is complete `now`. Returns when backward goes on; a sum over ranks does not stop it.
+    /// Sends a bucket that is complete at time `now` to the host. Returns the time at which backward continues; it does
+    /// not wait for a sum over ranks.
     fn send(&mut self, index: usize, now: u64, is_alone: bool) -> u64 {
         let Bucket { sum_ns, down_ns, gradient_bytes, .. } = self.buckets[index];
         self.sums_free = self.sums_free.max(now) + sum_ns;
@@ -159,7 +161,8 @@ impl<'a> Run<'a> {
         if is_alone { sent } else { now }
     }
 
-    /// Sums a unit of shards and copies it down, both of which backward waits for, and sends it. Returns when it goes on.
+    /// Reduces a unit of shards and copies it to the host, and hands it over. Backward waits for both. Returns the time
+    /// at which backward continues.
     pub(super) fn hand_over(&mut self, index: usize, now: u64) -> u64 {
         let Bucket { sum_ns, down_ns, .. } = self.buckets[index];
         self.copied[index] = now + sum_ns + down_ns;
@@ -168,12 +171,12 @@ impl<'a> Run<'a> {
         self.copied[index]
     }
 
-    /// When all steps have ended.
+    /// The time at which all steps have ended.
     pub(super) fn finish(&mut self) -> u64 {
         (0..self.buckets.len()).map(|bucket| self.up(bucket)).max().unwrap_or_default()
     }
 
-    /// When the ring has room for a bucket.
+    /// The time at which the ring has room for a bucket.
     fn take(&mut self, index: usize, bytes: u64, mut now: u64) -> u64 {
         loop {
             while self.tasks.front().is_some_and(|(given, _)| self.worker_free.max(*given) < now) {
@@ -194,7 +197,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Gives the thread that steps a task. Tasks run in the order in which they were given.
+    /// Queues a task for the thread that steps. Tasks run in order.
     pub(super) fn give(&mut self, at: u64, task: Task) {
         let later = self.tasks.partition_point(|(given, _)| *given <= at);
         self.tasks.insert(later, (at, task));
@@ -248,10 +251,11 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The ring of page-locked memory: runs of bytes that are given back in any order, and are free in the order of taking.
+/// The ring of page-locked memory. Runs of bytes are returned in any order, and become free in the order in which they
+/// were taken.
 struct Ring {
     size: u64,
-    /// Start, end, bucket, and whether it was given back.
+    /// Start, end, bucket, and whether the run was returned.
     taken: VecDeque<(u64, u64, usize, bool)>,
 }
 

@@ -1,6 +1,6 @@
-//! What a plan says: bytes held, bytes sent, ops and times of one pass.
+//! The contents of a plan: bytes of memory, bytes sent, ops and times of one pass.
 //!
-//! The pass runs from the opening of one to the opening of the next: backward, then the next forward.
+//! The reported pass lasts from its opening to the opening of the next pass: backward, then the next forward.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,19 +25,19 @@ pub(super) struct Report {
     elements: u64,
     buckets: usize,
     optimizer: &'static str,
-    /// By kind, the most bytes at a time, padding included.
+    /// By kind, the peak number of bytes, including padding.
     memory: Vec<Held>,
     memory_bytes: u64,
-    /// The part of it that lies in the host's memory, with offload.
+    /// The part of these bytes in the host's memory, with offload.
     host_bytes: u64,
     /// The ops of one pass by kind, in order of their streams.
     work: Vec<Work>,
     /// Sent over each link of a ring in one pass.
     bus_bytes: u64,
-    /// The part of them among all ranks or among replicas, and not inside a group that shards tensors.
+    /// The part of these bytes that crosses between groups: among all ranks or among replicas.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
-    /// The part of it in which the trainer stood still.
+    /// The part of it in which the trainer waited.
     blocked_ns: u64,
     optimizer_busy_ns: u64,
     optimizer_exposed_ns: u64,
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-/// Where steps are offloaded, memory lies in two places.
+/// With offload, memory is on the device and on the host.
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Place {

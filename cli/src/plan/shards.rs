@@ -137,7 +137,8 @@ impl Shards {
         buckets
     }
 
-    /// Foresees passes. Returns what the last one takes, what forward and backward take of that, and the work of its steps.
+    /// Foresees passes. Returns the duration of the last pass, the duration of its forward and backward, and the total
+    /// time of its steps.
     ///
     /// A unit is gathered while the one before is computed. Its step ends before that: FSDP uploads what was stepped. Backward
     /// waits for a unit's sum and copy, because a hook takes the gradients.

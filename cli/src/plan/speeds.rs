@@ -1,4 +1,4 @@
-//! How long things take: straight lines through speeds that the user gives.
+//! The durations of ops: linear functions of bytes, with speeds that the user gives.
 //!
 //! A collective of a ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce, and (n - 1) / n for its two
 //! halves; nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each
@@ -40,7 +40,7 @@ pub(super) struct Speeds {
     pub(super) tokens: u64,
 }
 
-/// How many ranks there are, and how many of them are one group that shards tensors.
+/// The number of ranks, and the number of ranks in a group that shards tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranks {
     pub(super) world_size: u32,
@@ -93,7 +93,7 @@ impl Speeds {
         Ok(())
     }
 
-    /// What an op takes on one of these ranks. With offload, norms and steps are the host's.
+    /// The duration of an op on one of these ranks. With offload, norms and steps are the host's.
     pub(super) fn cost(self, ranks: Ranks, offloads: bool) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
         move |op, bytes| {
             let ns = match op.action {

@@ -1,4 +1,5 @@
-//! `--offload=torch`: foresees training by `instep.torch.offload`, whose order is not a schedule's but that of its threads.
+//! `--offload=torch`: predicts training with `instep.torch.offload`. Its order comes from its threads, not from a
+//! schedule.
 //!
 //! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`, `_offload_ring.py`).
 //! `cli/tests/offload_plans.json` holds the bytes of both sides; `python/benches/offload.py --plan` compares times.
@@ -29,13 +30,13 @@ pub(super) struct Plan {
     optimizer: &'static str,
     /// On the host, by kind.
     memory: Vec<Held>,
-    /// Mirrors, the ring and a loss scale: what `page_locked_bytes()` returns.
+    /// The bytes of mirrors, the ring and a loss scale, as `page_locked_bytes()` returns them.
     page_locked_bytes: u64,
     host_bytes: u64,
     pass_ns: u64,
-    /// The part of it that forward and backward do not take.
+    /// The exposed part of the pass: its time minus that of forward and backward.
     blocked_ns: u64,
-    /// What the thread of the steps does in a pass.
+    /// The work of the thread that steps in a pass.
     optimizer_busy_ns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A trainer that only passes time: forward in order of registration, backward in the reverse.
+//! A trainer that only lets time pass: forward in order of registration, backward in reverse order.
 //!
 //! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and the
 //! next one, and reshards the one before.
@@ -17,7 +17,7 @@ use crate::Failure;
 #[derive(Default)]
 pub(super) struct Peaks {
     held: BTreeMap<Memory, u64>,
-    /// When each gradient was written, in nanoseconds, and where it lies.
+    /// The time at which each gradient was written, in nanoseconds, and its span.
     written: Vec<(u64, Span)>,
 }
 
@@ -92,7 +92,7 @@ impl Walk {
     /// The current bucket and the next one.
     pub(super) const MOST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
-    /// Comes to a parameter. Returns whether its bucket is another one than before.
+    /// Comes to a parameter. Returns whether its bucket differs from the last parameter's.
     pub(super) fn arrive<D: Device>(
         &mut self,
         stepper: &mut Stepper<D>,

@@ -1,7 +1,7 @@
 //! A replay that starts from a checkpoint and ends with one.
 //!
-//! The library reads and writes both, so the output is the file that the training itself would save after the same steps.
-//! What a checkpoint does not hold comes from the configuration.
+//! The library reads and writes both, so the output is the file that the training itself would save after the same
+//! steps. Values that a checkpoint does not have come from the configuration.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek, Write};
@@ -24,7 +24,7 @@ use crate::Failure;
 const SCALE: &str = "scaler.scale";
 const PREVIOUS_NORM: &str = "clip.previous_norm";
 
-/// A stepper that goes on where a checkpoint was saved.
+/// A stepper that resumes from a checkpoint.
 pub(super) struct Resumed {
     config: Config,
     stepper: Stepper,
@@ -95,7 +95,8 @@ impl Resumed {
     }
 }
 
-/// Refuses what the configuration asks for and a checkpoint lacks, and the other way round.
+/// Refuses a configuration that asks for something that the checkpoint lacks, and a checkpoint that has something that
+/// the configuration lacks.
 fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
@@ -161,7 +162,8 @@ fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
     Ok(builder.build()?)
 }
 
-/// Refuses a checkpoint of wider types than the configuration's: it would silently go on from other values.
+/// Refuses a checkpoint of wider types than the configuration's, because the replay would silently continue from
+/// rounded values.
 fn refuse_rounded_tensors<R: Read + Seek>(
     config: &Config,
     stepper: &Stepper,

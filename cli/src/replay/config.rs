@@ -1,7 +1,7 @@
 //! The configuration of a replay: an optimizer, its parameter groups, and how gradients are scaled.
 //!
-//! Keys and defaults are those of `torch.optim`. What is spelled is checked here, what values mean is the library's to
-//! check. Must refuse every key that the optimizer does not have: an ignored option is a wrong result.
+//! Keys and defaults are those of `torch.optim`. This file checks the spelling of keys, and the library checks values.
+//! Every key that the optimizer does not have must be refused, because an ignored option gives a wrong result.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -26,15 +26,15 @@ const MOST_SCALED_RANKS: u32 = 4096;
 pub struct Config {
     /// At least one.
     pub groups: Vec<Group>,
-    /// Ranks that gradients were summed over, at least one.
+    /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
-    /// Largest norm, and of what.
+    /// The largest norm, and the gradients that it limits.
     pub clip: Option<Clip>,
-    /// Factor in the loss, divided out of the gradients; the checkpoint has a dynamic one's value.
+    /// The loss scale, by which steps divide the gradients. The value of a dynamic scale comes from the checkpoint.
     pub loss_scale: LossScale,
     /// Whether a pass with a NaN or infinite gradient changes nothing.
     pub skip_nonfinite: bool,
-    /// Element types of everything.
+    /// Element types of all tensors.
     pub precision: Precision,
     /// Each parameter once more, in this type.
     pub copy: Option<DType>,
@@ -42,7 +42,7 @@ pub struct Config {
     pub ema: Option<f64>,
     /// Parameters that are not stepped.
     pub frozen: HashSet<String>,
-    /// What the learning rates of some parameters are multiplied by.
+    /// Factors of the learning rates of some parameters.
     pub lr_multipliers: BTreeMap<String, f64>,
 }
 

@@ -1,7 +1,7 @@
 //! Gradients by parameter and pass, and the steps that they make.
 //!
-//! Gradients are read pass by pass, so memory does not grow with the number of passes. Every parameter that is not frozen
-//! has one in every pass.
+//! Gradients are read pass by pass, so memory does not grow with the number of passes. Every parameter that is not
+//! frozen has a gradient in every pass.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Seek};
@@ -56,7 +56,7 @@ pub(super) fn sort(header: Header, config: &Config, layout: &Layout) -> Result<V
     Ok(found.into_iter().map(|of| of.into_values().collect()).collect())
 }
 
-/// Refuses a gradient of a frozen parameter, and a pass without one of another parameter.
+/// Refuses a gradient of a frozen parameter, and a missing gradient of any other parameter.
 pub(super) fn check_passes(
     name: &str,
     frozen: bool,
@@ -87,7 +87,7 @@ pub(super) fn in_no_group(what: &str, name: &str) -> Failure {
     Failure::tensors(quoted(what), wrong, "add the parameter to a group, or remove this")
 }
 
-/// How many passes a replay made, and how many of them were not skipped.
+/// The number of passes of a replay, and the number of passes that were not skipped.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Steps {
     pub(super) passes: u64,

@@ -12,18 +12,19 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 /// Parameters that share hyperparameters.
 #[derive(Debug)]
 pub struct Group {
-    /// Their names, at least one, none of them in another group.
+    /// The names of the group's parameters: at least one, and none of another group.
     pub params: Vec<String>,
     /// Their optimizer; the same kind in every group.
     pub optimizer: Box<dyn Optimizer>,
-    /// The norm to which they are clipped alone, or that they are not clipped; `None`: `clip` of the file has them.
+    /// `Some(Some(norm))`: the group is clipped alone to this norm. `Some(None)`: it is not clipped. `None`: it is
+    /// clipped by the file's `clip`.
     pub max_norm: Option<Option<f64>>,
 }
 
 const PARAMS: &str = "params";
 const MAX_NORM: &str = "max_norm";
 
-/// Returns the file's groups; nothing else of the file is looked at.
+/// Returns the file's groups, without reading other keys of the file.
 pub(super) fn read(text: &[u8], descriptor: &'static Descriptor) -> serde_json::Result<Vec<Group>> {
     serde_json::Deserializer::from_slice(text).deserialize_map(OfFile(descriptor))
 }

@@ -17,7 +17,7 @@ pub const COUNT_PREFIX: &str = "step.";
 /// NAdam's products of momenta are metadata under this prefix.
 pub const PRODUCT_PREFIX: &str = "mu_product.";
 
-/// The only state whose absence means a first step, whatever the count says.
+/// The only state whose absence means a first step, with any step count.
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Step counts are below this, before and after.
@@ -37,7 +37,7 @@ pub struct Input {
 /// One parameter.
 #[derive(Debug)]
 pub struct Param {
-    /// As the configuration spells it.
+    /// The parameter's name in the configuration.
     pub name: String,
     /// Index of its group.
     pub group: usize,
@@ -210,7 +210,8 @@ impl Found {
     }
 }
 
-/// Averages go on together or begin together, and the first update would replace one that goes on.
+/// Refuses a file in which only some averages are given, and an average without a step count, which the first update
+/// would replace.
 fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     let is_given = |param: &&Param| param.companions.contains_key(&Companion::Ema);
     let is_first =
@@ -264,7 +265,7 @@ fn count(key: &str, text: &str) -> Result<u64, Failure> {
     }
 }
 
-/// As the library takes it: a number between 0 and 1.
+/// The number that the library accepts: between 0 and 1.
 fn product(key: &str, text: &str) -> Result<f64, Failure> {
     match text.parse::<f64>() {
         Ok(product) if (0.0..=1.0).contains(&product) => Ok(product),

@@ -1,7 +1,7 @@
-//! Loads parameters, companions, states and counts from a file into a stepper.
+//! Loads parameters, masters, averages, states and counts from a file into a stepper.
 //!
-//! Every stored value is read back and compared with the file, and a rounded one is refused. Otherwise the output would
-//! differ from the run that the file is from.
+//! Every stored value is read back and compared with the file, and a rounded value is refused. Otherwise the output
+//! would differ from that of the run that wrote the file.
 
 use std::io::{Read, Seek};
 

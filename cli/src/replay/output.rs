@@ -1,7 +1,7 @@
 //! The output file: replaced as a whole once it is complete, or left unchanged.
 //!
-//! The library replaces it as it does a checkpoint. An input is never replaced, nor anything but a regular file:
-//! renaming over a device would remove it.
+//! The library replaces the file as it replaces a checkpoint. It replaces only regular files, because renaming over a
+//! device would remove the device. It never replaces an input.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
         Ok(Target { path })
     }
 
-    /// Replaces the file by what `write` writes.
+    /// Replaces the file by the output of `write`.
     pub(super) fn replace(
         &self,
         write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,

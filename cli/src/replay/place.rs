@@ -1,6 +1,6 @@
-//! Names of tensors in inputs and outputs, and what each of them stands for.
+//! Names of tensors in inputs and outputs, and their meanings.
 //!
-//! A name stands for at most one thing, and two names never stand for the same one.
+//! A name has at most one meaning, and two names never have the same meaning.
 
 use instep::Master;
 
@@ -38,7 +38,7 @@ impl Companion {
         }
     }
 
-    /// The companions that this configuration keeps.
+    /// The further tensors (master, average, copy) that this configuration needs.
     pub fn kept(config: &Config) -> impl Iterator<Item = Companion> {
         let is_kept = |companion: &Companion| match companion {
             Companion::Master => config.precision.master != Master::None,
@@ -49,7 +49,7 @@ impl Companion {
     }
 }
 
-/// What a tensor's name stands for.
+/// The meaning of a tensor's name.
 pub(super) enum Place<'a> {
     Value(&'a str),
     Companion(Companion, &'a str),

@@ -1,4 +1,4 @@
-//! How a configuration spells clipping and the loss scale: one key each, so that two of a kind cannot be given.
+//! Clipping and the loss scale in a configuration. Each has only one key, so that two kinds cannot be given.
 //!
 //! `clip` is an object with one norm. `loss_scale` is a number, or an object with the policy of a dynamic scale.
 

@@ -1,6 +1,6 @@
-//! What a replay did: parameters, steps, norm and time, as text or as JSON.
+//! The summary of a replay: parameters, steps, norm and time, as text or as JSON.
 //!
-//! Every number comes from the stepper that made the steps, so a summary never says what the output does not hold.
+//! Every number comes from the stepper that made the steps, so the summary always agrees with the output.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ pub(super) struct Summary {
     optimizer: &'static str,
     parameters: usize,
     elements: u64,
-    /// How many of the parameters are not stepped.
+    /// The number of parameters that are not stepped.
     frozen: usize,
     passes: u64,
-    /// How many of the passes a NaN or infinite gradient skipped.
+    /// The number of passes that were skipped because of a NaN or infinite gradient.
     skipped: u64,
     /// The norm of the averaged gradients of the last pass; null if neither the mode nor the configuration asks for it.
     norm: Option<f64>,
-    /// What clipping multiplied the gradients of the last pass by; 1 without clipping.
+    /// The factor by which clipping multiplied the gradients of the last pass; 1 without clipping.
     clip_factor: f64,
     isa: &'static str,
     /// From the start of the command until the output was written.

@@ -1,4 +1,5 @@
-"""AdamW's step on this machine: instep beside PyTorch, DeepSpeed, bitsandbytes and torchao. ``python -m instep.bench``.
+"""AdamW's step on this machine: instep compared with PyTorch, DeepSpeed, bitsandbytes and torchao. ``python -m
+instep.bench``.
 
 It takes about a minute, and longer on a busy machine. Steps run on the CPU, on tensors that already have gradients.
 """

@@ -30,7 +30,8 @@ class Candidate:
     """One way to make the step."""
 
     format: str
-    """``"f32"``, ``"bf16"`` or ``"8-bit states"``; candidates of one format are compared with ours."""
+    """``"f32"``, ``"bf16"`` or ``"8-bit states"``; candidates of one format are compared with instep's candidate of this
+    format."""
     name: str
     make: Make
     package: str = "torch"
@@ -45,7 +46,7 @@ class Candidate:
 
     @property
     def keeps_masters(self) -> bool:
-        """Whether its parameters are the copies, and the f32 parameters its masters."""
+        """Whether the candidate's parameters are the bf16 copies, and its masters the f32 parameters."""
         return self.copies and self.is_ours
 
     @property
@@ -70,7 +71,7 @@ def _peer(module: str, name: str) -> Make:
 
 @contextlib.contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """Redirects what a peer prints while it builds its kernel, because the standard output is for the table."""
+    """Redirects the output of another library while it builds its kernel, because the standard output is for the table."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -118,7 +119,7 @@ FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 @functools.cache
 def _values(count: int) -> tuple[Tensor, Tensor]:
-    """Gradients and first values of parameters, which bf16 holds exactly. A tensor takes the values from its number on.
+    """Gradients and first values of parameters, which bf16 holds exactly. Tensor k gets the values from index k on.
 
     No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of 8-bit states.
     Parameters are below 2^-6, so a step of 1e-3 survives rounding to bf16.
@@ -203,9 +204,9 @@ def tolerance(format: str, steps: int) -> float:
     """How far parameters may be from AdamW in f64 after a number of steps.
 
     Let u be the unit roundoff of the type. A step rounds the parameter twice: 2 u |p|. It rounds the change, at most lr,
-    eight times: 8 u lr. A peer may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the change. The error of
-    an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a factor of 2, that is 1/64 of the
-    first moment and 1/32 of the second. Of these, 0.48 and 0.25 reach the second step's change: lr / 64 together.
+    eight times: 8 u lr. Another library may compute 1 - beta2 in f32, with an error of 2^-24 / (1 - beta2) of the change. The
+    error of an 8-bit code is at most 1/128 of the largest value of its block. With gradients within a factor of 2, that is
+    1/64 of the first moment and 1/32 of the second. Of these, 0.48 and 0.25 reach the second step's change: lr / 64 together.
     """
     unit = 2**-8 if format == "bf16" else 2**-24
     largest = 2**-6 + steps * LR

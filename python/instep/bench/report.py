@@ -43,7 +43,7 @@ class Line:
     times: list[float] = field(default_factory=list)
     """Milliseconds per step, one of each round."""
     to_ours: Optional[Spread] = None
-    """The candidate's times divided by ours, in the same rounds."""
+    """The candidate's times divided by instep's, in the same rounds."""
 
     @property
     def spread(self) -> Spread:

@@ -51,5 +51,5 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def ratios(times: Sequence[float], to: Sequence[float]) -> Spread:
-    """Times divided by those of another side in the same rounds."""
+    """The times divided by the times of another candidate in the same rounds."""
     return Spread.of([one / other for one, other in zip(times, to)])

@@ -1,10 +1,9 @@
 """Parameters of one kind, their optimizer states, and the native steps over them.
 
-States lie in the order in which parameters were registered, each at a multiple of 256 elements. So no state moves when
-DDP rebuilds its buckets: a bucket's step names the same places. ``optimizer.state`` has tensors over this memory. Step
-counts live in the native steps, which also write them as float32 numbers into a vector, which ``optimizer.state`` shows.
-When a bucket of other parameters takes parameters over, it takes their counts too.
-"""
+States lie in the order in which parameters were registered, each at a multiple of 256 elements. No state therefore moves when
+DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. Step counts are in the native steps.
+These also write the counts as float32 numbers into a vector, which ``optimizer.state`` shows. When a rebuilt bucket takes
+over parameters, it takes over their counts too. """
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Owner(Protocol):
 
 
 Member = tuple[Tensor, dict[str, Any], Hyper, Owner, int]
-"""A parameter with its group, the hyperparameters there, its optimizer, and the number of its first element."""
+"""A parameter with its group, the group's hyperparameters, its optimizer, and the index of its first element."""
 Forms = tuple[list[torch.Size], list[tuple[int, ...]], list[torch.dtype], list[int]]
 """Shapes, strides, types and addresses."""
 Mark = tuple[int, ...]
@@ -94,14 +93,14 @@ class Arena:
         self.marks: list[dict[str, Mark]] = [{} for _ in members]
         # The parameters whose states came with a count of 0, which a first step would not read.
         self.goes_on: set[int] = set()
-        # Parameters that ``state`` does not show yet, since they have had no update and the user gave them no state. A GPU
-        # does not tell at once whether it skipped a step, so of some of these it is not known whether they had an update.
+        # Parameters that ``state`` does not show yet, because they have had no update and the user gave them no state. A GPU
+        # does not tell at once whether it skipped a step, so some of these may have had an update.
         self.hidden, self.unsure = set[int](), set[int]()
         self.seen = [UNSEEN] * len(members)
         self.live: dict[tuple[tuple[int, ...], torch.dtype], _native.Step] = {}
-        # By indices: the parameters, and their properties at the last check.
+        # By parameter indices: the parameters, and their properties at the last check.
         self.known: dict[tuple[int, ...], tuple[list[Tensor], Forms]] = {}
-        # By group, the live steps that know it and its number there.
+        # By group: the live native steps that have the group, and the group's number in each.
         self.stepped_by: dict[int, dict[tuple[tuple[int, ...], torch.dtype], tuple[_native.Step, int]]] = {}
         self.progress: list[Progress] = [FRESH] * len(members)
 
@@ -129,11 +128,11 @@ class Arena:
         self.master = None if self.master_word == "none" else zeros(MASTER_TYPES[self.master_word])
         self.instead = torch.zeros(2 * ELEMENT * count, dtype=torch.uint8, device=self.device) if self.empty else None
         carried = OPTIMIZERS[self.key].carried
-        # On the CPU, as in torch, where a GPU steps, too.
+        # On the CPU, even if a GPU steps, as in torch.
         self.numbers = self.vectors = {"step": torch.zeros(count, dtype=torch.float32, device="cpu")}
         if carried is not None:
             self.vectors[carried] = torch.ones(count, dtype=torch.float64, device="cpu")
-        # SGD has no count in torch. It matters where rounding depends on it.
+        # SGD has no count in torch, but stochastic rounding needs one.
         if self.key == "sgd" and self.formats.seed_of(self.dtype, self.kind.word) is None:
             self.numbers = {}
         addresses = [self.vectors[name].data_ptr() if name in self.vectors else 0 for name in ("step", carried)]
@@ -162,7 +161,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The entries of a dict that are this arena's tensors, at the same address, and unwritten if that must be seen."""
+        """The entries of a dict that are this arena's tensors at the same address. If writes must be detected, only tensors
+        that were not written."""
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
 
@@ -194,7 +194,7 @@ class Arena:
         for vector, number in zip(self.vectors.values(), progress):
             vector[index] = number
         for name, view in self.local[index].items():
-            # The user may have given the parameter other memory.
+            # The user may have moved the parameter to other memory.
             if view.data_ptr() != self.marks[index].get(name, (view.data_ptr(),))[0]:
                 fresh = self._views(index)[name]
                 view.data = fresh
@@ -224,7 +224,7 @@ class Arena:
         return (self.kind.names, self.kind.word) == states_of(self.key, self.formats, self.dtype, hyper)
 
     def regroup(self, changed: dict[int, tuple[dict[str, Any], Hyper]]) -> None:
-        """Takes groups and hyperparameters of parameters, after a state dict was loaded."""
+        """Updates the groups and hyperparameters of parameters after a state dict was loaded."""
         if any(self.groups[index] is not group for index, (group, _) in changed.items()):
             self.retire_all()
             for index, (group, hyper) in changed.items():
@@ -258,7 +258,8 @@ class Arena:
             self.after = after
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
-        """Returns this rank's shards of parameters and their current properties. A change is followed or refused."""
+        """Returns this rank's shards of parameters and their current properties. If the properties have changed, adopts or
+        refuses the change."""
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]
@@ -363,7 +364,7 @@ class Arena:
         return int(index in self.goes_on and self.progress[index][0] == 0)
 
     def note(self, indices: Iterable[int]) -> None:
-        """Notes the parameters' values as those of the masters, after a step or a load."""
+        """Records that the parameters' values are those of the masters, after a step or a load."""
         if self.master is not None:
             for index in indices:
                 self.seen[index] = self._look(index)
@@ -395,7 +396,7 @@ class Arena:
         return counts
 
     def write_numbers(self) -> None:
-        """Writes a GPU's counts into the vectors, after waiting for them. On the CPU each step does that itself."""
+        """Waits for a GPU's counts and writes them into the vectors. On the CPU each step writes them itself."""
         if self.device.type == "cuda":
             for vector, values in zip(self.vectors.values(), zip(*self.counts())):
                 vector.copy_(torch.tensor(values, dtype=vector.dtype, device="cpu"))
@@ -427,7 +428,7 @@ class Arena:
             self.show(index)
 
     def show_hidden(self) -> None:
-        """Shows all hidden parameters, with zeros, which a first step does not read."""
+        """Shows all hidden parameters, with zeros. A first step does not read these zeros."""
         hidden, self.hidden = self.hidden, set()
         for index in hidden:
             for name in () if "step" in self.numbers else (*self.states, *(f"{name}_scales" for name in self.scales)):

@@ -1,8 +1,7 @@
 """The base class of the optimizers of `register_ddp` and `register_fsdp`: backward steps, and ``step`` does not.
 
-Every rank steps with the same settings. ``step`` refuses changes that come too late, and makes the states that
-``torch.distributed.checkpoint`` looks for before a first step.
-"""
+Every rank steps with the same settings. ``step`` refuses changes that come too late. Before a first step, it makes the states
+that ``torch.distributed.checkpoint`` expects. """
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ class BackwardOptimizer(FusedOptimizer):
 
     _runs_in_backward = True
     _own: set[Tensor]
-    """The parameters that it steps."""
+    """The parameters that this optimizer steps."""
     _stepped: SteppedGradients
 
     def _decide_by(
         self, max_norm: Optional[float], grad_scaler: Optional[torch.amp.GradScaler], skip_nonfinite: bool
     ) -> None:
-        """Stores the options that make a pass decide over all its gradients before it steps."""
+        """Stores the options with which a pass needs a decision over all its gradients before it steps."""
         self._scaler = grad_scaler
         self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
         self._has_limit = max_norm is not None
@@ -39,7 +38,7 @@ class BackwardOptimizer(FusedOptimizer):
         return clips or any(group.get("max_norm") is not None for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters, if the wrapper has them."""
+        """Adds further parameters, if the wrapper has them."""
         if param_group.get("max_norm") is not None and hasattr(self, "_stepped") and not self._decides:
             raise ValueError("max_norm of a late group: passes decide nothing; give max_norm to a group at registration")
         super().add_param_group(param_group)
@@ -61,7 +60,7 @@ class BackwardOptimizer(FusedOptimizer):
                 result = closure()
         # This must not read `state`, which would wait for running steps.
         if not vars(self)["state"] and all(float(group["lr"]) == 0 for group in self.param_groups):
-            # torch.distributed.checkpoint makes such a step to get states to load into. It changes nothing.
+            # torch.distributed.checkpoint makes such a step so that there are states to load into. It changes nothing.
             self._show_all()
             return result
         refuse_scaler(self, self._scaler)
@@ -69,13 +68,14 @@ class BackwardOptimizer(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. It warns if they have changed, which ``step`` refuses: a loop may leave ``step`` out."""
+        """Clears gradients. Warns if they were changed after they were stepped, because a loop may not call ``step``, which
+        refuses this."""
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def _show_all(self) -> None:
-        """Shows states of all parameters. The next step is still their first one."""
+        """Shows states of all parameters. The next step is still the first step of these parameters."""
         self._follow_states()
         self._adopt(self._listed())
         for arena in self._engine.arenas:

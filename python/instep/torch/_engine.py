@@ -1,8 +1,7 @@
 """The engine of every optimizer of this package: arenas for its parameters, and steps over some of them.
 
-It keeps no order and waits for nothing: the caller decides when a gradient is complete. Calls for different parameters may
-come from different threads.
-"""
+The engine orders nothing and waits for nothing: the caller decides when a gradient is complete. Calls for different
+parameters may come from different threads. """
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ from ._threads import openmp
 
 NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
-"""Lists of parameters whose arenas are remembered. DDP has one per bucket; only unused parameters make many."""
+"""The number of parameter lists whose arenas are cached. DDP has one list per bucket; only unused parameters cause more
+lists."""
 
 dtype_of = attrgetter("dtype")
 Gradient = Union[Tensor, int, None]
@@ -91,8 +91,8 @@ class Prepared:
     bound: _native.Bound
     keeps: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]
-    """Parameters with gaps between their elements, each with a copy without gaps, which is stepped. It also has gradients
-    with another order of elements, if the step writes them."""
+    """Tensors that are stepped through a dense copy, each with its copy: parameters with gaps between their elements, and
+    gradients with other strides if the step writes them."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Decided:
     """The decisions of a pass: one norm for each set of parameters that are clipped together."""
 
     norms: Mapping[int, _native.Norm]
-    """By what clips them; see `Kind.clip`."""
+    """The norms by clip; see `Kind.clip`."""
 
     def decision(self) -> tuple[float, float, bool]:
         """Norm and clip coefficient of the groups without a ``max_norm`` of their own, and whether all steps are skipped."""
@@ -139,7 +139,7 @@ class Engine:
         return [Arena(self.key, kind, some, self.after, threads, self.held, self.team) for kind, some in kinds.items()]
 
     def register(self, places: Mapping[Tensor, tuple[Arena, int]], gone: Iterable[Tensor] = ()) -> None:
-        """Gives parameters these places instead of their old ones, and forgets parameters that were removed."""
+        """Registers these places of parameters instead of their old ones, and forgets parameters that were removed."""
         for param in gone:
             del self.places[param]
         self.places.update(places)
@@ -148,7 +148,7 @@ class Engine:
         self.routes.clear()
 
     def group_of(self, param: Tensor) -> dict[str, Any]:
-        """The param group that a parameter with a place was last stepped with."""
+        """The param group with which a parameter was last stepped."""
         arena, index = self.places[param]
         return arena.groups[index]
 
@@ -248,7 +248,7 @@ class Engine:
             return Prepared(step, bound, keeps, copies)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
-        """Steps batches of different arenas. If one of them has a gradient that no kernel takes, none is stepped."""
+        """Steps batches of different arenas. If no kernel supports a gradient of one batch, none is stepped."""
         for batch, prepared in [(batch, self.prepare(batch)) for batch in batches]:
             self._run(batch, prepared, factors)
 
@@ -301,7 +301,8 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """The byte of a bucket at which each gradient starts; None if one cannot be stepped in place, or is not ours."""
+    """The byte of a bucket at which each gradient starts; None if a gradient cannot be stepped in place, or is not this
+    optimizer's."""
     starts = []
     for param, grad in zip(params, grads):
         is_inside = grad.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -321,7 +322,7 @@ def _cut(grad: Tensor, param: Tensor) -> Tensor:
 
 
 def _taken_as(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a gradient is handed over."""
+    """The element type of a gradient."""
     if not dtype.is_floating_point:
         raise NotImplementedError(f"gradient of {dtype}: no kernel has this type; use {', '.join(WORDS.values())}")
     return dtype if dtype in WORDS else torch.float32

@@ -44,16 +44,16 @@ class Formats:
                 raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
 
     def of_size(self, elements: int, row: Optional[int] = None) -> Formats:
-        """The formats of a parameter with this number of elements, and with rows of this length if it is cut between rows."""
+        """The formats of a parameter with this number of elements, and with rows of this length if it is sharded by rows."""
         is_small = self.states == "8bit" and (elements < self.min_8bit_size or row is not None and row < LEAST_ROW)
         return replace(self, states="float32", min_8bit_size=0) if is_small else self
 
     def states_of(self, dtype: torch.dtype) -> str:
-        """The word for states of such parameters."""
+        """The states' format for parameters of this type, such as ``"float32"``."""
         return self.states or ("bfloat16" if dtype == torch.bfloat16 else "float32")
 
     def master_of(self, dtype: torch.dtype) -> str:
-        """The word for masters of such parameters; those of float32 have none."""
+        """The masters' format for parameters of this type. float32 parameters have no masters."""
         return "none" if self.master is None or dtype == torch.float32 else self.master
 
     def seed_of(self, dtype: torch.dtype, states: str) -> Optional[int]:

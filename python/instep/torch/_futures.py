@@ -1,9 +1,8 @@
 """Futures of sums, and the end of their callbacks.
 
-A sum ends on a thread of the process group. That thread runs the callback, and drops the callback and the tensors a moment
-after the trainer has gone on. If the interpreter ended in that moment, the thread could not take the interpreter's lock, and
-would abort the process. So the exit waits for that thread.
-"""
+An all-reduce ends on a thread of the process group. That thread runs the callback. It drops the callback and the tensors
+shortly after the trainer has continued. If the interpreter ended before that, the thread could not take the GIL and would
+abort the process. The interpreter's exit therefore waits for the thread. """
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ import torch
 from torch.futures import Future
 
 MOST_SECONDS = 1.0
-"""The longest wait in seconds. If a rank is lost, a sum never ends, and never drops its callback."""
+"""The longest wait in seconds. If a rank is lost, an all-reduce never ends, and its callback is never dropped."""
 
 T = TypeVar("T", bound=Callable[..., Any])
 _held: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
 def awaited(callback: T) -> T:
-    """A callback that the end of the interpreter waits for."""
+    """A callback for which the interpreter's exit waits."""
     _wait_at_exit()
     _held.add(callback)
     return callback
@@ -52,8 +51,7 @@ def joined(futures: list[Future[Any]]) -> Future[Any]:
 def wait_for(futures: list[Future[Any]]) -> None:
     """Raises the error of any of them. On a GPU, makes the current stream wait for all of them.
 
-    A callback runs on a separate stream, which waits for the future that called it. For collected futures, that is only the
-    last one.
-    """
+    A callback runs on a separate stream, which waits only for the future that called it. For collected futures, this is the
+    last future. """
     for future in futures:
         future.wait()

@@ -1,7 +1,6 @@
 """Param groups: their hyperparameters, the further keys of ``torch.optim``, and what is refused.
 
-It depends on torch and the native half alone, and changes no group.
-"""
+This module depends only on torch and the native half, and changes no group. """
 
 from __future__ import annotations
 
@@ -28,18 +27,20 @@ TOGETHER = -1
 """The group is clipped by the norm over all groups without their own ``max_norm``."""
 
 UNCLIPPED = -2
-"""The group is not clipped. Its norm is measured nevertheless, since a gradient that is not finite may skip the step."""
+"""The group is not clipped. Its norm is computed anyway, because an infinite or NaN gradient may skip the step."""
 
 RUNNING = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Options for how ``torch.optim`` runs a step. None but ``differentiable`` changes a result; they have no effect here."""
+"""Options for how ``torch.optim`` runs a step. They have no effect in this package. In torch, only ``differentiable`` changes
+a result."""
 
 KNOWN = frozenset(name for optimizer in OPTIMIZERS.values() for name in optimizer.defaults)
-"""Hyperparameters of any optimizer. Scripts give one group to several optimizers, so these are not taken for misspelt."""
+"""Hyperparameters of any optimizer. They are never reported as misspelt, because scripts give one group to several
+optimizers."""
 
 
 @cache
 def torchs_keys(key: str) -> dict[str, Any]:
-    """The keys and defaults that torch's optimizer of this name has in addition to our hyperparameters."""
+    """The keys and defaults of torch's optimizer of this name that are not hyperparameters of this package."""
     descriptor = OPTIMIZERS[key]
     torchs = getattr(torch.optim, descriptor.name, None)
     if torchs is None:
@@ -78,18 +79,18 @@ def _plain(name: str, value: Any, default: Any) -> Any:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)):
-        # Python reads numbers from text, and takes any text for true.
+        # Text is refused here, because ``float`` would accept a number as text, and any text is true.
         raise TypeError(f"{name} = {value!r}: a text; give a number")
     try:
         number = float(value)
-        # A schedule may let these decay without end; what float32 would round to 0 is taken as 0.
+        # A schedule may let these decay without limit. A value that float32 rounds to 0 is taken as 0.
         return 0.0 if name in ("lr", "weight_decay") and abs(number) <= LARGEST_NOTHING else number
     except (TypeError, ValueError):
         raise TypeError(f"{name} = {value!r}: not a number; give one") from None
 
 
 def kept_states(key: str, hyper: Hyper) -> tuple[str, ...]:
-    """The names of the states that an optimizer keeps with these hyperparameters. It checks the range of each but lr."""
+    """The names of an optimizer's states with these hyperparameters. Checks the range of every hyperparameter except lr."""
     return _kept_states(key, tuple(hyper.values())[1:])
 
 
@@ -117,7 +118,7 @@ def refuse_settings(key: str, group: dict[str, Any]) -> None:
 
 
 def limit_of(group: Mapping[str, Any]) -> Optional[float]:
-    """The norm that a group is clipped to alone, or None."""
+    """The norm to which a group is clipped alone, or None."""
     value = group.get("max_norm")
     limit = None if value is None else _number("max_norm", value)
     if limit is not None and not 0 < limit < inf:
@@ -170,7 +171,7 @@ class Settings:
         self._read: dict[int, tuple[Any, tuple[Any, ...], Hyper, bool]] = {}
 
     def of(self, group: dict[str, Any]) -> Hyper:
-        """The hyperparameters of a group: the same dict for as long as they are the same."""
+        """The hyperparameters of a group. Returns the same dict as long as they do not change."""
         values = self._values(group)
         known, read, hyper, may_change = self._read.get(id(group), (None, (), {}, False))
         if known is not group:

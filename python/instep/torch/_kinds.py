@@ -25,7 +25,8 @@ FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size",
 
 
 NO_UPDATE = -0.0
-"""The value that marks an SGD buffer, or its scales, as shown before its first update. SGD has no step count to tell."""
+"""The value of an SGD buffer, or of its scales, that is shown before its first update. SGD has no step count that could
+tell."""
 
 
 class Kind(NamedTuple):
@@ -91,7 +92,8 @@ _accepted: set[tuple[Any, ...]] = set()
 
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
-    """Refuses a group whose settings would not have the meant effect, or whose formats its optimizer cannot have."""
+    """Refuses a group if its settings would not have the intended effect, or if its optimizer does not support its
+    formats."""
     params, settings = group["params"], group.copy()
     dtypes = frozenset([param.dtype for param in params])
     settings["params"] = None
@@ -159,7 +161,7 @@ def had_no_update(value: Any) -> bool:
 
 
 def goes_on_from(key: str, hyper: Hyper, values: dict[str, Any]) -> bool:
-    """Whether the next step must read states that have a count of 0. A first step would not read them."""
+    """Whether states with a count of 0 must be read by the next step. An ordinary first step does not read states."""
     if key not in FIRST:
         return False
     name, source = FIRST[key]

@@ -1,8 +1,7 @@
-"""Numbers that a device still computes, by which ranks compare their settings.
+"""Comparison of the ranks' settings, read one pass later.
 
-A rank that stops must not leave the others waiting in a sum. So ranks send their settings in every pass, and read the result
-a pass later. On a GPU that read waits only for work of the last pass.
-"""
+If a rank raised at once, the other ranks would wait for it in an all-reduce. Ranks therefore send their settings in every
+pass, and read the result one pass later. On a GPU this read waits only for work of the last pass. """
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class Later:
-    """Numbers to read later, complete after some work."""
+    """Numbers to be read later, when the device has computed them."""
 
     def __init__(self, numbers: Tensor, work: Optional[dist.Work] = None) -> None:
         self._numbers, self._work, self._event = numbers, work, None
@@ -51,7 +50,7 @@ class Agreement:
     """Compares whether the ranks of some groups step with the same settings."""
 
     def __init__(self, groups: Iterable[Member]) -> None:
-        # A rank that is alone agrees with itself.
+        # A single rank has nothing to compare.
         self._groups = [(group, device) for group, device in dict.fromkeys(groups) if dist.get_world_size(group) > 1]
         self._asked: list[Later] = []
 

@@ -1,8 +1,7 @@
 """Checks a list of parameters: each is listed once, and no two share memory.
 
-One launch steps all of them at once, in no order, so memory that two of them share would be stepped twice. This module keeps
-no parameter alive.
-"""
+One launch steps all parameters of a list concurrently, so memory that two parameters share would be stepped twice. This
+module keeps no parameter alive. """
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def refuse_repeated(params: Sequence[Tensor]) -> None:
 
 
 def refuse_shared(params: Iterable[Tensor]) -> None:
-    """Refuses parameters that have elements in common. One's elements may lie between another's."""
+    """Refuses parameters that have elements in common. The elements of two parameters may be interleaved."""
     # FSDP1 frees the memory of some parameters until they are used.
     held = [param for param in params if param.numel() > 0 and param.untyped_storage().nbytes() > 0]
     spans = [(param.data_ptr(), param.data_ptr() + _reach(param), param) for param in held]

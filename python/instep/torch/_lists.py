@@ -21,7 +21,7 @@ PARTS = {
     "etas": ("etaminus", "etaplus"),
     "step_sizes": ("step_size_min", "step_size_max"),
 }
-"""The names of the two numbers of each pair, as in torch's functions."""
+"""The names of a pair's two numbers in torch's functions, by the pair's name."""
 
 EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's table of functions; None in a torch before 2.9."""
@@ -57,13 +57,12 @@ class Clipped(NamedTuple):
 
 
 def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _native.Prepared:
-    """Prepares a call of a function of this module, for tensors that stay at their place in memory.
+    """Prepares a call of a function of this module, for tensors that keep their addresses.
 
     The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and ``gradient_scale=``,
-    both optional; it costs no more than a step. It keeps the tensors' memory alive, and reads values and counts there. It
-    never looks at the tensors again: if one gets another ``data`` or size, prepare the call again. Autograd does not notice
-    that parameters change.
-    """
+    both optional. The result keeps the tensors' memory alive, and each call reads values and counts from this memory. It does
+    not check the tensors again: if a tensor gets another ``data`` or size, prepare the call again. Autograd does not detect
+    that parameters change. """
     rule = RULES.get(function.__name__.removesuffix("_"))
     if rule is None or function.__module__ != "instep.torch.functional":
         raise ValueError(f"{function!r}: not a step of instep.torch.functional; give one, such as adamw_")
@@ -110,7 +109,7 @@ def clip_(
 
 
 def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Adds each tensor to that at the same place in ``into``, with the bits of ``into[k].add_(tensors[k])``.
+    """Adds each tensor to the tensor at the same index in ``into``, with the bits of ``into[k].add_(tensors[k])``.
 
     Tensors of both lists are float32 or bfloat16, in any mix, so bfloat16 gradients can accumulate in float32. A sum is
     computed in float32, and rounded once when it is stored.
@@ -119,7 +118,7 @@ def add_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None
 
 
 def copy_(into: TensorList, tensors: TensorList, *, threads: Optional[int] = None) -> None:
-    """Copies each tensor into that at the same place in ``into``, with the bits of ``into[k].copy_(tensors[k])``.
+    """Copies each tensor to the tensor at the same index in ``into``, with the bits of ``into[k].copy_(tensors[k])``.
 
     Tensors are as for `add_`.
     """

@@ -1,8 +1,7 @@
 """Checks states before they are loaded: they must be complete, of this optimizer, and of its sizes and formats.
 
-It checks state dicts, and entries that a user puts into ``state``. This module changes no optimizer, so if a check fails, the
-optimizer stays as it was.
-"""
+This module checks state dicts, and entries that a user puts into ``state``. It changes no optimizer, so a failed check has no
+effect. """
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ from ._sharded import formats_of, row_of, scales_shape
 Saved = tuple[Tensor, dict[str, Any], dict[str, Any]]
 """A parameter with its saved param group and its saved state."""
 WITHOUT_COUNT = ("sgd", "lion")
-"""Optimizers whose updates do not depend on a step count. Other programs save none with them."""
+"""Optimizers whose updates do not depend on a step count. Other programs save no step count for them."""
 
 
 def with_defaults(key: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A saved param group, completed by flags that an older program lacks and by keys that another program lacks."""
+    """A saved param group with defaults for keys that are missing in files of older or other programs."""
     flags = {name: value for name, value in OPTIMIZERS[key].defaults.items() if isinstance(value, bool)}
     return {**torchs_keys(key), **flags, **group}
 
 
 def refuse_unfit(key: str, formats: Formats, groups: Iterable[dict[str, Any]], saved: Iterable[Saved]) -> None:
-    """Refuses a saved group that would be stepped differently here."""
+    """Refuses a saved group that this optimizer would step differently."""
     for group in groups:
         # torch.distributed.checkpoint saves nothing for a group without parameters.
         if group["params"]:
@@ -69,7 +68,7 @@ def count_of(kept: Iterable[str], values: dict[str, Any]) -> int:
 
 
 def carried_of(key: str, count: int, values: dict[str, Any]) -> float:
-    """The number that a saved state carries beside the step count."""
+    """The number that a saved state carries besides the step count."""
     name = OPTIMIZERS[key].carried
     if name is None or values.get(name) is None:
         return 1.0
@@ -125,7 +124,7 @@ def _refuse_sizes(param: Tensor, kept: Sequence[str], values: dict[str, Any]) ->
 
 
 def _refuse_scales(param: Tensor, name: str, value: Tensor) -> None:
-    """Refuses scales of other blocks: if a parameter is sharded over ranks, its blocks lie within rows."""
+    """Refuses scales of other blocks. If a parameter is sharded over ranks, its blocks must lie within rows."""
     expected = scales_shape(param)
     has_whole_rows = row_of(param) % QUANTUM == 0 or param.shape[:1] == (1,)
     if tuple(value.shape) != expected and not (has_whole_rows and value.numel() == math.prod(expected)):

@@ -1,7 +1,6 @@
 """The memory of optimizer states: its offset within a page, the size of its pages, and the tensors over it.
 
-This module depends on torch alone. Memory starts as zeros, and lives as long as a tensor over it.
-"""
+This module depends only on torch. Memory starts as zeros, and lives as long as a tensor over it. """
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ HUGE_PAGE = 2 << 20
 
 
 def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
-    """Zeros. On the CPU they start at an offset in a page at which no large parameter and no other run starts.
+    """A tensor of zeros. On the CPU, its offset within a page differs from that of every large parameter and of every other
+    run.
 
     A CPU may confuse two arrays whose addresses agree in the low 12 bits. torch starts large tensors 64 bytes after the start
     of a page, and every parameter's part of a run starts a multiple of 256 elements after the run's start.
@@ -29,7 +29,7 @@ def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: i
 
 
 def alone(view: Tensor) -> Tensor:
-    """A tensor over a view's memory whose storage has nothing else, so that saving it writes only its own bytes."""
+    """A tensor over a view's memory with a storage of only these bytes, so that saving it writes nothing else."""
     if view.numel() == 0:
         return torch.empty_like(view, memory_format=torch.preserve_format)
     reach = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
@@ -39,7 +39,7 @@ def alone(view: Tensor) -> Tensor:
 
 
 def _zero_bytes(count: int) -> Tensor:
-    """Zeros, in huge pages if they fill one: a step walks whole runs, and with small pages would miss the TLB at each."""
+    """Zeros, in huge pages if they fill one. With small pages, a step over a whole run would miss the TLB at every page."""
     if count < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(count, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,8 +1,7 @@
 """Norms over gradients of several arenas, and the decisions that follow from them. Groups are clipped together or alone.
 
-Each rank measures its own shards. The sums of squares are exact integers, so ranks may add them up in any order, and all get
-the same bits.
-"""
+Each rank computes the sums of squares of its own shards. The sums are exact integers, so ranks may add them up in any order,
+and all get the same bits. """
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from ._groups import TOGETHER
 from ._sharded import Holders
 
 INFINITY_BITS = 0x7F800000
-"""Infinity's bits in float32. Those of NaN are above it."""
+"""The bits of infinity in float32. The bits of NaN are larger."""
 
 
 class GlobalNorm:
     """See the module."""
 
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
-        """``instead`` maps groups of ranks to groups on the CPU that sum instead of them."""
+        """``instead`` maps groups of ranks to CPU groups of the same ranks, which are used for the sums."""
         self.device, self.instead = device, instead or {}
         self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
         """The limits of groups that are clipped alone, as in `GroupSnapshot.limits`."""
@@ -99,7 +98,8 @@ class GlobalNorm:
 
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
-    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes: each rank fills its own place."""
+    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes, for which each rank has its own
+    entry."""
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
     for row, (limbs, largest) in zip(rows, sums):

@@ -1,6 +1,6 @@
-"""Buckets, whose gradients are copied down, stepped and copied up together, and the data of a backward pass.
+"""Buckets of parameters that are copied to the host, stepped and copied back together; and the data of a backward pass.
 
-A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. Nothing here waits or copies.
+A bucket's gradients, and its parameters' mirrors, are tensors over page-locked memory. This module neither waits nor copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._offload_ring import Slot
 from ._sharded import Holders
 
 MOST_PLACES = 16
-"""Places in the ring whose tensors a bucket remembers."""
+"""The number of ring offsets for which a bucket caches its tensors."""
 
 
 class Bucket:
@@ -44,7 +44,7 @@ class Bucket:
         """Set while no step is under way."""
         self.ready.set()
         self.is_settled = True
-        """Whether the trainer's work comes after the last upload."""
+        """Whether the trainer's work already waits for the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
         """Its gradients in a run of the ring, each with the layout of its parameter's mirror."""
@@ -57,7 +57,7 @@ class Bucket:
         return self._views[key]
 
     def forget_views(self) -> None:
-        """Lets go of the ring's memory. No copy may be running."""
+        """Drops its references to the ring's memory. No copy may be running."""
         self._views.clear()
 
 
@@ -103,7 +103,7 @@ class Pass:
     scale: Optional[Tensor] = None
     scaled: Sequence[Event] = ()
     keeps: list[Tensor] = field(default_factory=list)
-    """The device's copy of the scale, until it is down."""
+    """The device's copy of the scale, until it is copied to the host."""
     stepped: list[Bucket] = field(default_factory=list)
     measured: list[Bucket] = field(default_factory=list)
     decided: threading.Event = field(default_factory=threading.Event)
@@ -112,7 +112,7 @@ class Pass:
 
 
 def as_laid(grad: Tensor, place: Tensor) -> Tensor:
-    """A gradient with the order of elements that it has on the host."""
+    """A gradient with the strides that it has on the host."""
     if grad.layout is not torch.strided:
         raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one (sparse=False)")
     if grad.dtype != place.dtype:

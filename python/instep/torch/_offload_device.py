@@ -1,4 +1,4 @@
-"""The device beside which the host steps: copies on two queues, events, and page-locked memory.
+"""The interface of the device for which the host steps: copies on two queues, events, and page-locked memory.
 
 `_offload_engine.py` uses a device only through this interface. A copy reads its source after the given events, and its own
 event comes after its last byte. `Cuda` has not run on a GPU yet.
@@ -26,7 +26,7 @@ class Event(Protocol):
     """A point in the work of a queue or a stream."""
 
     def wait(self) -> None:
-        """Blocks the calling thread until that work has ended. Other Python threads run."""
+        """Blocks the calling thread until the event is reached. Other Python threads run."""
 
     def is_done(self) -> bool:
         """Whether it has ended."""
@@ -39,10 +39,10 @@ class Device(Protocol):
         """Host memory that the device can copy to and from, for as long as the device lives."""
 
     def unlock(self, memory: Tensor) -> None:
-        """Makes page-locked memory ordinary memory. No copy may be running."""
+        """Unlocks page-locked memory. No copy may be running."""
 
     def mark(self, written: Sequence[Tensor]) -> Event:
-        """An event after the work that the calling thread has given to the device so far, which writes these tensors."""
+        """An event after all work that the calling thread has given to the device so far. This work writes these tensors."""
 
     def down(self, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
         """Copies to the host, on the queue of downloads."""

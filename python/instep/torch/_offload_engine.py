@@ -1,4 +1,4 @@
-"""Steps on the host beside a device's work: gradients are copied down, a thread steps, and parameters are copied up.
+"""Steps on the host during a device's work: gradients are copied down, a thread steps, and parameters are copied up.
 
     autograd's thread      mark, copy down ------------------------> next parameters ...
     queue of downloads         [bucket 0][bucket 1][bucket 2]
@@ -6,23 +6,22 @@
     queue of uploads                                                  [bucket 2][1][0]
     trainer's thread                                            forward: waits, module by module
 
-Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and goes on. It waits only
-for room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the
-native norm and step, which run on the library's threads without the interpreter's lock. The trainer's thread waits in
-`gate`, before the forward pass of a module, for the steps of the buckets that have the module's parameters. The device
-waits for their uploads.
+Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and continues. It waits only for
+room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the native norm
+and step, which run on the library's threads without the interpreter's lock. The trainer's thread waits in `gate`, before the
+forward pass of a module, for the steps of the buckets that have the module's parameters. The device waits for their uploads.
 
 Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied up.
-Gradients are copied down into a ring of page-locked memory. If a pass decides over all gradients (a clip, a scaler,
-`skip_nonfinite`), the ring has room for all of them; otherwise it has a given size, and a slow copy stops backward.
-Parameters that already lie on the host (FSDP's with `CPUOffloadPolicy`) need neither: their gradients are stepped where
-FSDP puts them.
+Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip, a scaler,
+`skip_nonfinite`), the ring has room for all of them. Otherwise it has a given size, and backward waits if a copy is slow.
+Parameters that already lie on the host (FSDP's with `CPUOffloadPolicy`) need neither: their gradients are stepped where FSDP
+puts them.
 
-Order. Events and the order of the worker's queue order the work on one bucket: the work that writes its gradients, the
-copy down, the norm or the step, the copy up, and the forward pass that reads it. Of the buckets that may be stepped, the
-one that the last forward pass needed first is stepped first; backward hands that one over last. With a decision, norms
-are added as buckets arrive, and all steps come after the decision. A pass is `begin`, any number of buckets, `end`.
-`prepare` waits for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
+Order. Events and the order of the worker's queue order the work on one bucket: the work that writes its gradients, the copy
+down, the norm or the step, the copy up, and the forward pass that reads it. Of the buckets that may be stepped, the one that
+forward needs first is stepped first. Backward makes its gradients last. If there is a decision, norms are added as buckets
+arrive, and all steps run after the decision. A pass is `begin`, any number of buckets, `end`. `prepare` waits for all steps
+of the previous pass, so hyperparameters and states are read while nothing runs.
 
 Failures. If the worker raises, the trainer's next call here raises the same error, with the number of buckets that were
 stepped. If backward has raised, its pass is still open when the next forward pass begins. It is dropped, and if buckets were
@@ -98,7 +97,7 @@ class Worker:
             raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
 
     def refuse_closed(self) -> None:
-        """Refuses work after `close`, which nobody would do."""
+        """Refuses work after `close`, because no thread would run it."""
         if self._is_closed:
             raise RuntimeError("optimizer: closed, so nothing steps this gradient; call close() after the last backward")
 
@@ -140,16 +139,17 @@ class Offload:
         self._ready: list[tuple[int, Bucket, Pass, list[Batch]]] = []
         """Buckets that the worker may step, ordered by when the next forward pass is likely to need them."""
         self._coming = 0
-        """Buckets that were sent and that the worker has not taken in yet."""
+        """Buckets that were sent but not yet received by the worker."""
         self._order: list[Bucket] = []
         self._asked: list[Bucket] = []
         self._guard = threading.Lock()
         self._failure: Optional[BaseException] = None
 
-    # What the trainer's and autograd's threads call.
+    # The methods for the trainer's and autograd's threads.
 
     def prepare(self) -> bool:
-        """Before a backward pass: waits for all running work. Returns whether a new step begins, or the last one goes on."""
+        """Waits for all running work, before a backward pass. Returns True if a new step begins, and False if gradients
+        accumulate further."""
         self.worker.refuse_closed()
         if self.is_open:
             self.abandon()
@@ -190,7 +190,8 @@ class Offload:
                     self.same[id(param)] = now
 
     def take(self, param: Tensor, grad: Optional[Tensor], is_last: bool = True) -> None:
-        """Takes the gradient of a parameter; with None it is not stepped. The last gradient of a bucket sends the bucket."""
+        """Takes the gradient of a parameter. If it is None, the parameter is not stepped. The last gradient of a bucket
+        starts the bucket's copies."""
         bucket, k = self.place_of[id(param)]
         with self._guard:
             if k in bucket.arrived:
@@ -232,10 +233,9 @@ class Offload:
         self.worker.put(partial(self._take_in, self.current, arrival))
 
     def end(self, is_last: bool = True, drops: bool = False) -> None:
-        """Closes the pass: buckets that lack a gradient go without it, and steps that waited may run.
+        """Closes the pass: buckets with missing gradients are sent without them, and steps that waited may run.
 
-        With ``drops``, this rank takes part in the decision, and steps nothing more.
-        """
+        With ``drops``, this rank takes part in the decision, but steps no further bucket. """
         for bucket in self.buckets:
             with self._guard:
                 arrived, bucket.arrived = bucket.arrived, {}
@@ -292,7 +292,8 @@ class Offload:
                 self._settle(bucket)
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
-        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. It waits only for that."""
+        """The decision of the last pass: norm, clip coefficient, whether steps were skipped. It waits only for the
+        decision."""
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
             return self._outcome
@@ -324,7 +325,7 @@ class Offload:
             self._failure = None
 
     def grow(self, buckets: Sequence[Bucket], holds_all: bool) -> None:
-        """Takes further buckets, with a ring that has room for them. No work may be running."""
+        """Adds further buckets, and makes the ring large enough for them. No work may be running."""
         assert self.ring is not None, "mirrors come with a ring"
         self.buckets += buckets
         self.place_of |= {id(param): (bucket, k) for bucket in buckets for k, param in enumerate(bucket.params)}
@@ -338,7 +339,7 @@ class Offload:
                 self.device.unlock(old.memory)
 
     def close(self) -> None:
-        """Ends the threads, after what is under way."""
+        """Ends the threads, after all running work."""
         self.worker.close()
         self.device.close()
 
@@ -355,7 +356,7 @@ class Offload:
                 "load a checkpoint and the optimizer's state"
             ) from self._failure
 
-    # What the worker's thread calls.
+    # The methods for the worker's thread.
 
     def _guarded(self, task: Task, bucket: Optional[Bucket] = None) -> None:
         """Keeps a task's error for the trainer's thread, and releases all threads that wait."""
@@ -405,12 +406,13 @@ class Offload:
         current.measured.append(bucket)
 
     def _rank(self, bucket: Bucket) -> int:
-        """The likely place of a bucket in the next forward pass: that in the last one, or the reverse order of backward."""
+        """The likely position of a bucket in the next forward pass: its position in the last one, or in the reverse order of
+        backward."""
         ranks = {id(one): k for k, one in enumerate(self._order)}
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
 
     def _step_or_take_in(self) -> None:
-        """Takes in the buckets that were sent meanwhile, then steps the one that the next forward pass needs first."""
+        """Receives the buckets that were sent in the meantime, then steps the one that the next forward pass needs first."""
         if self._coming:
             self.worker.put(self._step_or_take_in)
         else:
@@ -441,7 +443,7 @@ class Offload:
             return
         decided = None
         try:
-            # After a failure too: other ranks wait for this one's sums.
+            # Also after a failure, because other ranks wait for this rank's sums.
             norm = self.decider.norm()
             decided = norm.decide(self.decider.max_norm, self.decider.skip_nonfinite, self.decider.spread)
             self._outcome = current.outcome = decided.decision()

@@ -1,8 +1,8 @@
 """Steps FSDP2's shards on the host: FSDP's units are the buckets, and FSDP makes the copies.
 
-FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. With a version that does
-not, the step waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`, so that waits for steps.
-"""
+FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Some older versions call
+the hook first; then the step waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`, so `unshard`
+waits for steps. """
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def groups_of(model: nn.Module) -> Iterator[Any]:
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether all shards lie on the host by a ``CPUOffloadPolicy``."""
+    """Whether a ``CPUOffloadPolicy`` puts all shards on the host."""
     if not isinstance(model, FSDPModule):
         return False
     params = [param for group in groups_of(model) for param in group.fsdp_params]
@@ -82,7 +82,8 @@ def offload_shards(
     norm: Optional[GlobalNorm],
     spread: Sequence[Any],
 ) -> Shards:
-    """The engine of an optimizer, which FSDP waits for before it reads shards. A norm decides, over the ranks of `spread`."""
+    """The engine of an optimizer. FSDP waits for it before it reads shards. The decision's norm is over the ranks of
+    `spread`."""
     names = {id(param): name for name, param in model.named_parameters()}
     buckets = [Bucket(index, params) for index, params in enumerate(reversed([params for params in units if params]))]
     decider = None
@@ -125,7 +126,8 @@ def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
 
 
 def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
-    """A norm on the host. Ranks add it up over separate groups, so that its sums run beside the trainer's collectives."""
+    """A norm on the host. Ranks sum it over separate groups, so that its all-reduces overlap with the trainer's
+    collectives."""
     groups = dict.fromkeys(group for holders in spread for group, _ in holders)
     own: dict[Any, Any] = {
         group: dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)

@@ -1,8 +1,7 @@
 """A ring buffer of page-locked memory, into which gradients are copied down.
 
-It never grows: if there is not enough free memory, the caller waits until a step has given some back. Memory may be given
-back in any order. A run is free once it and all runs that were taken before it are given back.
-"""
+The ring never grows: if there is not enough free memory, the caller waits until a step returns some. Memory may be returned
+in any order. A run is free once it and all earlier runs are returned. """
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from torch import Tensor
 
 
 class Slot:
-    """A run of the ring's bytes, until it is given back."""
+    """A run of the ring's bytes, until it is returned."""
 
     def __init__(self, ring: Ring, start: int, end: int) -> None:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False
 
     def give_back(self) -> None:
-        """Gives the run back, after its bytes have been read for the last time."""
+        """Returns the run, after the last read of its bytes."""
         self.ring._give_back(self)
 
 
@@ -43,7 +42,7 @@ class Ring:
             return slot
 
     def _place(self, size: int) -> int | None:
-        """Where the next run starts, or None if it would reach one that is still taken."""
+        """The start of the next run, or None if it would overlap a run that is still in use."""
         if not self._taken:
             return 0
         first, last = self._taken[0].start, self._taken[-1].end

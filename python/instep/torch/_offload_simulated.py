@@ -1,9 +1,8 @@
 """A simulated device: two memories of the host, and threads instead of streams.
 
 Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
-is NaN until the copy has ended. It stays NaN if the source was freed before. So a step or a forward pass that comes too early
-has other bits.
-"""
+is NaN until the copy has ended. It stays NaN if the source was freed before. A step or a forward pass that runs too early
+therefore gets other bits. """
 
 from __future__ import annotations
 
@@ -110,7 +109,7 @@ class Simulated:
 
     def _copy(self, name: str, pairs: Sequence[Pair], after: Iterable[Event], label: object) -> Event:
         done, events = Done(), list(after)
-        # On a GPU, a source that nobody holds any more may have other values by the time of its copy.
+        # On a GPU, a source that was freed may have other values by the time of its copy.
         held = [(to, source.detach(), weakref.ref(source) if name == "down" else None) for to, source in pairs]
         delay = self._delay()
         if self.late:

@@ -1,8 +1,7 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
-If the interpreter ended a thread in native code, the process would abort. So at exit every thread finishes its tasks, and the
-thread that was started last finishes first: a step may wait for copies, and no copy waits for a step.
-"""
+If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its tasks.
+The thread that was started last finishes first, because a step may wait for copies but no copy waits for a step. """
 
 from __future__ import annotations
 

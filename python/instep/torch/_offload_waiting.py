@@ -1,4 +1,4 @@
-"""The base class of optimizers whose steps run beside the trainer's work.
+"""The base class of optimizers whose steps overlap with the trainer's work.
 
 A read of states through the optimizer waits for running steps, so it sees complete states.
 """
@@ -42,7 +42,7 @@ class Waiting(FusedOptimizer):
             self._offload.wait()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Only calls ``closure``, and gives a scaler its answer: backward has already handed the gradients over."""
+        """Only calls ``closure``, and tells a scaler whether the step is skipped. Backward has already started the step."""
         result = super().step(closure)
         self._tell_scaler()
         return result
@@ -56,12 +56,13 @@ class Waiting(FusedOptimizer):
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in ``torch.optim``'s format, after all steps. Its tensors are live."""
+        """The state in ``torch.optim``'s format, after all steps. The tensors are not copies."""
         self.wait()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state dict of this class, or of ``torch.optim``'s optimizer of this name, in any device and type."""
+        """Loads a state dict of this class, or of ``torch.optim``'s optimizer of this name, on any device and in any
+        dtype."""
         if self._offload is not None:
             self._offload.settle()
             self._offload.follow()  # A model that was loaded before its states is not written after them.
@@ -86,7 +87,7 @@ class Waiting(FusedOptimizer):
 
 
 def budget() -> int:
-    """The number of threads of a step: this process's share of the cores, without those that are left to others."""
+    """The number of threads of a step: this process's share of the cores, minus `LEFT_CORES`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, cores // max(1, ranks) - LEFT_CORES)

@@ -1,9 +1,8 @@
-"""The backward pass that a step belongs to: the outermost, of those that reentrant checkpoints run inside it.
+"""The backward pass to which a step belongs: the outermost one, if reentrant checkpoints run others inside it.
 
-A checkpoint with ``use_reentrant=True`` runs a backward pass of its own inside a node of another one, so parameters have
-gradients in several passes, and all are of one step. Autograd calls nobody when a pass ends with an error; it drops the
-callback then.
-"""
+A checkpoint with ``use_reentrant=True`` runs a second backward pass inside a node of the first one. Parameters then get
+gradients in several passes, which all belong to one step. If a pass ends with an error, autograd drops its callbacks without
+calling them. """
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ class Outermost:
 
     @property
     def is_open(self) -> bool:
-        """Whether the end is to come."""
+        """Whether the end of the pass is still to come."""
         return self._callback is not None and self._callback() is not None
 
     def open(self, *_: Any) -> None:
-        """In the pass that runs now, unless it runs inside that in which it was opened before."""
+        """Opens it in the current pass, unless this pass runs inside the one in which it was opened before."""
         if not self.is_open:
             callback = End(self)
             self._callback = weakref.ref(callback)
@@ -46,7 +45,7 @@ class Outermost:
 
 
 class End:
-    """What autograd calls at the end, after what the wrapper does then."""
+    """The callback that autograd calls at the end of the pass, after the wrapper's own callbacks."""
 
     def __init__(self, of: Outermost) -> None:
         self.of, self.is_last = of, False
@@ -57,6 +56,6 @@ class End:
         if self.is_last:
             self.of.close()
             return
-        # FSDP reduces what is left in such a callback, which may come after this one.
+        # FSDP reduces the remaining gradients in such a callback, which may run after this one.
         self.is_last = True
         Variable._execution_engine.queue_callback(self)

@@ -1,8 +1,7 @@
-"""Shards: this rank's part of a tensor that is spread over ranks, and the ranks that have the rest.
+"""Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
 A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at the first
-``DTensor``, since the import takes long.
-"""
+``DTensor``, because the import is slow. """
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Rows(NamedTuple):
     row: int
     """Elements of a row."""
     first: int
-    """The number of the first element here, among those of the parameter."""
+    """The index of this rank's first element among those of the parameter."""
 
 
 def row_of(param: Tensor) -> int:
@@ -85,7 +84,7 @@ def scales_shape(param: Tensor) -> tuple[int, ...]:
 
 
 def spread_as(shard: Tensor, param: Tensor) -> Tensor:
-    """The tensor whose shards are these, sharded like a parameter."""
+    """The ``DTensor`` with these shards, sharded like a parameter."""
     if not is_distributed(param):
         return shard
     from torch.distributed.tensor import DTensor
@@ -122,7 +121,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def holders_of(param: Tensor) -> Holders:
-    """The ranks whose shards make up a parameter. Ranks that have copies of these shards are not among them."""
+    """The ranks whose shards make up a parameter, without the replicas of these ranks."""
     # With DDP over tensor parallelism, parameters are plain tensors, and this attribute has the original ones.
     spec: Any = param if is_distributed(param) else getattr(param, "_st_info", None)
     if spec is None:
@@ -138,7 +137,7 @@ def holders_of(param: Tensor) -> Holders:
 
 
 def refuse_unsteppable(key: str, formats: Formats, param: Tensor, holders: Holders) -> None:
-    """Refuses a parameter that a rank cannot step with only the elements that it has."""
+    """Refuses a parameter that a rank cannot step with only its own elements."""
     if not holders and type(param) in PLAIN:
         return
     shard = shard_of(param)

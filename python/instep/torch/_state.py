@@ -43,7 +43,7 @@ class Reader:
         values = dict(held_in(state, param))
         arena, index = self.engine.places.get(param, (None, 0))
         if arena is not None:
-            # If the group did not keep a state before, the state starts at zero.
+            # A state that the group did not need before starts at zero.
             names = [name for name in names if name in arena.kind.names or values.get(name) is not None]
         count, carried = progress_of(self.engine.key, self.engine.formats, param, names, hyper, values)
         if arena is not None and "step" in arena.own_names(index, values):
@@ -58,7 +58,7 @@ class Reader:
 
 
 def let_go(state: State, param: Tensor, old: Place, new: Place) -> None:
-    """Replaces states that a parameter no longer keeps by copies: otherwise they would keep the old arena's memory alive."""
+    """Replaces states that a parameter no longer needs by copies, because they would keep the old arena's memory alive."""
     held = held_in(state, param)
     for name in old[0].own_names(old[1], held) - new[0].shown[new[1]].keys():
         held[name] = held[name].clone()
@@ -98,7 +98,7 @@ class GroupSnapshot:
         return is_same and _are_same(self.params, other.params)
 
     def changed_since(self, other: GroupSnapshot) -> list[tuple[dict[str, Any], Hyper]]:
-        """Those of the same groups whose hyperparameters have changed."""
+        """The groups whose hyperparameters have changed."""
         return [(group, hyper) for group, hyper, old in zip(self.groups, self.hypers, other.hypers) if hyper is not old]
 
 

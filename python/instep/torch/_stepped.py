@@ -21,7 +21,7 @@ MOST_SAMPLED = 8
 FIRST = 64
 """Elements of each gradient that are compared. One is too few: an embedding's first rows may have no gradient."""
 PASSES_WATCHED = 8
-"""Passes that are watched for gradients that are not cleared. A loop that never clears them shows it at once."""
+"""The number of passes in which uncleared gradients are detected. A loop that never clears them is detected at once."""
 
 
 class SteppedGradients:
@@ -80,8 +80,8 @@ class SteppedGradients:
     def warn_if_changed(self) -> None:
         """Warns if gradients that are about to be cleared have changed since `note`. None and zeros are no change.
 
-        A loop may leave ``step`` out, so this is the only place to tell. It does not raise, because another backward may have
-        written them, such as one for the gradient of an input.
+        A loop may not call ``step``, so only this call can detect the change. It does not raise, because another backward may
+        have written the gradients, for example a backward for the gradient of an input.
         """
         if not self._is_unread or self._then is None or self._has_told or self._passes > PASSES_WATCHED:
             return

@@ -1,9 +1,8 @@
-"""The threads that torch's own loops run on, for steps on the CPU.
+"""The threads of torch's own loops, used for steps on the CPU.
 
-Torch's OpenMP threads spin for milliseconds after each of its loops. If a step had its own threads, they would find the cores
-taken, so it runs on torch's threads. In a forked child those threads do not exist, and GNU's runtime waits for them forever,
-so a step there has its own threads.
-"""
+Torch's OpenMP threads spin for milliseconds after each of its loops. Other threads of a step would find the cores busy, so a
+step runs on torch's threads. In a forked child torch's threads do not exist, and GNU's runtime would wait for them forever,
+so a step in a child has its own threads. """
 
 from __future__ import annotations
 

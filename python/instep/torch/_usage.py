@@ -40,16 +40,17 @@ class Usage:
         watch(self.params)
 
     def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
-        """Asks all ranks which of these were used. Returns a future, and flags that are complete after it."""
+        """Asks all ranks which of these parameters were used. Returns a future and flags; the flags are complete when the
+        future is."""
         flags = torch.tensor([id(param) in _used for param in params], dtype=torch.int32, device=device)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work.get_future(), flags
 
     def clear(self) -> None:
-        """Clears the notes, after the last bucket."""
+        """Clears the recorded usage, after the last bucket."""
         _used.difference_update(map(id, self.params))
 
 
 def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:
-    """The usage of a model; None unless DDP allows it to leave parameters out."""
+    """The usage of a model; None unless DDP was made with ``find_unused_parameters``."""
     return Usage(params, ddp.process_group) if ddp.find_unused_parameters or ddp.static_graph else None

@@ -25,7 +25,7 @@ _SEEN = "instep: seen"
 
 
 class OfOneModel:
-    """A hook that a copy of its model does not have."""
+    """A hook that is not copied with its model."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -67,7 +67,7 @@ class Wrapped:
         self._forms = list(map(_form, self.params))
 
     def refuse_converted(self) -> None:
-        """Raises if there are such parameters, since the wrapper cannot follow."""
+        """Raises if there are such parameters, because the wrapper cannot follow them."""
         for name, param in self.converted():
             raise RuntimeError(
                 f"{name}: converted to {param.dtype} on {param.device} after it was wrapped, and the hooks did not follow; "
@@ -75,7 +75,7 @@ class Wrapped:
             )
 
     def refuse_unfrozen(self, remedy: str) -> None:
-        """Raises if a parameter that took no gradient takes one now."""
+        """Raises if a parameter was frozen at registration and is not frozen now."""
         for name, param in self.frozen:
             if param.requires_grad:
                 raise RuntimeError(
@@ -84,7 +84,8 @@ class Wrapped:
 
 
 class WrappedByDDP(Wrapped):
-    """The parameters that DDP reduces. Its hooks are on the nodes that accumulated their gradients when they were wrapped."""
+    """The parameters that DDP reduces. DDP's hooks are on the autograd nodes that accumulated the gradients when the model
+    was wrapped."""
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
         super().__init__(model, stepped, frozen)
@@ -93,7 +94,7 @@ class WrappedByDDP(Wrapped):
         self._note_storages()
 
     def refuse_changed(self) -> None:
-        """Raises if DDP would not find a gradient, or would lay it out otherwise than its parameter."""
+        """Raises if DDP would not find a gradient, or if its strides would differ from the parameter's."""
         self.refuse_converted()
         strides = list(map(Tensor.stride, self.params))
         if strides != self._strides:
@@ -139,12 +140,12 @@ def _storage_of(param: Tensor) -> int:
 
 
 def _metadata_of(param: Tensor) -> dict[str, Any]:
-    """What was noted on the node that accumulates a parameter's gradients."""
+    """The metadata of the node that accumulates a parameter's gradients."""
     return cast(dict[str, Any], get_gradient_edge(param).node.metadata)
 
 
 def _node_of(param: Tensor) -> Optional[Node]:
-    """The node that accumulates a parameter's gradients. A conversion to another type or device makes a new one."""
+    """The node that accumulates a parameter's gradients. A conversion to another type or device makes a new node."""
     return get_gradient_edge(param).node if param.requires_grad else None
 
 

@@ -1,9 +1,8 @@
 """DistributedDataParallel with the optimizer fused into its gradient buckets.
 
-DDP calls a hook for each bucket while backward goes on. The hook sums the bucket, and the sum's future steps the bucket, in
-the order in which sums end. A clip or a gradient scaler needs the norm of all gradients first, so buckets are then stepped
-together, after the last sum. The idea is PyTorch's ``_hook_then_optimizer``, which steps one parameter at a time.
-"""
+DDP calls a hook for each bucket during backward. The hook starts the bucket's all-reduce. When the all-reduce ends, its
+future's callback steps the bucket. A clip or a gradient scaler needs the norm of all gradients first, so all buckets are then
+stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one parameter at a time. """
 
 from __future__ import annotations
 
@@ -48,10 +47,10 @@ def register_ddp(
     hook: Optional[Callable[[GradBucket], Future[Tensor]]] = None,
     **options: Any,
 ) -> DDPOptimizer:
-    """Steps a model's parameters inside its backward pass, each bucket as soon as its gradients are summed.
+    """Steps a model's parameters inside its backward pass: each bucket as soon as its gradients are summed.
 
     Call it once, after wrapping the model and before its first forward pass. ``backward()`` then updates the parameters. The
-    result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
+    result is an optimizer for schedulers, scalers and checkpoints. Its ``step`` does nothing.
 
     Arguments:
         params: the parameters to step, or param groups of them; None for all, an empty list for none. The others keep
@@ -81,7 +80,7 @@ def register_ddp(
 
 @dataclass
 class Reduced:
-    """A bucket whose sum is complete, and which waits for the sums of other buckets."""
+    """A bucket whose sum is complete, but which waits for the sums of other buckets."""
 
     batches: list[Batch]
     prepared: list[Prepared]
@@ -162,7 +161,7 @@ class DDPOptimizer(BackwardOptimizer):
         raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
 
     def _refuse_cut(self, params: Iterable[Tensor]) -> None:
-        """Refuses norms with tensor parallelism: a callback of DDP's cannot wait for sums over those ranks."""
+        """Refuses norms with tensor parallelism, because DDP's callback cannot wait for an all-reduce over those ranks."""
         if self._decides and any(self._holders_of(param) for param in params):
             raise NotImplementedError(
                 "max_norm, skip_nonfinite, grad_scaler: this rank holds a shard of a parameter, and DDP does not know "
@@ -181,7 +180,7 @@ class DDPOptimizer(BackwardOptimizer):
             refuse_claimed(set(params) - self._own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Steps further parameters of the model from the next backward on."""
+        """Adds further parameters of the model, which are stepped from the next backward on."""
         super().add_param_group(param_group)
         if hasattr(self, "_managed"):  # The base class calls it while it builds the optimizer, too.
             self._own.update(self.param_groups[-1]["params"])
@@ -238,7 +237,7 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket: as addresses if all are stepped where they lie, which is faster, else as tensors."""
+        """The gradients of a bucket: as addresses if all are stepped in place, which is faster, otherwise as tensors."""
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))
         known = self._starts.get(key)
@@ -254,7 +253,7 @@ class DDPOptimizer(BackwardOptimizer):
         return [address + start for start in starts]
 
     def _note_at_the_end(self) -> None:
-        """Notes the gradients once DDP has put them in their final place, which it does after its last hook."""
+        """Records the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
         if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._stepped.note))
@@ -265,7 +264,8 @@ class DDPOptimizer(BackwardOptimizer):
             self._reduced, self._expected = [], None
             self._agreement.read()
             self._stepped.read()
-            # All at once, so that each rebuilt bucket is one launch. Sums wait for backward's stream, so it runs there.
+            # All parameters at once, so that each rebuilt bucket is one launch. It runs on backward's stream, for which sums
+            # wait.
             self._adopt(self._follow_states().params)
 
     @torch.no_grad()
@@ -302,7 +302,7 @@ class DDPOptimizer(BackwardOptimizer):
         return norm
 
     def _decide(self, norm: GlobalNorm) -> None:
-        """After the last sum: steps every bucket, or none."""
+        """Steps every bucket or none, after the last sum."""
         reduced, self._reduced = self._reduced, []
         decided = norm.decide(self._max_norm, self._skip_nonfinite, ())
         for bucket in reduced:
@@ -312,7 +312,7 @@ class DDPOptimizer(BackwardOptimizer):
             bucket.result.set_result(bucket.buffer)
 
     def _give_up(self, result: Future[Tensor], error: Exception) -> None:
-        """Hands an error to every bucket that waits, so that backward raises it."""
+        """Sets an error on every bucket that waits, so that backward raises it."""
         with self._guard:
             waiting, self._reduced = [bucket.result for bucket in self._reduced], []
         failure = Failure(error)

@@ -1,7 +1,6 @@
 """AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-If bitsandbytes has an option that a step here lacks, the option is refused by name.
-"""
+Options of bitsandbytes that this library does not implement are refused by name. """
 
 from __future__ import annotations
 

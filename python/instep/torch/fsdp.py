@@ -1,10 +1,10 @@
 """FSDP with the optimizer fused into the reduction of its units.
 
-FSDP reduces the gradients of a unit while backward goes on, and gives each rank its shards. Once all shards of a unit have
-arrived, one launch on a separate stream steps them, so the next unit's reduction does not wait for it. A clip or a gradient
-scaler needs the norm of all shards first, so units are then stepped together. PyTorch's `register_fsdp` raises
-NotImplementedError. The ideas are its hooks after a gradient's accumulation (FSDP2) and its optimizers in backward (FSDP1).
-"""
+FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have arrived,
+one launch on a separate stream steps them, so the next unit's reduction does not wait for the step. A clip or a gradient
+scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's `register_fsdp` raises
+NotImplementedError. This module uses PyTorch's hooks after a gradient's accumulation (FSDP2) and its optimizers in backward
+(FSDP1). """
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def register_fsdp(
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
     Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()`` then
-    updates the shards. With ``CPUOffloadPolicy``, steps go on beside the next forward pass, which waits for them unit by
-    unit; call ``wait()`` before you read shards elsewhere. The result is an optimizer for schedulers, scalers and
-    checkpoints, whose ``step`` does nothing.
+    updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass, which waits for each unit's step
+    before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for schedulers,
+    scalers and checkpoints. Its ``step`` does nothing.
 
     Arguments:
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
@@ -88,7 +88,7 @@ class Unit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no parameter is missing. FSDP1 hands over only parameters of which this rank has a part."""
+        """Whether no parameter is missing. FSDP1 passes only parameters of which this rank has a part."""
         return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
 
 
@@ -114,7 +114,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._guard = threading.RLock()
         self._units = units_of(module)
         self._unit_of = {param: unit for unit in self._units for param in unit.params}
-        # In the model's order, by which state dicts of torch number them. Units have another one.
+        # In the model's order, because torch's state dicts number parameters in this order. Units have another order.
         chosen = [p for p in module.parameters() if p in self._unit_of] if params is None else list(params)
         self._refuse_whole(module, params is None)
         self._is_beside = is_offloaded(module)
@@ -182,7 +182,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 raise ValueError(f"{name}: not sharded, so no unit steps it; give params= without it, and step it yourself")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises: a unit's parameters are those of its module, so no group can be added."""
+        """Always raises, because a unit's parameters are those of its module."""
         if hasattr(self, "_backward"):
             raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
         super().add_param_group(param_group)
@@ -203,7 +203,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     @torch.no_grad()
     def _arrive(self, param: Tensor) -> None:
-        """Takes a parameter whose shard is reduced, in the stream of the reduction."""
+        """Receives a parameter whose shard is reduced. It is called with the reduction's stream as the current stream."""
         with self._guard:
             self._begin()
             unit = self._unit_of[param]
@@ -220,7 +220,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 self._try(self._complete, unit)
 
     def _begin(self) -> None:
-        """Opens a pass at its first gradient. If an earlier pass failed, its remains are dropped."""
+        """Opens a pass at its first gradient. The remaining gradients of a failed earlier pass are dropped."""
         if self._has_begun and self._backward.is_open:
             return
         self._backward.open()
@@ -248,7 +248,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
         self._follow_states()
 
     def _try(self, call: Callable[..., object], *given: Any) -> None:
-        """Calls a task, unless the pass has failed. Backward raises its error, after the sums that other ranks wait for."""
+        """Calls a task, unless the pass has failed. Backward raises the task's error after the sums for which other ranks
+        wait."""
         if self._failure is not None:
             return
         try:
@@ -285,7 +286,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 param.grad = None
 
     def _stream_on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """On a GPU, the optimizer's own stream, after it has been made to wait for the current stream."""
+        """Makes the optimizer's own stream wait for the current stream, and returns it, on a GPU."""
         if device.type != "cuda":
             return contextlib.nullcontext()
         if device not in self._streams:
@@ -354,7 +355,7 @@ class Arrival:
 
 
 def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
-    """Makes torch call a function for each reduced gradient of a parameter. Returns the hook, which can be removed."""
+    """Makes torch call ``arrive`` for each reduced gradient of a parameter. Returns the hook's handle, which removes it."""
     if is_distributed(param):
         return param.register_post_accumulate_grad_hook(of_one_that_lives(arrive))
     arrival = Arrival(param, arrive)
@@ -410,7 +411,7 @@ def holders_in(module: FullyShardedDataParallel) -> Holders:
 
 
 def members_in(module: FullyShardedDataParallel) -> list[Member]:
-    """The ranks with which FSDP1 trains a module: those that have its shards, and those that have copies of these."""
+    """The ranks with which FSDP1 trains a module: those that have its shards, and the replicas of these."""
     device = module.compute_device or torch.device("cpu")
     groups = [module.process_group, getattr(module, "_inter_node_pg", None)]
     return [(group, device) for group in groups if group is not None]

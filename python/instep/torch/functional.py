@@ -4,15 +4,15 @@ Written by scripts/functional-optimizers.py. A call reads addresses, counts and 
 and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
-- ``grads``: each of any of these types, with its parameter's shape and order of elements. They are only read. A parameter
-  whose gradient is None is passed over.
-- states: of float32 or bfloat16, one type for each parameter; zeros before the first step.
-- ``state_steps``: float32 tensors of one whole number, which are incremented. A first step has 0 there.
-- ``copies``: tensors that are written with the stepped parameters in their own type, or None. So ``params`` may be float32
-  masters and ``copies`` a model's bfloat16 parameters.
+- ``grads``: any of these types, with the parameter's shape and strides. They are only read. A parameter is skipped if its
+  gradient is None.
+- states: float32 or bfloat16, one type for all states of a parameter; zeros before the first step.
+- ``state_steps``: float32 scalar tensors, the number of steps so far: 0 before the first step. A step increments them.
+- ``copies``: tensors, or None, to which the stepped parameters are written in the copy's own type. If ``params`` are float32
+  masters, ``copies`` can be a model's bfloat16 parameters.
 
-Gradients are multiplied by ``gradient_scale``. Nothing is written if anything is refused. Two calls at once are for different
-tensors.
+Gradients are multiplied by ``gradient_scale``. If a call is refused, nothing has been written. Two calls must not step the
+same tensors at the same time.
 """
 
 # fmt: off
@@ -43,7 +43,7 @@ def sgd_(
 ) -> None:
     """Steps with SGD, as :class:`FusedOptimizer` does.
 
-    ``momentum_buffers`` are given if the hyperparameters need them, and only then.
+    Pass ``momentum_buffers`` only if the hyperparameters need them.
 
     Source: Sutskever et al., ICML 2013, in the variant of `torch.optim.SGD`: a parameter's first buffer is a copy of
     its gradient, without dampening.
@@ -65,7 +65,7 @@ def adam_(
 ) -> None:
     """Steps with Adam, as :class:`FusedOptimizer` does.
 
-    ``max_exp_avg_sqs`` are given if the hyperparameters need them, and only then.
+    Pass ``max_exp_avg_sqs`` only if the hyperparameters need them.
 
     Source: Kingma & Ba, ICLR 2015; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
     """
@@ -86,7 +86,7 @@ def adamw_(
 ) -> None:
     """Steps with AdamW, as :class:`FusedOptimizer` does.
 
-    ``max_exp_avg_sqs`` are given if the hyperparameters need them, and only then.
+    Pass ``max_exp_avg_sqs`` only if the hyperparameters need them.
 
     Source: Loshchilov & Hutter, ICLR 2019; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
     """
@@ -106,7 +106,7 @@ def adagrad_(
 ) -> None:
     """Steps with Adagrad, as :class:`FusedOptimizer` does.
 
-    A first step takes sums from ``initial_accumulator_value``, not from memory.
+    The first step initialises sums from ``initial_accumulator_value``.
 
     Source: Duchi, Hazan & Singer, JMLR 12, 2011, in the variant of `torch.optim.Adagrad`.
     """
@@ -127,7 +127,7 @@ def rmsprop_(
 ) -> None:
     """Steps with RMSprop, as :class:`FusedOptimizer` does.
 
-    ``momentum_buffers`` and ``grad_avgs`` are given if the hyperparameters need them, and only then.
+    Pass ``momentum_buffers`` and ``grad_avgs`` only if the hyperparameters need them.
 
     Source: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, 2013; in the variant of `torch.optim.RMSprop`.
     """
@@ -184,7 +184,7 @@ def rprop_(
 ) -> None:
     """Steps with Rprop, as :class:`FusedOptimizer` does.
 
-    A first step takes step_sizes from ``lr``, not from memory.
+    The first step initialises step_sizes from ``lr``.
 
     Source: Riedmiller & Braun, ICNN 1993, in the variant of `torch.optim.Rprop`: an element is not updated in a step in
     which its gradient changes sign.

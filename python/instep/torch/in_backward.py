@@ -1,9 +1,8 @@
 """Optimizers that run inside backward, parameter by parameter, or bucket by bucket under DistributedDataParallel.
 
-Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so code that uses it only needs
-another import. At its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. For this module's own
-optimizers, this module gives the hook instead.
-"""
+Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so only the import changes. At
+its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. For its own optimizers, this module
+provides the hook. """
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class InBackwardOptimizer(FusedOptimizer):
-    """The optimizer of one parameter. The optimizers of one call share the memory of states, so a bucket is one launch."""
+    """The optimizer of one parameter. The optimizers of one call have their states in common memory, so a bucket is one
+    launch."""
 
     _opt_called: bool
 
@@ -101,7 +101,7 @@ def apply_optimizer_in_backward(
     listed: dict[int, int] = {}
     made: list[tuple[Tensor, InBackwardOptimizer]] = []
     for param in params:
-        # If a parameter is listed twice, it has two optimizers, so their states lie apart.
+        # If a parameter is listed twice, it has two optimizers with separate states.
         time = listed[id(param)] = listed.get(id(param), 0) + 1
         if time > len(shared):
             shared.append(Shared(key, formats, optimizer_kwargs.get("threads")))
@@ -138,7 +138,7 @@ _theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
 
 
 def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
-    """Returns the hook that DDP asks for: ours, unless all optimizers are PyTorch's."""
+    """Returns the hook that DDP asks for: PyTorch's hook if all optimizers are PyTorch's, otherwise this module's."""
     hooks: list[Callable[..., Future[Tensor]]] = []
 
     def either(weak_ddp, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.

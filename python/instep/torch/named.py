@@ -1,7 +1,7 @@
-"""A class for each optimizer, with the signature that ``torch.optim`` gives it: one name to change in a program.
+"""A class for each optimizer, with the signature of ``torch.optim``, so that only the name changes in a program.
 
-Written by scripts/named-optimizers.py. Those that torch has are its subclasses, so ``isinstance`` says so. They share none
-of its code but that of ``torch.optim.Optimizer``.
+Written by scripts/named-optimizers.py. If torch has the optimizer, the class is a subclass of torch's,
+for ``isinstance``. Of torch's code it uses only that of ``torch.optim.Optimizer``.
 """
 
 # fmt: off
@@ -25,25 +25,25 @@ Pair = tuple[float, float]
 
 
 class Named(FusedOptimizer):
-    """What the classes have in common: no step goes through the internals of their base in torch."""
+    """The common base of the classes. No step uses the internals of torch's classes."""
 
     def _init_group(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(f"_init_group: torch's own; {type(self).__name__} has one fused step, call step()")
 
     def share_memory(self) -> NoReturn:
-        """Refuses: states lie over memory of the library's own."""
+        """Always raises, because states are views of the library's memory."""
         raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
 
 
 def _given(**running: Any) -> dict[str, Any]:
-    """How torch should run a step, of what it has no such option for: without effect, and so left out unless it is on."""
+    """The options for how torch runs a step, without those that are off. They have no effect."""
     return {name: value for name, value in running.items() if value}
 
 
 class SGD(Named, torch.optim.SGD):
     """SGD in one fused launch.
 
-    As ``torch.optim.SGD``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.SGD``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Sutskever et al., ICML 2013, in the variant of `torch.optim.SGD`: a parameter's first buffer is a copy of
     its gradient, without dampening.
@@ -68,7 +68,7 @@ class SGD(Named, torch.optim.SGD):
 class Adam(Named, torch.optim.Adam):
     """Adam in one fused launch.
 
-    As ``torch.optim.Adam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.Adam``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Kingma & Ba, ICLR 2015; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
     """
@@ -93,7 +93,7 @@ class Adam(Named, torch.optim.Adam):
 class AdamW(Named, torch.optim.AdamW):
     """AdamW in one fused launch.
 
-    As ``torch.optim.AdamW``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.AdamW``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Loshchilov & Hutter, ICLR 2019; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
     """
@@ -117,7 +117,7 @@ class AdamW(Named, torch.optim.AdamW):
 class Adagrad(Named, torch.optim.Adagrad):
     """Adagrad in one fused launch.
 
-    As ``torch.optim.Adagrad``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.Adagrad``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Duchi, Hazan & Singer, JMLR 12, 2011, in the variant of `torch.optim.Adagrad`.
     """
@@ -142,7 +142,7 @@ class Adagrad(Named, torch.optim.Adagrad):
 class RMSprop(Named, torch.optim.RMSprop):
     """RMSprop in one fused launch.
 
-    As ``torch.optim.RMSprop``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.RMSprop``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, 2013; in the variant of `torch.optim.RMSprop`.
     """
@@ -166,7 +166,7 @@ class RMSprop(Named, torch.optim.RMSprop):
 class Adadelta(Named, torch.optim.Adadelta):
     """Adadelta in one fused launch.
 
-    As ``torch.optim.Adadelta``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.Adadelta``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Zeiler, 2012, in the variant of `torch.optim.Adadelta`, which adds a learning rate.
     """
@@ -190,7 +190,7 @@ class Adadelta(Named, torch.optim.Adadelta):
 class Adamax(Named, torch.optim.Adamax):
     """Adamax in one fused launch.
 
-    As ``torch.optim.Adamax``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.Adamax``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Kingma & Ba, ICLR 2015, section 7.1, in the variant of `torch.optim.Adamax`, which adds eps to the
     gradient's size inside the maximum.
@@ -215,7 +215,7 @@ class Adamax(Named, torch.optim.Adamax):
 class Rprop(Named, torch.optim.Rprop):
     """Rprop in one fused launch.
 
-    As ``torch.optim.Rprop``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.Rprop``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Riedmiller & Braun, ICNN 1993, in the variant of `torch.optim.Rprop`: an element is not updated in a step in
     which its gradient changes sign.
@@ -239,7 +239,7 @@ class Rprop(Named, torch.optim.Rprop):
 class Lion(Named):
     """Lion in one fused launch.
 
-    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Follows the publication. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023.
     """
@@ -262,7 +262,7 @@ class Lion(Named):
 class NAdam(Named, torch.optim.NAdam):
     """NAdam in one fused launch.
 
-    As ``torch.optim.NAdam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.NAdam``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of
     `torch.optim.NAdam`.
@@ -288,7 +288,7 @@ class NAdam(Named, torch.optim.NAdam):
 class RAdam(Named, torch.optim.RAdam):
     """RAdam in one fused launch.
 
-    As ``torch.optim.RAdam``; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Behaves as ``torch.optim.RAdam``. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of
     `torch.optim.RAdam`.
@@ -314,7 +314,7 @@ class RAdam(Named, torch.optim.RAdam):
 class LAMB(Named):
     """LAMB in one fused launch.
 
-    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Follows the publication. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm
     2.
@@ -339,7 +339,7 @@ class LAMB(Named):
 class AdEMAMix(Named):
     """AdEMAMix in one fused launch.
 
-    As in the publication; ``max_norm`` to ``threads`` as for :class:`FusedOptimizer`.
+    Follows the publication. Arguments from ``max_norm`` to ``threads`` are those of :class:`FusedOptimizer`.
 
     Source: Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1.
     """

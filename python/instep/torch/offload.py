@@ -1,8 +1,7 @@
-"""Training with states and steps on the host, beside the device's forward and backward.
+"""Training with states and steps on the host, during the device's forward and backward.
 
-`offload` chooses by the model: it steps FSDP's shards, which already lie on the host, DDP's buckets after their sum, or the
-gradients of a plain module. All three use the engine of `_offload_engine.py`.
-"""
+The kind of model decides what `offload` steps: FSDP's shards, which already lie on the host; DDP's buckets after their
+all-reduce; or the gradients of a plain module. All three use the engine of `_offload_engine.py`. """
 
 from __future__ import annotations
 
@@ -55,11 +54,11 @@ def offload(
     device: Optional[Device] = None,
     **options: Any,
 ) -> Union[OffloadedOptimizer, OffloadedDDPOptimizer, FSDPOptimizer]:
-    """Keeps states on the host, and steps there beside backward and the next forward pass.
+    """Keeps states on the host, and steps there during backward and the next forward pass.
 
-    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` hands the
-    gradients over, and ``.grad`` is None after it. The next forward pass waits, module by module, for the parameters that it
-    reads. Before other code reads parameters, call ``wait()``; saving and loading wait by themselves.
+    Call it once, after the model is on its device and wrapped, and before its first forward pass. ``backward()`` copies the
+    gradients to the host, and ``.grad`` is then None. In the next forward pass, each module waits for its own parameters.
+    Before other code reads parameters, call ``wait()``. Saving and loading call it themselves.
 
     Arguments:
         module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
@@ -148,7 +147,7 @@ class Memory:
 
 
 class Mirrored(Waiting):
-    """An optimizer whose parameters lie on a device, and are stepped in page-locked memory."""
+    """An optimizer whose parameters lie on a device, and whose steps run on copies in page-locked host memory."""
 
     _offload: Optional[Offload] = None
 
@@ -220,7 +219,7 @@ class Mirrored(Waiting):
         return scale + self._offload.ring.size + sum(aligned(one.numel() * one.element_size()) for one in mirrors)
 
     def close(self) -> None:
-        """Ends the threads, after all steps. After that, a backward pass raises."""
+        """Ends the threads after all steps. A later backward pass raises."""
         if self._offload is not None:
             if self._offload.goes_on:
                 self._offload.abandon()
@@ -307,7 +306,7 @@ class OffloadedOptimizer(Mirrored, BackwardOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside this context add gradients up; the next backward outside steps with the sum."""
+        """Backward passes inside this context accumulate gradients. The next backward outside it steps with the sum."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -392,7 +391,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         self._start(ddp.module, memory, own, self._decides)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises: mirrors are made only for the parameters that the model has when `offload` is called."""
+        """Always raises, because host copies are made only for the parameters that the model has when `offload` is called."""
         if self._offload is not None:
             raise NotImplementedError("param group: offload makes its memory at once; name all groups in params=")
         DDPOptimizer.add_param_group(self, param_group)
@@ -433,7 +432,7 @@ class OffloadedDDPOptimizer(Mirrored, DDPOptimizer):
         result.set_result(buffer)
 
     def _note_at_the_end(self) -> None:
-        """Drops the gradients once DDP has put them in their final place, which it does after its last hook."""
+        """Drops the gradients after DDP has put them in their final memory. DDP does this after its last hook."""
         if torch._C._current_graph_task_id() != -1:  # There is no backward pass where a rank has joined.
             queue = Variable._execution_engine.queue_callback
             queue(lambda: queue(self._let_go))

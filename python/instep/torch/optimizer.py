@@ -1,9 +1,8 @@
-"""An ordinary ``torch.optim.Optimizer`` whose step is one fused launch for all parameters of a type.
+"""An ordinary ``torch.optim.Optimizer`` whose step is one fused launch for all parameters of one dtype.
 
-States are tensors with their parameter's shape, as in ``torch.optim``, so either loads the state dicts of the other.
-``state`` is the only place of states: its tensors lie over the memory that steps write. If a user replaces one of them, the
-next step notices that by identity and address, and copies the new values into that memory.
-"""
+States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
+tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
+identity and address, and copies the new values into that memory. """
 
 from __future__ import annotations
 
@@ -120,11 +119,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward steps."""
+        """Whether GradScaler leaves its scale in gradients. It does with ``fused=True``, as in torch, and if backward
+        steps."""
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
-        """The norm of the mean gradients of the last step, if a clip or a scaler needed it. On a GPU this waits.
+        """The norm of the mean gradients in the last step, or None if no clip or scaler needed it. On a GPU this waits.
 
         It leaves out the gradients of groups that have their own ``max_norm``.
         """
@@ -154,7 +154,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return Engine(self._key, self._formats, self._after(), self._threads)
 
     def _after(self) -> str:
-        """What a step does to gradients."""
+        """The effect of a step on gradients."""
         return "keep"
 
     @torch.compiler.disable
@@ -209,7 +209,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._norms[device]
 
     def _limits(self) -> Mapping[int, Optional[float]]:
-        """The limits of groups that are clipped alone, as of the last look at the groups."""
+        """The limits of groups that are clipped alone, from when the groups were last read."""
         return {} if self._grouped is None else self._grouped.limits
 
     def _new_norm(self, device: torch.device) -> GlobalNorm:
@@ -232,7 +232,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @torch.inference_mode(False)  # States of a step under it go on outside of it.
     @torch.no_grad()
     def _place(self, params: Iterable[Tensor], gone: Collection[Tensor] = ()) -> None:
-        """Lays out parameters with the states in ``state``. Parameters that were removed lose their place."""
+        """Assigns memory to parameters and to their states in ``state``. Parameters that were removed lose their memory."""
         engine, reader, params = self._engine, Reader(self._engine), list(params)
         owners = {
             p: (one, group, clip)
@@ -264,12 +264,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             owner._followed = None
 
     def _own_places(self) -> dict[Tensor, Place]:
-        """This optimizer's parameters that have a place: those in groups, and those that are only in ``state``."""
+        """This optimizer's parameters that have memory for states: those in groups, and those that are only in ``state``."""
         known, places = self._engine.known, self._engine.places
         return {param: places[param] for param in chain(self._listed(), list(self.state)) if id(param) in known}
 
     def _gone(self, own: Collection[Tensor]) -> list[Tensor]:
-        """The parameters that neither a group nor ``state`` has any more."""
+        """The parameters that are no longer in a group or in ``state``."""
         places = self._engine.places
         return [] if len(own) == len(places) else [param for param in places if param not in own]
 
@@ -350,7 +350,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             arena.show(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in ``torch.optim``'s format, which torch's optimizer of this name loads. The tensors are live."""
+        """The state in ``torch.optim``'s format, which torch's optimizer of this name loads. The tensors are not copies."""
         self._count_on_gpu()
         return super().state_dict()
 
@@ -381,7 +381,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             handle.remove()
 
     def _saved(self, state_dict: dict[str, Any]) -> list[Saved]:
-        """Finds the parameter of each saved state by its place in the groups."""
+        """Finds the parameter of each saved state by its position in the groups."""
         groups = [(number, group) for group in state_dict["param_groups"] for number in group["params"]]
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         saved = state_dict["state"]
@@ -410,14 +410,14 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved group with the clip of the optimizer's own group: like ``max_norm=``, a group's clip is not loaded."""
+    """A saved group with the clip of the optimizer's own group. A group's clip is not loaded, like ``max_norm=``."""
     clip = {name: own[name] for name in ("max_norm",) if name in own}
     return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A parameter's states, wrapped so that the base class does not round them to the parameter's type."""
+    """A wrapper of a parameter's states, so that the base class does not convert them to the parameter's dtype."""
 
     values: dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The registry of overlapped optimizers, with the names and meaning of PyTorch's ``_optimizer_overlap``.
 
-A second entry for a class is refused. PyTorch searches the values instead of the keys, so it silently replaces the first one.
-"""
+A second entry for a class is refused. PyTorch looks for the class in the values instead of the keys, so it silently replaces
+the first entry. """
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OverlappedOptimizer(ABC):
 
 @register_overlapped(torch.optim.Optimizer)
 class OverlappedStandardOptimizer(OverlappedOptimizer):
-    """The overlapped form of an optimizer of ``torch.optim`` that the library has."""
+    """The overlapped form of an optimizer of ``torch.optim`` that this library implements."""
 
     def __init__(self, optim_cls: type, params: Optional[Iterable[Any]], *args: Any, **kwargs: Any) -> None:
         super().__init__(optim_cls)

@@ -1,6 +1,6 @@
 //! The tensors of a call, read and checked one by one.
 //!
-//! It depends on the reader of tensors. Nothing is written here.
+//! It depends on the reader of tensors, and never writes to a tensor.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -19,7 +19,7 @@ pub(super) const PARAMS: usize = 0;
 pub(super) const GRADS: usize = 1;
 pub(super) const COUNTS: usize = 2;
 pub(super) const COPIES: usize = 3;
-/// Numbers that the optimizer carries beside the counts.
+/// Numbers that the optimizer carries besides the counts.
 pub(super) const CARRIED: usize = 4;
 /// The first of the states.
 pub(super) const STATES: usize = 5;
@@ -44,7 +44,7 @@ pub(super) struct Found {
     pub(super) progress: Vec<(u64, f64)>,
 }
 
-/// What reads the lists of an optimizer.
+/// The reader of an optimizer's lists.
 pub(super) struct Finder {
     pub(super) descriptor: &'static Descriptor,
     /// All that the optimizer may keep, in the order of the lists.
@@ -69,7 +69,7 @@ impl Finder {
             .collect()
     }
 
-    /// Takes the lists that this optimizer has. Copies of them, so that nobody changes one meanwhile.
+    /// Takes the lists that this optimizer has. Copies the lists, so that no other thread changes them during the call.
     pub(super) fn lists<'py>(
         &self,
         lists: &Bound<'py, PyTuple>,
@@ -113,7 +113,7 @@ impl Finder {
         self.list_of(&self.list_name(k), list)
     }
 
-    /// Copies a list, so that nobody changes it meanwhile.
+    /// Copies a list, so that no other thread changes it during the call.
     pub(super) fn list_of<'py>(&self, name: &str, list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         if let Ok(list) = list.cast::<PyList>() {
             return Ok(list.get_slice(0, list.len()));
@@ -248,7 +248,7 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that is carried beside it. None if the count is no whole number.
+/// Reads a count and the number that is carried with it. None if the count is no whole number.
 ///
 /// # Safety
 /// The addresses are those of initialised numbers of these types.

@@ -1,6 +1,6 @@
 //! One optimizer over lists of the caller's tensors: read, checked, counted and stepped in one call.
 //!
-//! What stays between calls is a plan: lengths, formats and the launches for them. Addresses, counts and values are read
+//! Only a plan is kept between calls: lengths, formats and the launches for them. Addresses, counts and values are read
 //! from the tensors in each call, and nothing is written before all of them have been checked.
 #![allow(unsafe_code)]
 
@@ -33,19 +33,20 @@ use found::{
 use moved::{LEAST_SHARED, Move};
 use plan::{Key, Plan, optimizer};
 
-/// Plans that an optimizer keeps. A model has one; a program that steps parameter by parameter has one per length.
+/// Plans that an optimizer keeps. A model has one plan; a program that steps each parameter separately has one plan per
+/// length.
 const MOST_PLANS: usize = 64;
 
 /// The lists of a call. They keep its tensors.
 type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
 
-/// What calls leave for the next ones.
+/// The plans and memory that calls leave for later calls.
 #[derive(Default)]
 struct Idle {
     plans: Vec<Plan>,
     /// Memory alone.
     found: Vec<Found>,
-    /// Hyperparameters, and a bit for each list of states that they keep.
+    /// Hyperparameters, and a bit for each list of states that they need.
     kept: Option<(Vec<Value>, u32)>,
 }
 
@@ -78,8 +79,8 @@ pub(crate) struct Prepared {
 
 #[pymethods]
 impl Lists {
-    /// Takes an optimizer's key, what reads tensors, and torch's `get_num_threads`, `increment_version` and the address of
-    /// its `GOMP_parallel` or 0.
+    /// Takes an optimizer's key, the reader of tensors, torch's `get_num_threads` and `increment_version`, and the
+    /// address of its `GOMP_parallel` or 0.
     #[new]
     #[pyo3(signature = (key, tensor, parameter, exchange, torch))]
     fn new(
@@ -116,7 +117,7 @@ impl Lists {
         Ok(())
     }
 
-    /// Makes an object that steps these tensors for as long as they lie where they do. Their storages keep their memory.
+    /// Makes an object that steps these tensors as long as they keep their addresses. It keeps their storages alive.
     fn prepare(
         &self,
         py: Python<'_>,
@@ -317,7 +318,7 @@ impl Lists {
         Ok(Key { process: process::id(), threads: self.threads(py, threads)?, lists })
     }
 
-    /// Threads as the user says, or as many as torch's own loops have.
+    /// Uses the user's number of threads, or that of torch's own loops.
     fn threads(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<usize> {
         let most = Pool::MAX_THREADS;
         let Some(threads) = threads else {
@@ -353,7 +354,8 @@ impl Lists {
         Ok(())
     }
 
-    /// Returns a bit for each list of states that the optimizer keeps with these values. They do not depend on the rate.
+    /// Returns a bit for each list of states that the optimizer needs with these values. The learning rate does not
+    /// matter.
     fn kept(&self, hyper: &[Value]) -> PyResult<u32> {
         if let Some((_, kept)) = self.idle().kept.as_ref().filter(|(known, _)| known[1..] == hyper[1..]) {
             return Ok(*kept);
@@ -380,7 +382,7 @@ impl Lists {
         found
     }
 
-    /// Takes the plan for these lists out, so that calls in other threads make their own.
+    /// Removes and returns the plan for these lists, so that calls in other threads make their own.
     fn take(&self, key: Key, found: &Found) -> Option<Plan> {
         let plans = &mut self.idle().plans;
         let fits = |plan: &Plan| plan.key == key && plan.lens == found.lens && plan.formats == found.formats;
@@ -388,7 +390,7 @@ impl Lists {
         Some(plans.remove(at))
     }
 
-    /// Keeps a plan for the next call of its kind, and memory for any.
+    /// Stores a plan for the next call of its kind, and memory for any call.
     fn keep(&self, plan: Plan, found: Found) {
         let mut idle = self.idle();
         if idle.plans.len() >= MOST_PLANS {

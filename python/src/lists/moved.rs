@@ -15,7 +15,7 @@ use crate::tensors::Word;
 
 /// Elements that a thread takes at a time.
 const CHUNK: usize = 1 << 15;
-/// The number of elements from which a second thread is worth its start.
+/// The smallest number of elements for which a second thread saves time.
 pub(super) const LEAST_SHARED: usize = 1 << 17;
 
 /// Elements of a block, in which loops are unrolled.

@@ -22,12 +22,12 @@ use crate::errors::raised;
 use crate::openmp::OpenMp;
 use crate::tensors::Word;
 
-/// What a plan was made for, beside lengths and formats.
+/// The key of a plan, in addition to lengths and formats.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Key {
     pub(super) process: u32,
     pub(super) threads: usize,
-    /// A bit for each list that is there.
+    /// A bit for each list that was given.
     pub(super) lists: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) lens: Vec<u64>,
     pub(super) hyper: Vec<Value>,
     pub(super) parts: Vec<Part>,
-    /// One element for each list of each empty parameter, which counts its updates as any other does.
+    /// One element for each list of each empty parameter, because the updates of an empty parameter are counted too.
     pub(super) spare: Vec<u64>,
     /// Start, end and number of each run of memory, as sorted in the last call: the next call's are nearly in this order.
     pub(super) spans: Vec<(usize, usize, u32)>,
@@ -53,7 +53,7 @@ pub(super) struct Part {
     pub(super) format: Format,
     /// Whether the optimizer carries a number beside each count.
     pub(super) carries: bool,
-    /// What the step has counted, so that only other counts are set.
+    /// The step's counts, so that only counts that differ are set.
     pub(super) progress: Vec<(u64, f64)>,
     /// Its members', where the call has more than it.
     pub(super) addresses: Vec<Addresses>,
@@ -193,7 +193,7 @@ impl Plan {
         None
     }
 
-    /// Sets the counts that are not what the last call left.
+    /// Sets the counts that have changed since the last call.
     pub(super) fn set_counts(&mut self, found: &Found, descriptor: &Descriptor) -> PyResult<()> {
         for part in &mut self.parts {
             for (at, k) in part.members.iter().enumerate() {

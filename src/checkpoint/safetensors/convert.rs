@@ -1,6 +1,7 @@
-//! A tensor of a file: its element type, shape and place; and its bytes as f32 values and counts, exactly or not at all.
+//! A tensor of a file: its element type, shape and place, and the exact conversion of its bytes to f32 values and
+//! counts.
 //!
-//! This module refuses every value that would be rounded, because a state with another last bit is another training.
+//! This module refuses every value that would be rounded, because a state that differs in one bit changes the training.
 //! `entries.rs` has checked that the shape is as long as the bytes.
 
 use std::fmt;
@@ -9,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::dtype::DType;
 
-/// Hands over each value.
+/// Passes each value to `take`.
 ///
 /// # Errors
 /// The first value that no f32 is equal to, or NaN if the type does not hold real numbers.
@@ -46,7 +47,7 @@ pub(in crate::checkpoint) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
-/// The real number that one element is, to the last bit.
+/// The exact real value of one element.
 pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     match dtype {
         Dtype::F32 => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
@@ -168,7 +169,7 @@ impl Tensor {
 mod tests {
     use super::*;
 
-    /// f16 by its definition, in f64, where all of it is exact.
+    /// Converts f16 by its definition, in f64, which is exact.
     fn defined(bits: u16) -> f64 {
         let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
         let magnitude = match exponent {

@@ -1,9 +1,9 @@
 //! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
 //!
-//! A header takes a small multiple of its own bytes in memory, however it is made: dimensions and metadata are counted before
-//! they are kept, and unknown types are shortened. serde's derives leave two shapes open: a derived struct also takes an array
-//! of its fields, and a map keeps the last of two equal keys. Both would let a broken file pass for another one, so the
-//! types here refuse them, and never repair.
+//! A header takes a small multiple of its own bytes in memory, however it is made: dimensions and metadata are counted
+//! before they are kept, and unknown types are shortened. serde's derives leave two shapes open: a derived struct also
+//! takes an array of its fields, and a map keeps the last of two equal keys. In both cases a broken file would be read
+//! as a different valid file, so the types here refuse both.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use crate::checkpoint::safetensors::convert::{Dtype, Tensor};
 use crate::text::{quoted, sentence};
 
-/// As many as numpy and PyTorch can hold.
+/// The limit on dimensions of numpy and PyTorch.
 const MAX_DIMENSIONS: usize = 64;
 
 /// All entries. One key among them is not a tensor.
@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) data_offsets: [u64; 2],
 }
 
-/// A type's name, shortened if it is none that anything here reads.
+/// A type's name, shortened if this crate does not read the type.
 enum Spelled {
     Known(Dtype),
     Unknown(Box<str>),
@@ -142,7 +142,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// A derived struct that must be spelled as an object.
+/// A derived struct that must be a JSON object, not an array.
 pub struct Object<T>(pub T);
 
 /// Keys of one object. More would take far more memory than the text that spells them.

@@ -1,7 +1,7 @@
 //! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
 //!
-//! Any bytes give either a header that is true of the file or an error of one line. No length is trusted before it has
-//! been compared with the file's, and no error repeats more than a line of the file.
+//! Any input gives either a header that matches the file or an error of one line. No length is used before it has been
+//! compared with the file's length, and no error quotes more than a line of the file.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -80,10 +80,10 @@ impl Header {
         self.checksum
     }
 
-    /// Refuses any type but those that steps work on.
+    /// Refuses all types except those of tensors that are stepped.
     ///
     /// # Errors
-    /// `Checkpoint`, naming the first tensor of another one.
+    /// `Checkpoint`, which names the first tensor of any other type.
     pub fn require_stepped(&self) -> Result<()> {
         match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
             Some((name, tensor)) => {

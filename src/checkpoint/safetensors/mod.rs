@@ -1,8 +1,8 @@
 //! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
 //!
-//! This module is stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory and
-//! writes metadata in random order. The tests judge files by that crate's reader. It never allocates more than the
-//! header's own length justifies.
+//! This module is stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory
+//! and writes metadata in random order. The tests also read files with that crate. This module never allocates more
+//! than a small multiple of the header's length.
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
@@ -56,10 +56,10 @@ pub fn open<R: Read + Seek>(mut source: R) -> Result<(Header, Data<R>)> {
 }
 
 impl<R: Read + Seek> Data<R> {
-    /// Hands over the bytes of some of a tensor's elements in pieces of whole elements, in order.
+    /// Passes the bytes of a range of a tensor's elements to `take`, in order and in pieces of complete elements.
     ///
     /// # Errors
-    /// `File` if they cannot be read (any more), and what `take` returns.
+    /// `File` if the bytes cannot be read, and any error of `take`.
     pub fn stream(
         &mut self,
         tensor: &Tensor,

@@ -1,6 +1,7 @@
 //! Writes the header of a tensor file in the given order, and values after it.
 //!
-//! This file must not depend on hashing: equal content is equal bytes, since files are compared byte by byte.
+//! The order of entries must not depend on hashing: files are compared byte by byte, so equal content must give equal
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -1,7 +1,8 @@
 //! A test suite for any [`Collective`] on the host, which all ranks run together.
 //!
 //! It uses only the trait, so it works with threads and with processes. Each property gets a new group, because some
-//! properties end their group. Each runs on a separate thread, so that a call that never returns is a failure, not a hang.
+//! properties end their group. Each property runs on a separate thread, so a call that never returns is a failure and
+//! not a hang.
 
 mod parts;
 mod rank;
@@ -75,7 +76,7 @@ pub struct Report {
 pub struct Failures {
     /// The rank.
     pub rank: u32,
-    /// Each property's name, and what went wrong.
+    /// Each property's name and failure.
     pub failed: Vec<(&'static str, String)>,
 }
 
@@ -90,16 +91,17 @@ impl std::error::Error for Failures {}
 
 /// Runs every property of the suite on this rank; every rank of the group calls it at about the same time.
 ///
-/// `make` makes this rank's end of a new group of the same ranks. The suite calls it once for each property, on every
-/// rank in the same order, and drops all groups at its end. `patience` is the longest deadline of a call. A property
-/// fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices on a busy machine.
+/// `make` returns this rank's end of a new group of the same ranks. The suite calls `make` once for each property, on
+/// every rank in the same order, and drops all groups at the end of the suite. `patience` is the longest deadline of a
+/// call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices on a busy
+/// machine.
 ///
 /// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It tests
 /// all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The collective must
 /// reach the host's memory.
 ///
 /// # Errors
-/// The properties that fail on this rank. Some failures show on one rank only, so look at every rank's result.
+/// The properties that fail on this rank. Some failures occur on only one rank, so check every rank's result.
 ///
 /// ```
 /// use std::time::Duration;

@@ -1,6 +1,6 @@
 //! One rank of the suite: it makes calls, and checks all memory that a call could have touched.
 //!
-//! If a sum must be exact, the values are small whole numbers, because a communicator may send 16 bits of an f32.
+//! For exact sums, the values are small integers, because a communicator may send only 16 bits of an f32.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Form {
     pub(super) offset: usize,
 }
 
-/// All that a stepper uses, and both directions of a misaligned copy.
+/// All placements that a stepper uses, and both directions of a misaligned copy.
 pub(super) const FORMS: [Form; 4] = [
     Form { in_place: true, offset: 0 },
     Form { in_place: true, offset: 1 },
@@ -52,7 +52,7 @@ impl Rank {
         [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| self.comm.sums(*dtype))
     }
 
-    /// Returns the key of the next call, in a pass of its own.
+    /// Returns the key of the next call, in a new pass.
     pub(super) fn key(&self, kind: CollectiveKind, dtype: DType, bytes: usize) -> CallKey {
         self.pass.set(self.pass.get() + 1);
         CallKey { kind, pass: self.pass.get(), bucket: None, dtype, bytes: bytes as u64, agreement: 0x1257 }
@@ -121,7 +121,7 @@ impl Rank {
     }
 }
 
-/// Returns a pseudo-random number that depends on both: the finalizer of SplitMix64.
+/// Returns a pseudo-random number of both arguments (the finalizer of SplitMix64).
 pub(super) fn hash(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -153,7 +153,7 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Bytes around the contents, and the alignment that a [`Call`](crate::collective::Call) promises at most.
+/// Guard bytes around the contents. Also the largest alignment that a [`Call`](crate::collective::Call) promises.
 const MARGIN: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 

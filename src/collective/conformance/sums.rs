@@ -1,4 +1,5 @@
-//! Tests sums, broadcasts and comparisons: they are exact if they can be, and have the same bits on every rank.
+//! Tests sums, broadcasts and comparisons: results have the same bits on every rank, and are exact if all values are
+//! representable.
 //!
 //! Every rank can compute every other rank's values, so expected results need no communication. A broadcast is a copy for
 //! every element type: it rounds nothing and changes no NaN.

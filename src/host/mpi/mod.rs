@@ -1,8 +1,8 @@
 //! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
 //!
 //! This file adds the values itself, because the order in which MPI adds may depend on the rank. Rank r adds the r-th
-//! part of each window in rank order, so the bits are those of ranks in one process. Messages use memory of this file
-//! alone, which is leaked if a call fails, because MPI may still write to it.
+//! part of each window in rank order, so the bits are those of ranks in one process. Messages use only memory of this
+//! file. It is leaked if a call fails, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
@@ -21,7 +21,7 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::host::ranks::combine;
 use wire::{Message, Tag, Wire, pause};
 
-/// Bytes of a window: what all ranks sum at a time.
+/// Bytes of a window, the part of the buffer that ranks sum at a time.
 const WINDOW_BYTES: usize = 4 << 20;
 
 /// A cache line. Parts of a window start at cache lines.
@@ -37,7 +37,7 @@ const LINE_BYTES: usize = 64;
 /// if only steppers call it while they live, and with `Threading::Multiple` otherwise. Drop steppers before MPI is
 /// finalized.
 ///
-/// If a rank dies, the others notice it at the deadline of a call, unless `mpirun` ends all ranks before.
+/// If a rank dies, the other ranks detect it at the deadline of a call, unless `mpirun` ends all ranks before.
 ///
 /// ```no_run
 /// use instep::{AdamW, Layout, Mpi, Stepper};
@@ -63,7 +63,7 @@ struct Scratch {
     keys: Vec<u8>,
     /// A part of the buffer: first this rank's values, then the sums.
     window: Vec<Line>,
-    /// All ranks' values of the part that this rank sums.
+    /// The values of every rank for the part of the window that this rank sums.
     parts: Vec<Line>,
     under_way: Vec<Message>,
 }
@@ -308,7 +308,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Keeps the first failure, and sends it to the other ranks unless they learn it by themselves.
+    /// Stores the first failure, and sends it to the other ranks unless they detect it themselves.
     fn fail(&self, error: Error, is_known: bool) -> Error {
         let mut failure = lock(&self.failure);
         if let Some(first) = &*failure {
@@ -352,8 +352,8 @@ impl Collective for Mpi {
         Ok(Arc::new(self.on(self.wire.duplicated(Duration::from_secs(60))?)))
     }
 
-    /// All ranks duplicate the communicator, and each talks only to its group on it. So a failure can still be sent to
-    /// all ranks.
+    /// All ranks duplicate the communicator, and each rank exchanges values only with its group. A failure can
+    /// therefore still be sent to all ranks.
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let place = place_in(ranks, self.wire.rank, self.wire.ranks)?;
         let wire = self.wire.duplicated(Duration::from_secs(60))?;

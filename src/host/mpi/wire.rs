@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator that is used for nothing else.
+/// This rank's end of a communicator, which only this library uses.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
@@ -120,7 +120,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Restricts the wire to some of its ranks, among which this rank is at `place`.
+    /// Restricts the wire to some of its ranks. `place` is this rank's index among them.
     pub(super) fn among(self, ranks: &[u32], place: u32) -> Wire {
         let members = ranks.iter().map(|rank| self.name_of(*rank)).collect();
         Wire {
@@ -240,8 +240,8 @@ impl Wire {
         Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
     }
 
-    /// Sends a failure to all other ranks of the communicator. It never waits, so nobody learns when the message was
-    /// read, and its memory is leaked.
+    /// Sends a failure to all other ranks of the communicator. It never waits for the message to be read, so the
+    /// message's memory is leaked.
     pub(super) fn tell(&self, why: &str) {
         if environment::is_finalized() {
             return;

@@ -1,9 +1,8 @@
-//! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values.
-//! Every collective carries the number that they make.
+//! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values. Every
+//! collective carries one number made from these hashes.
 //!
 //! Layout, buckets and options never change; learning rates and frozen parameters may change between passes. Ranks that
-//! differ get an error, where they would otherwise silently drift apart. The hash is FNV-1a, which is the same in every
-//! process of a run.
+//! differ get an error instead of diverging silently. The hash is FNV-1a, which is the same in every process of a run.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;

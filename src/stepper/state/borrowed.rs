@@ -1,8 +1,8 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
-//! This serves frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list;
-//! only the addresses are the caller's. Tensors that overlap are refused, because the checker assumes that memories are
-//! disjoint.
+//! This serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the checker
+//! reads the same list; only the addresses are the caller's. Tensors that overlap are refused, because the checker
+//! assumes that memories are disjoint.
 
 use std::ptr::NonNull;
 
@@ -118,7 +118,7 @@ impl Borrowed {
 /// One tensor of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lent {
-    /// A parameter, by its place in the layout.
+    /// A parameter, by its index in the layout.
     Param(u32),
     /// A bucket of gradients, by its number.
     Bucket(u32),

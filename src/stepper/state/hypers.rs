@@ -1,9 +1,9 @@
-//! Finds and sets hyperparameters of a stepper's optimizers between passes, and has the schedules of learning rates.
+//! Finds and sets hyperparameters of a stepper's optimizers between passes, and holds the learning-rate schedules.
 //!
 //! A change is checked as a whole before it takes effect: ranges, relations between hyperparameters, multiplied
-//! learning rates, and the states that are kept. The check depends on the list of optimizers alone; the caller copies
-//! the change to the settings. A schedule's step counts finished and joined passes, which all ranks make together.
-//! Abandoned passes do not count, because they are made again.
+//! learning rates, and the states that are kept. The check depends only on the list of optimizers; the caller copies
+//! the change to the settings. A schedule's step counts finished and joined passes, because all ranks make these
+//! together. Abandoned passes do not count.
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -92,7 +92,7 @@ impl Optimizers {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
 
-    /// Refuses hyperparameters that need a state which the stepper does not keep, or keeps in another place.
+    /// Refuses hyperparameters that need a state that the stepper does not have, or has at another index.
     fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
         let (placed, new) = (self.entries[id.0 as usize].placed, changed.state_names());
         if placed == new {
@@ -189,7 +189,7 @@ impl Rates {
         Ok(())
     }
 
-    /// Returns the index of an optimizer's schedule, or as an error the index at which to insert one.
+    /// Returns the index of an optimizer's schedule. The error is the index at which to insert a schedule.
     fn place(&self, id: OptimizerId) -> Result<usize, usize> {
         self.schedules.binary_search_by_key(&id, |(scheduled, _)| *scheduled)
     }

@@ -1,4 +1,4 @@
-//! The state that a stepper holds: data that knows nothing of the interface above it.
+//! The state of a stepper: data that does not depend on the interface above it.
 //!
 //! Nothing here imports a file of `stepper/` outside this folder.
 

@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, and which parameters each of them steps, in which order.
 //!
-//! This is bookkeeping only: hyperparameters reach the kernels through the settings, and the lists through the
-//! assignment. A refused value leaves the old one in place.
+//! This is only bookkeeping: hyperparameters reach the kernels through the settings, and the lists through the
+//! assignment. A refused value does not replace the old one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -48,17 +48,17 @@ pub(crate) struct Optimizers {
     attached: Vec<(usize, u32)>,
     /// Each parameter's learning-rate multiplier, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
-    /// Pairs of an entry and a parameter with a multiplier that it steps.
+    /// Pairs of an entry and one of its parameters that has a multiplier.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
-    /// Per round and kernel, the names of the states that it keeps: those of the optimizer that keeps most.
+    /// Per round and kernel, the names of its states: those of the optimizer with the most states.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// All states that have had a place so far. The optimizer may now keep only the first of them. A place is never
-    /// reused for another state, because its values stay.
+    /// All states that have had an index so far. The optimizer may now use only the first of them. An index is never
+    /// reused for another state, because its old values stay.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -197,7 +197,7 @@ impl Optimizers {
         })
     }
 
-    /// Removes parameters that are not to be stepped from all lists, and so their states.
+    /// Removes parameters that are not stepped from all lists, and thus their states.
     pub(crate) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
             if !is_stepped(param) {
@@ -297,7 +297,7 @@ impl Optimizers {
         }
     }
 
-    /// Returns the name of the number that a parameter's optimizer carries beside its step count.
+    /// Returns the name of the number that a parameter's optimizer carries besides its step count.
     pub(crate) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
         self.lists[param]
             .get(round)
@@ -325,7 +325,7 @@ impl Optimizers {
         })
     }
 
-    /// Returns the states of a parameter: each one's name, its round, and its place after the round's first state.
+    /// Returns the states of a parameter: the name of each, its round, and its index in the round.
     pub(crate) fn states(
         &self,
         param: usize,
@@ -443,6 +443,6 @@ pub struct Attached<'a> {
     /// The optimizer with its current hyperparameters. It is one of the types of [`optim`](crate::optim); `(optimizer
     /// as &dyn Any).downcast_ref` tells which.
     pub optimizer: &'a dyn Optimizer,
-    /// Whether passes run the optimizer. They do not run one that was only [attached](crate::StepperBuilder::attach).
+    /// Whether passes run the optimizer. They do not if it was only [attached](crate::StepperBuilder::attach).
     pub steps: bool,
 }

@@ -1,8 +1,8 @@
-//! Options that are types of their own (sharding, offload, unused parameters, the mean over uneven inputs), and the
-//! device's decisions about a pass.
+//! Types of options (sharding, offload, unused parameters, the mean over uneven inputs), and the device's decisions
+//! about a pass.
 //!
-//! These are plain values. The builder decides which options fit together. A status is what the kernels have published,
-//! and the stepper's own count of abandoned passes; nothing is computed here.
+//! These are plain values. The builder decides which options fit together. A status has the values that the kernels
+//! published, and the stepper's count of abandoned passes; nothing is computed here.
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 
@@ -14,9 +14,9 @@ pub enum Strategy {
     #[default]
     Replicated,
     /// States, masters and averages are sharded; parameters and gradients are full (ZeRO stage 1). A bucket takes a
-    /// reduce-scatter of gradients, and an all-gather of stepped parameters, which runs beside the next bucket's
-    /// reduce-scatter. With [`Gradients::Release`](crate::Gradients) a rank frees the gradients that it does not step
-    /// (stage 2).
+    /// reduce-scatter of gradients and an all-gather of stepped parameters. The all-gather overlaps with the next
+    /// bucket's reduce-scatter. With [`Gradients::Release`](crate::Gradients) a rank frees the gradients that it does
+    /// not step (stage 2).
     ///
     /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together; to
     /// write one, all ranks call [`write`](crate::Stepper::write). [`shard_size`](crate::StepperBuilder::shard_size)
@@ -31,7 +31,7 @@ pub enum Strategy {
     Zero,
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
     /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full, on all ranks in the same order.
-    /// [`reshard`](crate::Stepper::reshard) frees the other ranks' shards. So do the launch of the bucket and the end
+    /// [`reshard`](crate::Stepper::reshard) frees the other ranks' shards, as do the launch of the bucket and the end
     /// of the pass. Every rank must write the same parameters. Uneven inputs are refused too.
     ///
     /// # Source
@@ -40,17 +40,17 @@ pub enum Strategy {
 }
 
 /// How gradients accumulate over a pass's [micro-batches](crate::Stepper::begin_accumulating). If sums are exact and
-/// the trainer uses [`Grads::add`](crate::Grads::add), the choice changes no bit. If it uses `write` in each
-/// micro-batch, `Local` keeps the last gradient, and `Summed` the sum of all.
+/// the trainer uses [`Grads::add`](crate::Grads::add), the choice changes no bit. If the trainer uses `write` in each
+/// micro-batch, `Local` keeps only the last micro-batch's gradient, and `Summed` sums all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// Each rank accumulates in its own gradients, and the last micro-batch reduces them over ranks. A bucket is
-    /// reduced once per pass, and full gradients stay from one micro-batch to the next.
+    /// reduced once per pass, and full gradients stay in memory between micro-batches.
     #[default]
     Local,
     /// Each micro-batch reduces its buckets over ranks, and a rank accumulates the sums of its shard. All ranks make
-    /// the same number of micro-batches. A bucket is reduced once per micro-batch, and with
-    /// [`Gradients::Release`](crate::Gradients) no gradient stays in between. With
+    /// the same number of micro-batches. A bucket is reduced once per micro-batch. With
+    /// [`Gradients::Release`](crate::Gradients) no gradient stays in memory between micro-batches. With
     /// [`shard_size`](crate::StepperBuilder::shard_size) each micro-batch reduces within groups, and replicas
     /// all-reduce once, in the last micro-batch. Gradients of 16 bits are rounded after each addition.
     ///
@@ -59,16 +59,16 @@ pub enum Accumulation {
     Summed,
 }
 
-/// Runs steps on the host, in the host's memory: parameters, summed gradients, states, masters and averages, of this
-/// rank's shard if there are shards. The device keeps the parameters and gradients of forward and backward.
+/// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages; with
+/// shards, those of this rank's shard. The device keeps the parameters and gradients of forward and backward.
 ///
 /// # Source
 /// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
-    /// Asks for page-locked host memory, which a GPU copies without blocking the trainer's thread. Without it, that
-    /// thread waits for each copy, and so for other ranks. Ranks must then unshard and hand over in one order, and
-    /// passes cannot be captured. The host device ignores this.
+    /// Asks for page-locked host memory, which a GPU copies without blocking the trainer's thread. Without page-locked
+    /// memory, the thread waits for each copy, and thus for other ranks. All ranks must then unshard and hand over in
+    /// the same order, and passes cannot be captured. The host device ignores this option.
     pub pin_memory: bool,
 }
 
@@ -82,9 +82,9 @@ impl Default for OffloadPolicy {
 /// What a pass does with a parameter whose gradient was not written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
-    /// If no rank wrote the gradient, value, states and step count stay. Borrowed buckets cannot count ranks; there the
-    /// trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. A parameter that *some* rank used is
-    /// stepped on all ranks.
+    /// If no rank wrote the gradient, the parameter's value, states and step count do not change. Borrowed buckets
+    /// cannot count ranks, so their trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. A
+    /// parameter that *some* rank used is stepped on all ranks.
     #[default]
     Skip,
     /// The parameter is stepped with a zero gradient, so momentum and decay still move it. **On borrowed memory the
@@ -93,15 +93,15 @@ pub enum Unused {
     StepZero,
     /// [`finish`](crate::Stepper::finish) returns an `Order` that names the parameter, and a [`Pass`](crate::Pass) is
     /// abandoned. Each rank must write every gradient, except of frozen parameters and those with
-    /// [`SegmentAction::Leave`](crate::SegmentAction). If only some ranks forget a gradient, the group ends, as when
-    /// only some ranks abandon. This is the default for borrowed memory and for sums by the caller.
+    /// [`SegmentAction::Leave`](crate::SegmentAction). If only some ranks forget a gradient, the group ends with an
+    /// error, as when only some ranks abandon. This is the default for borrowed memory and for sums by the caller.
     Refuse,
 }
 
 /// The divisor of the sum of gradients once ranks run out of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Divisor {
-    /// The number of ranks, those without data included: each sample keeps its weight.
+    /// The number of all ranks, also of those without data, so each sample keeps its weight.
     #[default]
     WorldSize,
     /// The number of ranks that had data in this pass.
@@ -113,29 +113,28 @@ pub enum Divisor {
 pub struct Status {
     /// Number of passes begun so far, including this one and abandoned ones.
     pub pass: u64,
-    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) so far, dropped ones included. In
-    /// Eager, their first buckets may have been stepped; learning-rate schedules did not advance.
+    /// Number of passes that this rank has [abandoned](crate::Stepper::abandon) or dropped so far. In Eager, their
+    /// first buckets may have been stepped. Learning-rate schedules did not advance.
     pub abandoned: u64,
     /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed nothing.
     pub skipped: bool,
-    /// Norm of all averaged gradients, but for those of groups with a
-    /// [clip of their own](crate::StepperBuilder::group_clip), for which there is
-    /// [`group_norm`](crate::Stepper::group_norm): infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
-    /// norm](crate::Clip::Previous) asks.
+    /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip);
+    /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. It is infinite or NaN if a
+    /// gradient is. It is `None` if no option or mode needs the norm, if the pass was abandoned, and with
+    /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) needs the norm.
     pub norm: Option<f64>,
-    /// Factor that clipping multiplied those by; 1 without clipping, in a skipped pass, and with
-    /// [`Clip::PerBucket`](crate::Clip::PerBucket), where each bucket has its own.
+    /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping, in
+    /// a skipped pass, and with [`Clip::PerBucket`](crate::Clip::PerBucket), where each bucket has its own factor.
     pub clip: f64,
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
     /// Index of the first bucket in which a gradient to be stepped is infinite or NaN.
-    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan are its parameters. Eager steps that bucket
-    /// anyway, and so does every mode without skipping. If the mode makes a decision, the mean is judged, which a small
-    /// loss scale can make infinite although the sum is finite; otherwise the sum is judged. With [sharded
-    /// states](crate::Strategy) it is the smallest index of all ranks. With
-    /// [`shard_size`](crate::StepperBuilder::shard_size) it is the smallest index of the rank's group; groups have the
-    /// same sums and so agree, except about local parameters.
+    /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. Eager steps the bucket
+    /// anyway, and so does every mode without skipping. If the pass makes a decision, the mean is tested, which a small
+    /// loss scale can make infinite although the sum is finite. Otherwise the sum is tested. With [sharded
+    /// states](crate::Strategy) it is the smallest index of all ranks; with
+    /// [`shard_size`](crate::StepperBuilder::shard_size), the smallest of the rank's group. All groups have the same
+    /// sums, so they agree, except about local parameters.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

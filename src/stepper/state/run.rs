@@ -1,8 +1,8 @@
 //! Connects schedule and device: it submits the schedule's ops to the device. No other code sees both.
 //!
-//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes it before its next access of memory,
-//! or before the next Record of that stream. On a GPU it is executed at once, because only the stream waits.
-//! Every op and every access is recorded before it happens.
+//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes the Wait before its next access
+//! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because only the stream
+//! waits. Every op and every access is recorded before it happens.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -19,14 +19,14 @@ pub(crate) struct Run<D> {
     /// A buffer of ops for the device, kept so that a steady state allocates nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
-    /// The failure after which the device has ended, so that memory can be read.
+    /// The failure from which the stepper was rescued: the device has ended, so memory can be read.
     rescued: Option<Error>,
 }
 
 /// Waits of the compute stream that are deferred.
 #[derive(Default)]
 struct Debt {
-    /// Per stream, the tick that the trainer must wait for before it goes on.
+    /// Per stream, the tick for which the trainer must wait before it continues.
     owed: [u64; STREAMS],
     paid: [u64; STREAMS],
 }
@@ -60,7 +60,7 @@ impl Debt {
 pub struct Recording {
     /// Ops and trainer accesses, for [`hazard::check`](crate::hazard::check).
     pub list: Vec<Traced>,
-    /// When the trainer, thread or stream, waited.
+    /// The intervals in which the trainer (a thread or a stream) waited.
     pub blocked: Vec<Interval>,
     /// The ops that the streams ran, each stream in order.
     pub ran: Vec<TimedOp>,
@@ -74,7 +74,7 @@ impl Recording {
         crate::timeline::exposure(&busy, &self.blocked)
     }
 
-    /// Returns when everything ran, as input for [`timeline`](crate::timeline).
+    /// Returns the times at which ops ran, as input for [`timeline`](crate::timeline).
     pub fn lane(&self, rank: u32) -> Lane<'_> {
         Lane { rank, ran: &self.ran, blocked: &self.blocked }
     }

@@ -1,8 +1,8 @@
 //! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
 //!
 //! It has a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
-//! broadcasts all parameters. A hash of what was loaded or set by hand is part of the agreement. Each load adds to it,
-//! so ranks that loaded different things never agree again.
+//! broadcasts all parameters. A hash of loaded values and of values set by hand is part of the agreement. Each load
+//! changes the hash, so ranks that loaded different values never agree again.
 
 use std::fmt;
 
@@ -14,9 +14,10 @@ use crate::schedule::Broadcast;
 /// Which parameters the next pass broadcasts.
 #[derive(Debug)]
 pub(crate) struct ParamsWritten {
-    /// Whether passes broadcast written parameters. With sums by the caller, the caller keeps parameters equal.
+    /// Whether passes broadcast written parameters. With sums by the caller, the caller must keep parameters equal on
+    /// all ranks.
     is_sent: bool,
-    /// Whether ranks have taken rank 0's parameters before.
+    /// Whether rank 0's parameters were broadcast before.
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
@@ -48,7 +49,7 @@ impl ParamsWritten {
         }
     }
 
-    /// Notes the values of a write that ranks compare, since no broadcast makes them equal.
+    /// Records the values of a write that is not broadcast, for ranks to compare.
     pub(crate) fn note_values(&mut self, param: usize, hash: u64) {
         self.values[param] = fold(self.values[param], &hash.to_le_bytes()).max(1);
     }
@@ -63,13 +64,13 @@ impl ParamsWritten {
         !self.is_shared || self.is_any
     }
 
-    /// Returns whether ranks must have written the same parameters: not before their first pass, which gives all ranks
-    /// rank 0's.
+    /// Returns whether ranks must have written the same parameters. Returns false before the first pass, which
+    /// broadcasts all parameters of rank 0.
     pub(crate) fn is_compared(&self) -> bool {
         self.is_shared && self.is_any
     }
 
-    /// Returns what the next pass must broadcast: everything at once if every bucket was written.
+    /// Returns the parameters that the next pass must broadcast: `Broadcast::All` if every bucket was written.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
         if plan.shards_params() {
             // No rank has all parameters. Ranks compare what they wrote instead.
@@ -147,13 +148,13 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Notes that a value was set, so that ranks that set another value, or nothing, notice.
+    /// Records that a value was set, so that a rank that set another value, or none, is detected.
     pub(crate) fn note(&mut self, what: usize, value: u64) {
         self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
     }
 
-    /// Notes that a parameter was written, so that ranks that wrote other values, or nothing, notice in this and later
-    /// passes.
+    /// Records that a parameter was written, so that a rank that wrote other values, or none, is detected in this and
+    /// later passes.
     pub(crate) fn note_param(&mut self, param: usize, hash: u64) {
         let written = fold(fold(0, &(param as u64).to_le_bytes()), &hash.to_le_bytes());
         self.params = self.params.wrapping_add(written);

@@ -1,6 +1,6 @@
 //! The launches that a pass has once, whatever its size in elements: Begin and Decide.
 //!
-//! Each is one block that walks over groups and segments, so its time is given by the number of parameters and set beside
+//! Each is one block that loops over groups and segments, so its time depends on the number of parameters, and it has
 //! no ceiling. A sample of Begin has few launches, because the host may be only eight passes ahead.
 
 use std::time::Duration;

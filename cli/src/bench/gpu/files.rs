@@ -1,4 +1,4 @@
-//! Writes the files that a run on a GPU was asked for, with the rows so far.
+//! Writes the output files of a run on a GPU, with the rows so far.
 //!
 //! Every bench calls this after each row, so a run that is cut off leaves what it has measured.
 
@@ -18,7 +18,7 @@ pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> 
     system::write(path, &plot::draw(&title, &points(report))).map_err(Failure::file(path))
 }
 
-/// The buckets of one segment beyond cache under the first limit on blocks, without those whose bits are wrong.
+/// The buckets of one segment beyond cache, under the first limit on blocks, without buckets with wrong bits.
 fn points(report: &Report) -> Vec<Point> {
     let blocks = report.step.first().and_then(|row| row.case.max_blocks);
     let is_shown = |row: &&StepRow| {

@@ -1,4 +1,4 @@
-//! The cost of a hand-over on the trainer's thread with a GPU: driver calls, because nothing waits there.
+//! The cost of a hand-over on the trainer's thread with a GPU: only driver calls, because the thread never waits.
 //!
 //! Passes are the same as on the host. A call that completes a bucket makes all its driver calls. Only host time is
 //! measured.

@@ -1,4 +1,4 @@
-//! Optimizer time that a trainer's stream waits for on a GPU, and the slowdown of backward by steps beside it.
+//! The optimizer time for which a trainer's stream waits on a GPU, and the slowdown of backward by concurrent steps.
 //!
 //! Kernels stand for backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Every mode is
 //! compared with the same pass without an optimizer in the same round. Recorded passes are not timed.

@@ -141,7 +141,7 @@ impl Report {
         })
     }
 
-    /// Where rows of this work go.
+    /// The list of rows for this kind of work.
     pub(super) fn rows(&mut self, work: Work) -> &mut Vec<StepRow> {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
     }

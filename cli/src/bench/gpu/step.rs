@@ -190,7 +190,8 @@ fn head() -> String {
     )
 }
 
-/// The columns of the head. The times of both copies, and every spread, are in the report alone.
+/// Returns the row's line, with the columns of the table's header. The times of both copies, and every spread, are only
+/// in the report.
 fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());

@@ -128,7 +128,7 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
 }
 
 impl Case {
-    /// The optimizer's name, or what else is timed.
+    /// The name of the optimizer, or of another timed kernel.
     pub(super) fn name(&self) -> &str {
         self.optimizer.as_deref().unwrap_or("norm")
     }

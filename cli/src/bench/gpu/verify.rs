@@ -1,8 +1,8 @@
 //! Fills a case's memory, and compares two steps of it with the host device, byte by byte, before it is timed.
 //!
-//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements, unless an update
-//! depends on the whole parameter. Up to [`WHOLE`] elements all are compared; beyond, the tiles of [`tiles`], because a
-//! comparison of everything takes seconds in which the GPU's clocks drop.
+//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements, unless an
+//! update depends on the whole parameter. Up to [`WHOLE`] elements are compared in full. Above that, only the tiles of
+//! [`tiles`] are compared, because a full comparison takes seconds in which the GPU's clocks drop.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ const WHOLE: u64 = 16 << 20;
 const TILES: u64 = 16;
 const SEED: u64 = 1;
 
-/// What was compared, and the first difference.
+/// The compared elements, and the first difference.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Compared {
     /// Elements compared of each memory.
@@ -172,8 +172,8 @@ fn difference(
     Ok(None)
 }
 
-/// What is compared of so many elements: all, or the first and the last tile, and one at a random place in each of as many
-/// equal parts of what lies between.
+/// The elements to compare: all, or the first and the last tile, and one tile at a random place in each of several
+/// equal parts between them.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);
