@@ -8,14 +8,13 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::mem::size_of;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
-use crate::cuda::context::with_device;
-use crate::cuda::driver::Entered;
+use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
@@ -48,9 +47,10 @@ pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
 
 /// One rank's communicator.
 pub(super) struct Raw {
-    library: &'static Library,
+    pub(super) library: &'static Library,
+    pub(super) driver: Arc<dyn Driver>,
     comm: ncclComm_t,
-    seat: Seat,
+    pub(super) seat: Seat,
     /// Whether a framework made the communicator, and will end it.
     is_borrowed: bool,
 }
@@ -60,7 +60,6 @@ pub(super) struct Raw {
 pub(super) struct Seat {
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    pub(super) device: u32,
     pub(super) ctas: Ctas,
 }
 
@@ -71,23 +70,22 @@ impl Raw {
     /// Connects to all ranks that hold the id. An error of `wanted` ends the wait.
     pub(super) fn connect(
         library: &'static Library,
+        driver: &Arc<dyn Driver>,
         seat: Seat,
         id: &UniqueId,
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Raw> {
-        let mut raw = Raw { library, comm: ptr::null_mut(), seat, is_borrowed: false };
+        let (driver, _entered) = (Arc::clone(driver), Entered::new(&**driver)?);
+        let mut raw = Raw { library, driver, comm: ptr::null_mut(), seat, is_borrowed: false };
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         let (ranks, rank) = (seat.ranks as i32, seat.rank as i32);
         let mut config = config(seat.ctas);
-        let outcome = with_device(seat.device, || {
-            // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
-            let code = unsafe {
-                library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
-            };
-            raw.settle("ncclCommInitRankConfig", code, deadline, wanted)
-        });
-        match outcome {
+        // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
+        let code = unsafe {
+            library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
+        };
+        match raw.settle("ncclCommInitRankConfig", code, deadline, wanted) {
             Ok(()) => Ok(raw),
             Err(error) => {
                 raw.abort_detached();
@@ -119,13 +117,9 @@ impl Raw {
         if let Some((name, code)) = told.into_iter().find(|(_, code)| *code != ncclResult_t::ncclSuccess) {
             return Err(library.error(0, name, code));
         }
-        let seat =
-            Seat { rank: rank as u32, ranks: ranks as u32, device: device as u32, ctas: Ctas::default() };
-        Ok(Raw { library, comm, seat, is_borrowed: true })
-    }
-
-    pub(super) fn seat(&self) -> Seat {
-        self.seat
+        let seat = Seat { rank: rank as u32, ranks: ranks as u32, ctas: Ctas::default() };
+        let driver = Cuda::open(device as u32)?.driver;
+        Ok(Raw { library, driver, comm, seat, is_borrowed: true })
     }
 
     /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them; `None`
@@ -136,7 +130,8 @@ impl Raw {
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
-        let driver = Cuda::open(self.seat.device)?.driver;
+        // A driver of its own, whose pool of memory ends with it.
+        let driver = Cuda::open(self.driver.ordinal())?.driver;
         let _entered = Entered::new(&*driver)?;
         // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
         let (stream, event) = (OwnedStream::with_priority(&driver, 0)?, Event::new(&driver, false)?);
@@ -150,7 +145,7 @@ impl Raw {
         // SAFETY: memory of these lengths, which only this stream touches.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
-            let _issuing = issuing(self.seat.device);
+            let _issuing = issuing(self.driver.ordinal());
             self.enqueue(&call, &wanted)?;
         }
         event.record(stream)?;
@@ -220,23 +215,19 @@ impl Raw {
         if self.is_borrowed {
             return Ok(());
         }
-        let functions = &self.library.functions;
-        let outcome = with_device(self.seat.device, || {
-            // SAFETY: a live communicator, on its device.
-            let code = unsafe { functions.ncclCommFinalize(self.comm) };
-            self.settle("ncclCommFinalize", code, deadline, wanted)
-        });
-        if let Err(error) = outcome {
+        let (functions, driver) = (&self.library.functions, Arc::clone(&self.driver));
+        let _entered = Entered::new(&*driver)?;
+        // SAFETY: a live communicator, on its device.
+        let code = unsafe { functions.ncclCommFinalize(self.comm) };
+        if let Err(error) = self.settle("ncclCommFinalize", code, deadline, wanted) {
             self.abort_detached();
             return Err(error);
         }
-        with_device(self.seat.device, || {
-            // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
-            match unsafe { functions.ncclCommDestroy(self.comm) } {
-                ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-                code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
-            }
-        })
+        // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
+        match unsafe { functions.ncclCommDestroy(self.comm) } {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
+        }
     }
 
     /// Ends all calls in progress, on the device too. May block.
@@ -245,11 +236,10 @@ impl Raw {
             return;
         }
         // A failure here has no one to report to.
-        let _ = with_device(self.seat.device, || {
+        if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
-            Ok(())
-        });
+        }
     }
 
     /// Aborts on another thread, without waiting.
@@ -260,7 +250,7 @@ impl Raw {
     /// Registers memory, so that NCCL can reach it faster; `None` if NCCL declines.
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
-        let is_known = functions.ncclCommRegister.is_ok() && functions.ncclCommDeregister.is_ok();
+        let is_known = functions.ncclCommRegister.is_some() && functions.ncclCommDeregister.is_some();
         // A framework may end the communicator first, and then the registration could not be removed.
         if self.is_borrowed || !is_known {
             return None;
@@ -277,10 +267,6 @@ impl Raw {
         let handle = ptr::with_exposed_provenance_mut(registration.0);
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
         unsafe { self.library.functions.ncclCommDeregister(self.comm, handle) };
-    }
-
-    pub(super) fn library(&self) -> &'static Library {
-        self.library
     }
 
     fn state(&self) -> ncclResult_t {

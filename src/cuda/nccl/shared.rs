@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::cuda::driver::Driver;
 use crate::cuda::nccl::entry::Record;
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::raw::{Raw, Seat, detached};
@@ -16,6 +17,7 @@ pub(super) type Slot = Mutex<Option<Raw>>;
 
 /// See the module: every handle holds one reference.
 pub(super) struct Shared {
+    pub(super) driver: Arc<dyn Driver>,
     pub(super) seat: Seat,
     pub(super) deadline: Duration,
     pub(super) ledger: bool,

@@ -36,16 +36,12 @@ use ::core::ffi::{c_char, c_int, c_void};
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {
-            _library: ::libloading::Library,
-            $(pub $name: Result<unsafe extern \"C\" fn($($type),*) -> $result, ::libloading::Error>,)*
+            $(pub $name: Option<unsafe extern \"C\" fn($($type),*) -> $result>,)*
         }
 
         impl Functions {
-            pub unsafe fn from_library(library: ::libloading::Library) -> Functions {
-                Functions {
-                    $($name: library.get(stringify!($name)).map(|symbol| *symbol),)*
-                    _library: library,
-                }
+            pub unsafe fn new(address_of: impl Fn(&str) -> *const c_void) -> Functions {
+                Functions { $($name: ::core::mem::transmute(address_of(stringify!($name))),)* }
             }
 
             $(pub unsafe fn $name(&self, $($argument: $type),*) -> $result {
