@@ -9,8 +9,6 @@ mod bucket;
 mod built;
 mod cast;
 mod claims;
-#[cfg(feature = "cuda")]
-mod context;
 mod device;
 mod device_impl;
 #[doc(hidden)]
@@ -143,7 +141,7 @@ impl std::fmt::Debug for Cuda {
 /// As for [`Cuda::open`], except for the ordinal.
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
-    return context::device_count();
+    return system::device_count();
     #[cfg(not(feature = "cuda"))]
     built_kernels().map(|_| 0)
 }

@@ -3,6 +3,10 @@
 //! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent the
 //! overlap that this library exists for; its `CudaStream` and `CudaEvent` ask for the current context in every call.
 //! Streams and events of a program that has these types are taken by reference.
+//!
+//! The context is the device's primary one, which the CUDA runtime and every framework share. It is never released,
+//! because others may hold memory in it. Every call restores the context that the thread had; cudarc's `CudaContext`
+//! leaves its own current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -17,7 +21,6 @@ use cudarc::driver::sys::{
 use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::context::Primary;
 use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
 use super::judge::Judge;
 use super::library::{Direct, PoolProps, call, direct};
@@ -45,7 +48,8 @@ impl From<&CudaEvent> for EventHandle {
 /// One device of this machine's driver.
 struct System {
     direct: &'static Direct,
-    primary: Primary,
+    /// The primary context.
+    context: usize,
     pool: Pool,
     ordinal: u32,
     multiprocessors: u32,
@@ -86,13 +90,41 @@ impl Drop for Pool {
     }
 }
 
+/// Returns the number of devices.
+///
+/// # Errors
+/// `DriverUnavailable` if there is no working driver.
+pub(super) fn device_count() -> Result<u32> {
+    direct()?;
+    let mut count = 0;
+    // SAFETY: the driver is initialised; writes one number.
+    unsafe { call!(cuDeviceGetCount(&mut count))? };
+    Ok(count as u32)
+}
+
 /// Opens a device.
+///
+/// # Errors
+/// Errors as for [`device_count`]; `Unsupported` if there is no such device, or if it has no stream-ordered memory;
+/// `Device` if the driver refuses the context.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
-    let primary = Primary::of(ordinal)?;
+    let count = device_count()?;
+    if ordinal >= count {
+        let (wrong, remedy) = match count {
+            0 => ("this machine has no GPU that the driver shows", "step on the host".to_owned()),
+            _ => ("no such GPU", format!("use cuda:0 to cuda:{}", count - 1)),
+        };
+        return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, remedy));
+    }
+    let mut device = 0;
+    // SAFETY: the ordinal is below the count; writes one handle.
+    unsafe { call!(cuDeviceGet(&mut device, ordinal as i32))? };
+    // SAFETY: the device is the driver's own; writes one handle.
+    let context = made(|context| unsafe { call!(cuDevicePrimaryCtxRetain(context, device)) })?;
     let attribute = |attribute| {
         let mut value = 0;
         // SAFETY: the device is the driver's own; writes one number.
-        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, primary.device)) }.map(|()| value)
+        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
     if attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
         let wrong = "this GPU has no stream-ordered memory";
@@ -102,11 +134,11 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let counted = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let mut name = [0u8; 256];
     // SAFETY: the driver writes a string of at most that many bytes.
-    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device))? };
+    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))? };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
     let direct = direct()?;
     let pool = Pool::new(direct, ordinal)?;
-    Ok(Arc::new(System { direct, primary, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
+    Ok(Arc::new(System { direct, context, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
 }
 
 /// Has a call write a handle.
@@ -150,12 +182,23 @@ unsafe impl Driver for System {
         self.direct.judge
     }
 
+    /// A trainer's thread usually has the context current already.
     fn enter(&self) -> Result<bool> {
-        self.primary.enter()
+        let (mut current, context) = (ptr::null_mut(), pointer(self.context));
+        // SAFETY: the promise of every call (see the impl).
+        unsafe { self.direct.cuCtxGetCurrent(&mut current)? };
+        if current == context {
+            return Ok(false);
+        }
+        // SAFETY: a context that is never released.
+        unsafe { call!(cuCtxPushCurrent_v2(context))? };
+        Ok(true)
     }
 
     fn leave(&self) {
-        self.primary.leave();
+        let mut popped = ptr::null_mut();
+        // SAFETY: the promise of every call (see the impl). It cannot fail after an `enter`.
+        let _ = unsafe { call!(cuCtxPopCurrent_v2(&mut popped)) };
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
@@ -201,7 +244,7 @@ unsafe impl Driver for System {
             return Ok(());
         }
         // SAFETY: the promise of every call (see the impl).
-        if self.primary.is(unsafe { self.direct.context_of(stream_of(stream))? }) {
+        if unsafe { self.direct.context_of(stream_of(stream))? } == pointer(self.context) {
             return Ok(());
         }
         let thing = format_args!("stream {:#x}", stream.0);
