@@ -7,15 +7,11 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered};
 use super::owned::{Event, OwnedStream};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
-
-/// How long a drop waits for the GPU before it leaks what may still be in use.
-const GRACE: Duration = Duration::from_millis(20);
 
 /// See the module.
 pub(super) struct AnyStream<T> {
@@ -116,17 +112,7 @@ impl LastUse {
 
     /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
     fn is_over_soon(&self) -> bool {
-        let start = Instant::now();
-        if self.is_lost || self.join().is_err() {
-            return false;
-        }
-        while !self.event.is_passed().unwrap_or(false) {
-            if start.elapsed() > GRACE {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        true
+        !self.is_lost && self.join().is_ok() && self.event.is_passed_soon(|| false)
     }
 }
 

@@ -224,7 +224,7 @@ impl Drop for CudaDevice {
         // because a drop does not wait; otherwise it is leaked.
         let gathered =
             self.streams.gather(Stream::Optim, |_| true).and_then(|()| self.streams.here(Stream::Optim));
-        let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
+        let is_idle = gathered.is_ok_and(|event| event.is_passed_soon(|| self.is_host_busy()));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {
             let Engine { kernels, settings, mut memory, .. } = ManuallyDrop::take(&mut self.engine);

@@ -8,12 +8,15 @@
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered, Graph, Mapped, Module};
 use crate::abi::InstepStatus;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
+
+/// How long a drop waits for the GPU before it leaks what may still be in use.
+const GRACE: Duration = Duration::from_millis(20);
 
 /// A driver's call that takes a handle back.
 type Free<H> = unsafe fn(&(dyn Driver + 'static), H);
@@ -85,6 +88,22 @@ impl Event {
     pub(crate) fn is_passed(&self) -> Result<bool> {
         // SAFETY: the event is alive.
         Ok(!self.is_recorded() || unsafe { self.0.event.driver.is_passed(self.handle())? })
+    }
+
+    /// Returns whether its last position is passed within the grace of a drop, which begins anew while something is busy.
+    pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
+        let mut since = Instant::now();
+        loop {
+            match self.is_passed() {
+                Ok(false) if since.elapsed() < GRACE => {
+                    std::thread::sleep(Duration::from_micros(20));
+                    if is_busy() {
+                        since = Instant::now();
+                    }
+                }
+                outcome => return outcome == Ok(true),
+            }
+        }
     }
 
     /// Blocks until its last position has been passed, if there is one.

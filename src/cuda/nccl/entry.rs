@@ -67,11 +67,9 @@ impl Record {
     /// would wait until the deadline. `PeerLost` if a rank has sent no record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
-        let why = || "it sent a record that no rank sends; run the same version on all ranks".to_owned();
-        let records = (0..)
-            .zip(records)
-            .map(|(rank, bytes)| Record::decode(bytes).ok_or_else(|| Error::PeerLost { rank, why: why() }));
-        let records = records.collect::<Result<Vec<_>>>()?;
+        let decode =
+            |(rank, bytes)| Record::decode(bytes).ok_or_else(|| Error::other_version(rank, "record"));
+        let records = (0..).zip(records).map(decode).collect::<Result<Vec<_>>>()?;
         let entries: Vec<Entry> = records.iter().map(|record| record.entry).collect();
         for (rank, theirs) in (0..).zip(&entries) {
             if !entries[0].goes_with(theirs) {

@@ -107,8 +107,7 @@ fn read_until(
         };
         if left().is_zero() {
             let call = format!("reading {}: {why}", path.display());
-            let waited_ms = options.deadline.as_millis() as u64;
-            return Err(Error::Deadline { rank: options.rank, call, waited_ms, missing: vec![0] });
+            return Err(Error::deadline(options.rank, call, options.deadline, vec![0]));
         }
         thread::sleep(POLL);
     }

@@ -13,7 +13,6 @@ mod host;
 mod library;
 mod memory;
 mod options;
-mod polling;
 mod raw;
 mod shared;
 

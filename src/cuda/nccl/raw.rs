@@ -22,16 +22,20 @@ use crate::cuda::nccl::bindings::{
 };
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
-use crate::cuda::nccl::polling::{Wall, poll};
 use crate::cuda::owned::{Arena, Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
+use crate::poll::{Wall, poll};
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
+
+/// Time for which a wait does not sleep. NCCL starts a thread for each collective, which ends within microseconds unless it
+/// has to connect.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
 /// communicators.
@@ -149,13 +153,11 @@ impl Raw {
             self.enqueue(&call, &wanted)?;
         }
         event.record(stream)?;
-        let look = || match event.is_passed() {
-            Ok(false) => None,
-            other => Some(other),
-        };
-        let passed = poll(Wall::start(), deadline, || wanted().and_then(|()| self.check()), look)?;
-        let Some(passed) = passed else { return Ok(None) };
-        passed?;
+        let wanted = || wanted().and_then(|()| self.check());
+        let look = || Ok(event.is_passed()?.then_some(()));
+        if poll(Wall::start(), AWAKE, deadline, wanted, look)?.is_none() {
+            return Ok(None);
+        }
         let mut all = vec![0; bytes as usize];
         // SAFETY: the gather has filled them.
         unsafe { driver.download(&mut all, to.address(), stream)? };
@@ -287,8 +289,8 @@ impl Raw {
     ) -> Result<()> {
         let in_progress = ncclResult_t::ncclInProgress;
         let code = if code == in_progress && !self.comm.is_null() {
-            let look = || Some(self.state()).filter(|code| *code != in_progress);
-            poll(Wall::start(), deadline, wanted, look)?
+            let look = || Ok(Some(self.state()).filter(|code| *code != in_progress));
+            poll(Wall::start(), AWAKE, deadline, wanted, look)?
         } else {
             Some(code)
         };

@@ -62,12 +62,7 @@ impl Shared {
         }
         let wanted = || self.refuse().and_then(|()| self.look());
         let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, wanted);
-        let late = || Error::Deadline {
-            rank,
-            call: own.entry.to_string(),
-            waited_ms: deadline.as_millis() as u64,
-            missing: Vec::new(),
-        };
+        let late = || Error::deadline(rank, own.entry, deadline, Vec::new());
         let told = self.with_raw(&self.first, gather).and_then(|told| told.ok_or_else(late));
         told.and_then(|bytes| Record::read_all(&bytes)).map_err(|error| self.fail(error))
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const LAYERS: [&[&str]; 12] = [
     &["text"],
     &["abi", "dtype", "error", "handle", "sync"],
-    &["layout", "optim", "pool"],
+    &["layout", "optim", "poll", "pool"],
     &["op"],
     &["launch", "collective"],
     &["device"],
