@@ -15,8 +15,8 @@ use super::{constants, plan};
 use crate::collective::{Comms, NoCalls};
 use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
 use crate::cuda::owned::Event;
-use crate::cuda::{Cuda, CudaDevice, Parts};
-use crate::device::{Claimed, Device, Executor};
+use crate::cuda::{Cuda, CudaDevice};
+use crate::device::{Blueprint, Claimed, Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, StepConstants};
@@ -81,20 +81,15 @@ impl GpuLauncher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let constants = StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) };
         let driver = Arc::clone(cuda.driver());
-        let device = CudaDevice::new(Parts {
-            cuda: cuda.clone(),
+        let no_calls = Arc::new(NoCalls { rank: 0, world_size });
+        let blueprint = Blueprint {
             plan: Arc::clone(&plan),
-            constants,
             assignment: Arc::new(Assignment::uniform(layout, &plan, constants, optimizer)?),
-            comms: Comms::new(
-                Arc::new(NoCalls { rank: 0, world_size }),
-                Duration::from_secs(60),
-                Arc::default(),
-            ),
+            comms: Comms::new(no_calls, Duration::from_secs(60), Arc::default()),
             borrowed: None,
             timed: false,
-            host: None,
-        })?;
+        };
+        let device = CudaDevice::new(cuda.clone(), blueprint, None)?;
         let (start, end) = {
             let _entered = Entered::new(&*driver)?;
             (Event::new(&driver, true)?, Event::new(&driver, true)?)

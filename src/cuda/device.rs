@@ -22,16 +22,16 @@ use super::streams::Streams;
 use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Comms;
+use crate::device::Blueprint;
 use crate::error::{Error, Result};
-use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
+use crate::launch::{Assignment, Kind, NormStop, Settings, part_of_step};
 use crate::layout::Plan;
-use crate::op::{Action, Op, STREAMS, Stream, Ticket, Words};
+use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
 /// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
     pub(super) cuda: Cuda,
     pub(super) plan: Arc<Plan>,
-    pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comms: Comms,
     pub(super) engine: ManuallyDrop<Engine>,
@@ -59,26 +59,14 @@ pub struct CudaDevice {
     origin: Instant,
 }
 
-/// The arguments of [`CudaDevice::new`].
-pub(crate) struct Parts {
-    pub(crate) cuda: Cuda,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) constants: StepConstants,
-    pub(crate) assignment: Arc<Assignment>,
-    pub(crate) comms: Comms,
-    pub(crate) borrowed: Option<BorrowedPieces>,
-    pub(crate) timed: bool,
-    /// What the host steps with, if the plan is offloaded.
-    pub(crate) host: Option<HostSide>,
-}
-
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
 // made when the stepper was built; methods use them only through the driver.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
-    pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { cuda, plan, constants, assignment, comms, borrowed, timed, host } = parts;
+    /// `host` is what the host steps with, if the plan is offloaded.
+    pub(crate) fn new(cuda: Cuda, blueprint: Blueprint, host: Option<HostSide>) -> Result<CudaDevice> {
+        let Blueprint { plan, assignment, comms, borrowed, timed } = blueprint;
         let (driver, compute) = (Arc::clone(&cuda.driver), cuda.compute);
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
@@ -95,21 +83,15 @@ impl CudaDevice {
             &driver,
             optim,
             &plan,
-            (&constants, &assignment),
+            &assignment,
             &*comms.world,
             borrowed,
             host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
         )?;
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
-        let preparation = Preparation {
-            driver: &driver,
-            kernels: &kernels,
-            plan: &plan,
-            assignment: &assignment,
-            stream: optim,
-            max_blocks: cuda.max_blocks,
-        };
+        let preparation =
+            Preparation { kernels: &kernels, plan: &plan, assignment: &assignment, max_blocks: cuda.max_blocks };
         let mut launches = |kind| match host {
             Some(_) => Ok(Vec::new()),
             None => preparation.launches(kind, &mut memory),
@@ -122,10 +104,9 @@ impl CudaDevice {
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
             plan,
-            constants,
+            engine: ManuallyDrop::new(Engine { kernels, settings, memory, constants: assignment.constants }),
             assignment,
             comms,
-            engine: ManuallyDrop::new(Engine { driver: Arc::clone(&driver), kernels, settings, memory }),
             cuda,
             norms,
             steps,
@@ -151,27 +132,6 @@ impl CudaDevice {
             device.origin = Instant::now();
         }
         Ok(device)
-    }
-
-    /// Returns the same arguments for another plan, with new memory except for borrowed tensors.
-    pub(super) fn parts_for(
-        &self,
-        plan: &Arc<Plan>,
-        assignment: &Arc<Assignment>,
-        borrowed: Option<BorrowedPieces>,
-        words: &Arc<Words>,
-    ) -> Parts {
-        Parts {
-            cuda: self.cuda.clone(),
-            plan: Arc::clone(plan),
-            constants: self.constants,
-            assignment: Arc::clone(assignment),
-            comms: self.comms.with_words(words),
-            borrowed,
-            timed: self.timing.is_some(),
-            // An offloaded plan stays for good: the stepper refuses to rebuild it.
-            host: None,
-        }
     }
 
     /// Returns the launches of the buckets that an op measures or steps, and which of each bucket's it runs.

@@ -15,7 +15,7 @@ use crate::cuda::full_buckets::is_sharded;
 use crate::cuda::gpu_memory::{address, bytes_of, fetch, write_progress};
 use crate::cuda::tile_tables::{MovingTiles, StagedTiles};
 use crate::cuda::timing::Timing;
-use crate::device::{Claimed, Device, Executor};
+use crate::device::{Blueprint, Claimed, Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::host::memories::Memories;
@@ -198,9 +198,12 @@ impl Executor for CudaDevice {
     ) -> Result<Self> {
         let control = without_bucket(self.read_control(claimed)?);
         let reached = self.refuse_unreached(borrowed.iter().flat_map(BorrowedPieces::iter));
-        let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed, words)));
+        let (plan, assignment) = (Arc::clone(plan), Arc::clone(assignment));
+        let (comms, timed) = (self.comms.with_words(words), self.timing.is_some());
+        let blueprint = Blueprint { plan, assignment, comms: comms.clone(), borrowed, timed };
+        // An offloaded plan stays for good: the stepper refuses to rebuild it.
+        let built = reached.and_then(|()| CudaDevice::new(self.cuda.clone(), blueprint, None));
         // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
-        let comms = self.comms.with_words(words);
         let agreed = comms.agree(if built.is_ok() { words.fixed() } else { !words.fixed() });
         let mut device = built?;
         agreed?;

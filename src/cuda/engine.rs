@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::Arc;
 
 use super::driver::{Driver, Kernel, Shape};
 use super::gpu_memory::DeviceMemory;
@@ -19,10 +18,10 @@ use crate::launch::{StepConstants, begin_args};
 
 /// See the module.
 pub(super) struct Engine {
-    pub(super) driver: Arc<dyn Driver>,
     pub(super) kernels: Kernels,
     pub(super) settings: SettingsRing,
     pub(super) memory: DeviceMemory,
+    pub(super) constants: StepConstants,
 }
 
 impl Engine {
@@ -30,7 +29,6 @@ impl Engine {
     /// arguments.
     pub(super) fn begin(
         &self,
-        constants: &StepConstants,
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
@@ -38,7 +36,7 @@ impl Engine {
             ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
-            ..begin_args(&self.memory.regions, constants)
+            ..begin_args(&self.memory.regions, &self.constants)
         };
         scale(&mut args);
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
@@ -53,7 +51,7 @@ impl Engine {
         args: &Args,
     ) -> Result<()> {
         // SAFETY: the kernel takes this struct; nothing else touches this engine's memory meanwhile, as for every op.
-        unsafe { launch_one(&*self.driver, kernel, threads, stream, args) }
+        unsafe { launch_one(&*self.memory.driver, kernel, threads, stream, args) }
     }
 }
 

@@ -20,14 +20,17 @@ use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Progress, Region, Regions, StepConstants, action_code, first_control,
-    first_records, first_sets,
+    Assignment, BorrowedPieces, Progress, Region, Regions, action_code, first_control, first_records,
+    first_sets,
 };
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
 
 /// All memory of one stepper on a GPU.
 pub(super) struct DeviceMemory {
+    pub(super) driver: Arc<dyn Driver>,
+    /// The stream in whose order it is allocated.
+    stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
     /// The word that makes a pass leave a segment alone; null without tensors.
@@ -48,7 +51,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
         comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
         mut host: Option<HostMemory>,
@@ -93,15 +96,14 @@ impl DeviceMemory {
             Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),
             _ => owned(bytes),
         })?;
-        let (unsharded, ones) = (Unsharded::default(), Vec::new());
-        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host, lent, unsharded };
+        let mut memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
         if memory.host.is_some() {
             // The runner on the host writes what control memory begins with.
-            memory.keep_ones(driver, stream, plan)?;
+            memory.keep_ones(plan)?;
             return Ok(memory);
         }
-        memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
-        memory.initialise(driver, stream, plan, (constants, assignment))?;
+        memory.left = memory.keep(&[action_code(SegmentAction::Leave)])?;
+        memory.initialise(plan, assignment)?;
         Ok(memory)
     }
 
@@ -110,7 +112,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(assignment.counts(plan), |_, bytes| {
@@ -119,46 +121,52 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok(region)
         })?;
-        let (ones, lent, unsharded) = (Vec::new(), Vec::new(), Unsharded::default());
-        let memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host: None, lent, unsharded };
-        memory.initialise(driver, stream, plan, (constants, assignment))?;
+        let memory = DeviceMemory::of(driver, stream, regions, arenas);
+        memory.initialise(plan, assignment)?;
         Ok(memory)
     }
 
-    /// Uploads the control block and the records as they are before the first pass.
-    fn initialise(
-        &self,
+    fn of(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
-        plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
-    ) -> Result<()> {
+        regions: Regions,
+        arenas: Vec<Arena>,
+    ) -> DeviceMemory {
+        let (driver, left, unsharded) = (Arc::clone(driver), ptr::null(), Unsharded::default());
+        let (ones, lent) = (Vec::new(), Vec::new());
+        DeviceMemory { driver, stream, regions, arenas, left, ones, host: None, lent, unsharded }
+    }
+
+    /// Uploads the control block and the records as they are before the first pass.
+    fn initialise(&self, plan: &Plan, assignment: &Assignment) -> Result<()> {
+        let DeviceMemory { driver, stream, .. } = self;
+        let constants = &assignment.constants;
         let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
         let sets: Vec<InstepControl> = first_sets(plan, constants).collect();
         // SAFETY: control memory was made for a block, those of these clip sets and that many records, and more, which stays
         // zeros; nothing runs on it yet.
         unsafe {
             let control = first_control(constants);
-            driver.upload(address(self.regions.control()), bytes_of(&control), stream)?;
+            driver.upload(address(self.regions.control()), bytes_of(&control), *stream)?;
             if !sets.is_empty() {
-                driver.upload(address(self.regions.further_controls().0), bytes_of_all(&sets), stream)?;
+                driver.upload(address(self.regions.further_controls().0), bytes_of_all(&sets), *stream)?;
             }
             if !records.is_empty() {
-                driver.upload(address(self.regions.records()), bytes_of_all(&records), stream)?;
+                driver.upload(address(self.regions.records()), bytes_of_all(&records), *stream)?;
             }
         }
         Ok(())
     }
 
     /// Uploads ones of the types in which buckets count ranks.
-    fn keep_ones(&mut self, driver: &Arc<dyn Driver>, stream: StreamHandle, plan: &Plan) -> Result<()> {
+    fn keep_ones(&mut self, plan: &Plan) -> Result<()> {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let of_type = plan.buckets().iter().filter(|bucket| bucket.storage.precision.grad == dtype);
             let most = of_type.map(|bucket| Span::tail(Memory::Grads, bucket).bytes()).max().unwrap_or(0);
             if most > 0 {
                 let one = dtype.one();
                 let ones: Vec<u8> = one.iter().copied().cycle().take(most as usize).collect();
-                let kept = self.keep(driver, stream, &ones)?;
+                let kept = self.keep(&ones)?;
                 self.ones.push((dtype, kept));
             }
         }
@@ -171,13 +179,9 @@ impl DeviceMemory {
     }
 
     /// Uploads a copy of these values, which lives as long as this memory.
-    pub(super) fn keep<T: Copy>(
-        &mut self,
-        driver: &Arc<dyn Driver>,
-        stream: StreamHandle,
-        values: &[T],
-    ) -> Result<*const T> {
-        let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
+    pub(super) fn keep<T: Copy>(&mut self, values: &[T]) -> Result<*const T> {
+        let (driver, stream) = (&self.driver, self.stream);
+        let arena = Arena::zeroed(driver, size_of_val(values) as u64, stream)?;
         let kept = pointer(arena.address())?.as_ptr().cast_const().cast();
         if !values.is_empty() {
             // SAFETY: just allocated for them.

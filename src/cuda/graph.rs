@@ -44,7 +44,7 @@ impl CudaDevice {
             let wrong = "copies of pageable memory cannot be captured";
             return refused(wrong, "set OffloadPolicy::pin_memory");
         }
-        if self.host.is_some() && self.constants.loss_scale.external().is_some() {
+        if self.host.is_some() && self.assignment.constants.loss_scale.external().is_some() {
             let wrong = "the trainer's thread would have to wait for the decision on its scaler";
             return refused(wrong, "leave grad_scaler or offload out");
         }

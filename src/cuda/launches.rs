@@ -12,7 +12,7 @@ use crate::abi::{
     INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
     InstepGiven, InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
-use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
+use crate::cuda::driver::{Driver, Kernel, Shape};
 use crate::cuda::gpu_memory::{DeviceMemory, address};
 use crate::cuda::kernels::Kernels;
 use crate::error::Result;
@@ -39,12 +39,9 @@ pub(super) struct BucketLaunch {
 
 /// Inputs that all launches of one stepper share.
 pub(super) struct Preparation<'a> {
-    pub(super) driver: &'a Arc<dyn Driver>,
     pub(super) kernels: &'a Kernels,
     pub(super) plan: &'a Plan,
     pub(super) assignment: &'a Assignment,
-    /// The stream on which tiles are uploaded.
-    pub(super) stream: StreamHandle,
     /// Most blocks of one launch, if the caller says how many.
     pub(super) max_blocks: Option<u32>,
 }
@@ -81,9 +78,9 @@ impl Preparation<'_> {
             buckets.iter().map(|launches| Vec::with_capacity(launches.len())).collect();
         for place in 0..buckets[0].len() {
             let tiles: Vec<_> = buckets.iter().flat_map(|launches| &launches[place].tiles).copied().collect();
-            let mut table = memory.keep(self.driver, self.stream, &tiles)?;
+            let mut table = memory.keep(&tiles)?;
             for (launches, prepared) in buckets.iter().zip(&mut prepared) {
-                prepared.push(self.prepare(kind, &launches[place], table)?);
+                prepared.push(self.prepare(kind, &launches[place], table, &*memory.driver)?);
                 table = table.wrapping_add(launches[place].tiles.len());
             }
         }
@@ -99,13 +96,19 @@ impl Preparation<'_> {
     ) -> Result<Vec<(BucketLaunch, Vec<InstepTile>)>> {
         let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, self.assignment);
         let prepare = |launch: Launch| {
-            let table = memory.keep(self.driver, self.stream, &launch.tiles)?;
-            Ok((self.prepare(kind, &launch, table)?, launch.tiles))
+            let table = memory.keep(&launch.tiles)?;
+            Ok((self.prepare(kind, &launch, table, &*memory.driver)?, launch.tiles))
         };
         launches.into_iter().map(prepare).collect()
     }
 
-    fn prepare(&self, kind: Kind, launch: &Launch, table: *const InstepTile) -> Result<BucketLaunch> {
+    fn prepare(
+        &self,
+        kind: Kind,
+        launch: &Launch,
+        table: *const InstepTile,
+        driver: &dyn Driver,
+    ) -> Result<BucketLaunch> {
         let Launch { mut args, ref tiles, moved_bytes } = *launch;
         args.tiles = table;
         let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
@@ -114,7 +117,7 @@ impl Preparation<'_> {
             Kind::Norm => self.kernels.norm,
         };
         let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
-        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures)? };
+        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures, driver)? };
         let shape = grid.shape(&mut args, moved_bytes);
         Ok(BucketLaunch {
             kernel,
@@ -151,10 +154,9 @@ impl Preparation<'_> {
         tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect()
     }
 
-    fn grid(&self, kernel: Kernel, measures: bool) -> Result<Grid> {
-        let _entered = Entered::new(&**self.driver)?;
+    fn grid(&self, kernel: Kernel, measures: bool, driver: &dyn Driver) -> Result<Grid> {
         // SAFETY: `kernels` holds the kernel.
-        let resident = unsafe { self.driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
+        let resident = unsafe { driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
         let most = self.max_blocks.unwrap_or(u32::MAX);
         Ok(match self.max_blocks {
             _ if measures => Grid::Even { most: resident.min(most) },

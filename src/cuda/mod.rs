@@ -45,7 +45,6 @@ pub use cast::CastKernel;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
-pub(crate) use device::Parts;
 pub use graph::CapturedPass;
 pub(crate) use host_steps::HostSide;
 pub use nccl::Nccl;

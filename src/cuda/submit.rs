@@ -193,7 +193,7 @@ impl CudaDevice {
         if self.is_on_host(op) {
             self.on_host(op, stream)?;
         } else {
-            self.engine.begin(&self.constants, |_| {}, stream)?;
+            self.engine.begin(|_| {}, stream)?;
         }
         if self.is_capturing {
             return Ok(());
@@ -236,7 +236,7 @@ impl CudaDevice {
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
-        let args = decide_args(&self.plan, &self.engine.memory.regions, &self.constants, bucket);
+        let args = decide_args(&self.plan, &self.engine.memory.regions, &self.engine.constants, bucket);
         self.engine.launch_one(self.engine.kernels.decide, 1, stream, &args)
     }
 
