@@ -243,11 +243,6 @@ impl BucketLaunch {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
-    /// Returns how many tiles its table has.
-    pub(super) fn tile_count(&self) -> usize {
-        self.args.args.tile_count as usize
-    }
-
     /// Enqueues the launch with other arguments, which `change` completes.
     ///
     /// # Safety
