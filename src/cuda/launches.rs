@@ -4,23 +4,21 @@
 //! call per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr;
-use std::sync::Arc;
 
 use crate::abi::{
-    INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
-    InstepGiven, InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
+    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE, InstepGiven,
+    InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
 use crate::cuda::driver::{Driver, Kernel, Shape};
 use crate::cuda::gpu_memory::{DeviceMemory, address};
 use crate::cuda::kernels::Kernels;
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{Assignment, Kind, Launch, Regions, rebind};
+use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
-use crate::op::{Memory, Span};
-use crate::optim::{EnqueuedStep, StepParam};
+use crate::optim::EnqueuedStep;
 
 /// What a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. Predicted, not
 /// measured on a GPU yet; kernels/PERFORMANCE.md.
@@ -34,7 +32,7 @@ pub(super) struct BucketLaunch {
     moved_bytes: u64,
     /// A norm and the user's own code use the first field alone.
     args: Box<InstepStepLaunch>,
-    custom: Option<Vec<EnqueuedParam>>,
+    custom: Option<Vec<CustomParam>>,
 }
 
 /// Inputs that all launches of one stepper share.
@@ -124,34 +122,9 @@ impl Preparation<'_> {
             grid,
             shape,
             moved_bytes,
-            custom: is_custom.then(|| self.custom_params(&args, tiles)),
+            custom: is_custom.then(|| CustomParam::all(&args, tiles, self.plan, self.assignment)),
             args: Box::new(InstepStepLaunch { args, given: nothing_given() }),
         })
-    }
-
-    /// Returns the calls of the user's code after a launch, one per parameter.
-    fn custom_params(&self, args: &InstepStepArgs, tiles: &[InstepTile]) -> Vec<EnqueuedParam> {
-        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
-        let segments = self.plan.segments();
-        let call = |tile: &InstepTile| {
-            let record = tile.record as usize;
-            let (optimizer, segment) = (record / segments.len(), record % segments.len());
-            let (rule, name, state_count) = self.assignment.custom(optimizer, segment)?;
-            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
-            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
-            Some(EnqueuedParam {
-                rule: Arc::clone(rule),
-                name: name.to_owned(),
-                segment,
-                len: segments[segment].len,
-                param: DevicePtr(tile.param),
-                grad: at(args.grads.addr(), tile.grad_offset),
-                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
-                state_count,
-                scalars: DevicePtr(record_at + SCALARS_AT),
-            })
-        };
-        tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect()
     }
 
     fn grid(&self, kernel: Kernel, measures: bool, driver: &dyn Driver) -> Result<Grid> {
@@ -221,11 +194,7 @@ impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, except in the table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
-        for param in self.custom.iter_mut().flatten() {
-            let segment = &plan.segments()[param.segment];
-            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
-            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
-        }
+        self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));
     }
 
     /// Returns its arguments.
@@ -287,37 +256,23 @@ impl BucketLaunch {
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
         unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
         let mut params = neighbours.filter_map(|launch| launch.custom.as_ref()).flatten();
-        params.try_for_each(|param| param.enqueue(stream))
+        params.try_for_each(|param| enqueue_param(param, first.args.args.records, stream))
     }
 }
 
-const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
-
-/// A call of the user's code for one parameter.
-struct EnqueuedParam {
-    rule: Arc<dyn StepParam>,
-    name: String,
-    segment: usize,
-    len: u64,
-    param: DevicePtr,
-    grad: DevicePtr,
-    states: [DevicePtr; INSTEP_MAX_STATES as usize],
-    state_count: usize,
-    scalars: DevicePtr,
-}
-
-impl EnqueuedParam {
-    fn enqueue(&self, stream: StreamHandle) -> Result<()> {
-        self.rule.enqueue_param(&EnqueuedStep {
-            name: &self.name,
-            stream,
-            len: self.len,
-            param: self.param,
-            grad_sum: self.grad,
-            states: &self.states[..self.state_count],
-            scalars: self.scalars,
-        })
-    }
+/// Enqueues the user's code for a parameter.
+fn enqueue_param(param: &CustomParam, records: *mut InstepRecord, stream: StreamHandle) -> Result<()> {
+    let states = param.states.map(|state| address(state));
+    let scalars = address(records.wrapping_add(param.record)).0 + offset_of!(InstepRecord, scalars) as u64;
+    param.rule.enqueue_param(&EnqueuedStep {
+        name: &param.name,
+        stream,
+        len: param.len,
+        param: address(param.param),
+        grad_sum: address(param.grad),
+        states: &states[..param.state_count],
+        scalars: DevicePtr(scalars),
+    })
 }
 
 #[cfg(test)]
