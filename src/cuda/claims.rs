@@ -69,11 +69,9 @@ impl CudaDevice {
             }
             Action::Control(Phase::Begin) => {
                 memory.regions.runs(Span::SETTINGS).for_each(|run| add(run, Kind::Write));
-                add((settings.ring().0 as usize, settings.bytes()), Kind::Read);
+                add(settings.ring.run(), Kind::Read);
             }
-            Action::Control(Phase::Publish) => {
-                add((self.status.ring().addr(), self.status.bytes()), Kind::Write);
-            }
+            Action::Control(Phase::Publish) => add(self.status.ring.run(), Kind::Write),
             Action::Leave { .. } => add((memory.left.addr(), size_of::<u32>() as u64), Kind::Read),
             Action::Count(span) => {
                 let ones = memory.ones(span.dtype(&self.plan));

@@ -56,7 +56,7 @@ pub struct CudaDevice {
     /// The event after the latest replay.
     pub(super) replayed: Option<Event>,
     pub(super) failed: Option<Error>,
-    origin: Instant,
+    pub(super) origin: Instant,
 }
 
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
@@ -167,11 +167,6 @@ impl CudaDevice {
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.timing.as_ref().map(|timing| timing.origin().handle())
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        // 2^64 ns are 584 years.
-        self.origin.elapsed().as_nanos() as u64
     }
 }
 

@@ -240,7 +240,8 @@ impl Device for CudaDevice {
     }
 
     fn now_ns(&self) -> u64 {
-        self.now()
+        // 2^64 ns are 584 years.
+        self.origin.elapsed().as_nanos() as u64
     }
 }
 

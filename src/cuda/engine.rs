@@ -33,7 +33,7 @@ impl Engine {
         stream: StreamHandle,
     ) -> Result<()> {
         let mut args = InstepBeginArgs {
-            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            ring: ptr::with_exposed_provenance(self.settings.ring.device().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
             ..begin_args(&self.memory.regions, &self.constants)

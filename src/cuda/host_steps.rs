@@ -89,7 +89,7 @@ impl HostSteps {
         let shared = Shared {
             runner: Runner::new(parts)?,
             memories,
-            first_slot: settings.first_slot(),
+            first_slot: settings.ring.host().as_ptr().cast_const().cast(),
             slot_words: settings.slot_words() as usize,
             begun: AtomicU64::new(0),
             failed: Mutex::new(None),

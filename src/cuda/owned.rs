@@ -242,6 +242,11 @@ impl OwnedMapped {
         self.memory.handle.device
     }
 
+    /// Returns the GPU's address, and the bytes.
+    pub(super) fn run(&self) -> (usize, u64) {
+        (self.device().0 as usize, self.bytes as u64)
+    }
+
     /// Returns the host's address of its first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
         self.memory.handle.host

@@ -4,7 +4,6 @@
 //! rate changes without waiting for earlier passes. Status comes back: one seqlock per slot, written after the last
 //! step. The host never writes a slot that a Begin has still to read.
 
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,7 +11,7 @@ use super::driver::Driver;
 use super::owned::{Event, OwnedMapped};
 use crate::abi::InstepStatus;
 use crate::error::Result;
-use crate::handle::{DevicePtr, StreamHandle};
+use crate::handle::StreamHandle;
 use crate::launch::Settings;
 
 /// Passes that the host may be ahead of the GPU.
@@ -20,7 +19,7 @@ pub(super) const SLOTS: usize = 8;
 
 /// The settings that the trainer changes between passes, and the slots that carry them to the GPU.
 pub(super) struct SettingsRing {
-    ring: OwnedMapped,
+    pub(super) ring: OwnedMapped,
     /// The latest settings.
     words: Vec<u32>,
     /// The settings in the latest slot that was written, for [`claims`](super::claims), which only builds with checks
@@ -63,26 +62,12 @@ impl SettingsRing {
         &self.of_pass
     }
 
-    /// Returns the size of all slots.
-    pub(super) fn bytes(&self) -> u64 {
-        (SLOTS * size_of_val(&*self.words)) as u64
-    }
-
     /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
     pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
         let event = &self.read[slot(self.begun)];
         event.record(stream)?;
         self.begun += 1;
         Ok(event)
-    }
-
-    pub(super) fn ring(&self) -> DevicePtr {
-        self.ring.device()
-    }
-
-    /// Returns the host's address of the first slot.
-    pub(super) fn first_slot(&self) -> *const u32 {
-        self.ring.host().as_ptr().cast_const().cast()
     }
 
     pub(super) fn slot_words(&self) -> u64 {
@@ -92,21 +77,12 @@ impl SettingsRing {
 
 /// The results of passes, as the GPU publishes them.
 pub(super) struct StatusRing {
-    ring: OwnedMapped,
+    pub(super) ring: OwnedMapped,
 }
 
 impl StatusRing {
     pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<StatusRing> {
         Ok(StatusRing { ring: OwnedMapped::new(driver, SLOTS * size_of::<InstepStatus>())? })
-    }
-
-    pub(super) fn ring(&self) -> *mut InstepStatus {
-        ptr::with_exposed_provenance_mut(self.ring.device().0 as usize)
-    }
-
-    /// Returns the size of all slots.
-    pub(super) fn bytes(&self) -> u64 {
-        (SLOTS * size_of::<InstepStatus>()) as u64
     }
 
     /// Returns the newest status that is complete.

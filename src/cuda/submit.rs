@@ -116,7 +116,8 @@ impl CudaDevice {
             Action::Control(Phase::Decide) => self.decide(None, stream),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
             Action::Control(Phase::Publish) => {
-                let (control, ring) = (self.engine.memory.regions.control(), self.status.ring());
+                let control = self.engine.memory.regions.control();
+                let ring = ptr::with_exposed_provenance_mut(self.status.ring.device().0 as usize);
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
                 self.engine.launch_one(self.engine.kernels.publish, 1, stream, &args)
             }

@@ -8,16 +8,7 @@
 /// A stream, as the driver and the runtime pass it.
 pub type cudaStream_t = *mut ::core::ffi::c_void;
 
-/// Holds a type to the header's size, alignment and offset of every field.
-macro_rules! layout {
-    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
-        const _: () = {
-            assert!(size_of::<$name>() == $size);
-            assert!(align_of::<$name>() == $alignment);
-            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
-        };
-    };
-}
+use crate::abi::layout;
 
 pub const NCCL_VERSION_CODE: u32 = 23203;
 pub const NCCL_API_MAGIC: u32 = 3405692655;

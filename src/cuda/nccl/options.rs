@@ -93,23 +93,17 @@ impl Options {
 
     /// Refuses options that no constructor accepts.
     pub(super) fn refuse(&self) -> Result<()> {
-        if self.world_size == 0 {
-            return Err(Error::range("WORLD_SIZE", 0, "1 or more"));
-        }
-        if self.rank >= self.world_size {
-            return Err(Error::range(
-                "RANK",
-                self.rank,
-                format_args!("a rank below WORLD_SIZE, {}", self.world_size),
-            ));
-        }
-        if self.world_size > i32::MAX as u32 {
-            return Err(Error::range("WORLD_SIZE", self.world_size, "less than 2^31, as NCCL does"));
-        }
-        for (field, ctas) in [("ctas.most", self.ctas.most), ("ctas.nvls", self.ctas.nvls)] {
-            if let Some(ctas) = ctas.filter(|ctas| !(1..=i32::MAX as u32).contains(ctas)) {
-                return Err(Error::range(field, ctas, "1 or more, and less than 2^31"));
+        let Options { rank, world_size, ctas, .. } = *self;
+        // NCCL's numbers are ints.
+        for (field, number) in
+            [("WORLD_SIZE", Some(world_size)), ("ctas.most", ctas.most), ("ctas.nvls", ctas.nvls)]
+        {
+            if let Some(number) = number.filter(|number| !(1..=i32::MAX as u32).contains(number)) {
+                return Err(Error::range(field, number, "1 or more, and less than 2^31"));
             }
+        }
+        if rank >= world_size {
+            return Err(Error::range("RANK", rank, format_args!("a rank below WORLD_SIZE, {world_size}")));
         }
         if self.deadline.is_zero() {
             return Err(Error::range("INSTEP_DEADLINE_MS", 0, "1 or more"));

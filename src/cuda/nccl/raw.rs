@@ -7,10 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::mem::size_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{ptr, thread};
+use std::{mem, ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
@@ -321,29 +320,15 @@ fn config(ctas: Ctas) -> ncclConfig_t {
         magic: NCCL_API_MAGIC,
         version: NCCL_VERSION_CODE,
         blocking: 0,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
         maxCTAs: number(ctas.most),
         netName: ptr::null(),
-        splitShare: UNDEFINED,
-        trafficClass: UNDEFINED,
         commName: ptr::null(),
-        collnetEnable: UNDEFINED,
         CTAPolicy: if ctas.efficient { EFFICIENT } else { UNDEFINED },
-        shrinkShare: UNDEFINED,
         nvlsCTAs: number(ctas.nvls),
-        nChannelsPerNetPeer: UNDEFINED,
-        nvlinkCentricSched: UNDEFINED,
-        graphUsageMode: UNDEFINED,
-        numRmaCtx: UNDEFINED,
-        maxP2pPeers: UNDEFINED,
-        graphStreamOrdering: UNDEFINED,
         // Several communicators share a device, so collectives must run in the order in which they are issued.
         launchOrderImplicit: 1,
-        numRmaSig: UNDEFINED,
-        rmaEagerInit: UNDEFINED,
-        hostCftMode: UNDEFINED,
-        nvlsHostMode: UNDEFINED,
+        // SAFETY: numbers and addresses, which may have any bits; all other fields are such numbers.
+        ..unsafe { mem::transmute::<[i32; 30], ncclConfig_t>([UNDEFINED; 30]) }
     }
 }
 
