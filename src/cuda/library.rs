@@ -46,7 +46,7 @@ symbols! {
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy
     cuEventCreate cuEventDestroy_v2 cuPointerGetAttribute
-    cuMemFreeAsync cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost
+    cuMemFreeAsync cuMemHostAlloc cuMemFreeHost
     cuMemsetD8Async cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::driver::{Driver, Entered, Graph, Mapped, Module};
+use super::driver::{Driver, Entered, Graph, Module};
 use crate::abi::InstepStatus;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
@@ -222,10 +222,10 @@ pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Pinned memory under an address for the host and one for the GPU, all zeros at first. Its owner forgets it instead of
+/// Pinned memory, which host and GPU reach under the same address, all zeros at first. Its owner forgets it instead of
 /// dropping it while work that uses it may be in flight.
 pub(super) struct OwnedMapped {
-    memory: Owned<Mapped>,
+    memory: Owned<NonNull<u8>>,
     bytes: usize,
 }
 
@@ -233,13 +233,13 @@ impl OwnedMapped {
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<OwnedMapped> {
         let memory = Owned::new(driver, driver.allocate_mapped(bytes as u64)?, <dyn Driver>::free_mapped);
         // SAFETY: allocated for them; nothing else has the address yet.
-        unsafe { memory.handle.host.as_ptr().write_bytes(0, bytes) };
+        unsafe { memory.handle.as_ptr().write_bytes(0, bytes) };
         Ok(OwnedMapped { memory, bytes })
     }
 
     /// Returns the GPU's address of its first byte.
     pub(super) fn device(&self) -> DevicePtr {
-        self.memory.handle.device
+        DevicePtr(self.host().as_ptr().expose_provenance() as u64)
     }
 
     /// Returns the GPU's address, and the bytes.
@@ -249,7 +249,7 @@ impl OwnedMapped {
 
     /// Returns the host's address of its first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
-        self.memory.handle.host
+        self.memory.handle
     }
 
     /// Writes words from word `at` on. No kernel reads them meanwhile, or it may read some of the old ones.

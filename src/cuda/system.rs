@@ -21,7 +21,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
+use super::driver::{Driver, Graph, Kernel, Module, Shape};
 use super::judge::Judge;
 use super::library::{Direct, PoolProps, call, direct};
 use crate::error::{Error, Result};
@@ -126,9 +126,13 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
         // SAFETY: the device is the driver's own; writes one number.
         unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
-    if attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
-        let wrong = "this GPU has no stream-ordered memory";
-        return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, "use another GPU"));
+    for (needed, wrong) in [
+        (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "this GPU has no stream-ordered memory"),
+        (CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "this GPU reaches host memory under other addresses"),
+    ] {
+        if attribute(needed)? == 0 {
+            return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, "use another GPU"));
+        }
     }
     let l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
     let counted = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
@@ -310,25 +314,18 @@ unsafe impl Driver for System {
         let _ = unsafe { call!(cuMemFreeAsync(address.0, stream_of(stream))) };
     }
 
-    fn allocate_mapped(&self, bytes: u64) -> Result<Mapped> {
-        let (mut host, mut device) = (ptr::null_mut(), 0);
+    fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>> {
+        let mut host = ptr::null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the promise of every call (see the impl).
-        unsafe {
-            call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))?;
-            if let Err(error) = call!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) {
-                let _ = call!(cuMemFreeHost(host));
-                return Err(error);
-            }
-        }
+        unsafe { call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))? };
         let none = Error::Device { call: "cuMemHostAlloc", code: 0, name: "a null address".to_owned() };
-        let host = NonNull::new(host.cast()).ok_or(none)?;
-        Ok(Mapped { host, device: DevicePtr(device) })
+        NonNull::new(host.cast()).ok_or(none)
     }
 
-    unsafe fn free_mapped(&self, memory: Mapped) {
+    unsafe fn free_mapped(&self, memory: NonNull<u8>) {
         // SAFETY: the promise of every call (see the impl).
-        let _ = unsafe { call!(cuMemFreeHost(memory.host.as_ptr().cast())) };
+        let _ = unsafe { call!(cuMemFreeHost(memory.as_ptr().cast())) };
     }
 
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {

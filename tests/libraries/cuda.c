@@ -66,10 +66,6 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, void *pool,
 #endif
 CUresult cuMemFreeAsync(CUdeviceptr address, void *stream) { return 0; }
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { *address = malloc(bytes); return 0; }
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned flags) {
-    *device = (CUdeviceptr)host;
-    return 0;
-}
 CUresult cuMemFreeHost(void *address) { free(address); return 0; }
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, void *stream) { return 0; }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) { return 0; }
