@@ -58,7 +58,7 @@ impl BucketStepBuilder {
             "max_blocks" = 0, if cuda.max_blocks == Some(0) => "out of range", "use 1 or more";
         }
         BucketStep::new(self.parts()?, true, |parts| {
-            let engine = BucketEngine::new(cuda, &parts.plan, &parts.assignment, &parts.settings)?;
+            let engine = BucketEngine::of(cuda, &parts.plan, &parts.assignment, &parts.settings)?;
             Ok(OnGpu { engine, bases: Vec::new() })
         })
     }

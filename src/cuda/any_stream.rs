@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 
 /// See the module.
-pub(super) struct AnyStream<T> {
+pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// What it is, for errors.
     what: &'static str,
@@ -55,7 +55,7 @@ impl<T> AnyStream<T> {
     }
 
     /// Refuses anything after a failure.
-    pub(super) fn refuse_failed(&self) -> Result<()> {
+    pub(crate) fn refuse_failed(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
             Some(first) => {

@@ -25,10 +25,10 @@ use crate::launch::{Assignment, Bases, Kind, Progress, Settings};
 use crate::layout::Plan;
 
 /// See the module.
-pub(crate) struct BucketEngine(AnyStream<Bucket>);
+pub(crate) type BucketEngine = AnyStream<Bucket>;
 
 /// Dropped in this order.
-struct Bucket {
+pub(crate) struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
@@ -56,17 +56,17 @@ struct Unbound {
 
 // SAFETY: the pointers lead into the engine's own memory: on the GPU, which the driver alone uses, and in `HostRecords`,
 // which this has alone.
-unsafe impl Send for BucketEngine {}
+unsafe impl Send for Bucket {}
 
 impl BucketEngine {
-    pub(crate) fn new(
+    pub(crate) fn of(
         cuda: &Cuda,
         plan: &Plan,
         assignment: &Assignment,
         settings: &Settings,
     ) -> Result<BucketEngine> {
         let driver = &cuda.driver;
-        let made = AnyStream::new(driver, "bucket", |stream| {
+        AnyStream::new(driver, "bucket", |stream| {
             let kernels = Kernels::load(driver, &assignment.kernels(plan))?;
             let mut memory = DeviceMemory::without_tensors(driver, stream, plan, assignment)?;
             let ring = SettingsRing::new(driver, settings)?;
@@ -86,13 +86,12 @@ impl BucketEngine {
                 host,
                 _sent: None,
             })
-        });
-        Ok(BucketEngine(made?))
+        })
     }
 
     /// Replaces the settings from the next step on.
     pub(crate) fn set(&mut self, settings: &Settings) {
-        let bucket = self.0.inner_mut();
+        let bucket = self.inner_mut();
         bucket.engine.settings.set(settings);
         if let Some(host) = &mut bucket.host {
             host.set(settings);
@@ -112,7 +111,7 @@ impl BucketEngine {
         control: Option<DevicePtr>,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |bucket, own| {
+        self.on_stream(stream, |bucket, own| {
             let host = bucket.host.as_mut().filter(|_| control.is_none());
             let given = host.and_then(|host| host.begin(&scale));
             if given.is_none() {
@@ -136,7 +135,7 @@ impl BucketEngine {
         is_stale: bool,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |bucket, own| {
+        self.on_stream(stream, |bucket, own| {
             if is_stale || bucket.host.is_some() {
                 bucket.begin(|_| {}, stream)?;
             }
@@ -149,10 +148,10 @@ impl BucketEngine {
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
     /// If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
-        if let Some(host) = &self.0.inner().host {
-            return self.0.refuse_failed().map(|()| host.read_progress(record));
+        if let Some(host) = &self.inner().host {
+            return self.refuse_failed().map(|()| host.read_progress(record));
         }
-        self.0.read(|bucket, own| {
+        self.read(|bucket, own| {
             let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
             let at = regions.records().wrapping_add(record);
             // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
@@ -162,23 +161,18 @@ impl BucketEngine {
 
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
-        self.0.refuse_failed()?;
-        if let Some(host) = &mut self.0.inner_mut().host {
+        self.refuse_failed()?;
+        if let Some(host) = &mut self.inner_mut().host {
             host.write_progress(record, progress);
             return Ok(());
         }
-        self.0.copy(|bucket, own| {
+        self.copy(|bucket, own| {
             let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
             let at = regions.records().wrapping_add(record);
             // SAFETY: a record of our own, which no step touches any more when the stream comes to it. The upload has ended when
             // it returns, so a later step on any stream sees it.
             unsafe { write_progress(&**driver, at, progress, own) }
         })
-    }
-
-    /// Refuses anything after a failure.
-    pub(crate) fn refuse_failed(&self) -> Result<()> {
-        self.0.refuse_failed()
     }
 }
 
