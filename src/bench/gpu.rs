@@ -252,7 +252,7 @@ impl GpuLauncher {
                 *address = driver.allocate(bytes, self.stream)?;
                 // SAFETY: just allocated, on this stream. (Memory is zeroed because pages that were never written may
                 // be read faster.)
-                unsafe { driver.zero(*address, bytes, self.stream)? };
+                unsafe { driver.fill(*address, &[0], bytes, self.stream)? };
             }
         }
         Ok(())

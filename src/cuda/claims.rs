@@ -59,7 +59,7 @@ impl CudaDevice {
         ]
     }
 
-    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, constants, and the GPU's copy of the settings.
+    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, and the GPU's copy of the settings.
     fn tables(&self, op: &Op, add: &mut impl FnMut((usize, u64), Kind)) {
         let (memory, settings) = (&self.engine.memory, &self.engine.settings);
         match op.action {
@@ -72,11 +72,6 @@ impl CudaDevice {
                 add(settings.ring.run(), Kind::Read);
             }
             Action::Control(Phase::Publish) => add(self.status.ring.run(), Kind::Write),
-            Action::Leave { .. } => add((memory.left.addr(), size_of::<u32>() as u64), Kind::Read),
-            Action::Count(span) => {
-                let ones = memory.ones(span.dtype(&self.plan));
-                ones.into_iter().for_each(|at| add((at.addr(), span.bytes()), Kind::Read));
-            }
             _ => {}
         }
     }

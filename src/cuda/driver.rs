@@ -109,8 +109,14 @@ pub unsafe trait Driver: Send + Sync {
     fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>>;
     unsafe fn free_mapped(&self, memory: NonNull<u8>);
 
-    /// Fills memory with zeros.
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
+    /// Fills memory with copies of an element of 1, 2 or 4 bytes.
+    unsafe fn fill(
+        &self,
+        address: DevicePtr,
+        element: &[u8],
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()>;
     /// Copies inside the device's memory.
     ///
     /// # Safety

@@ -6,7 +6,7 @@
 //! freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepRecord};
@@ -14,16 +14,14 @@ use crate::collective::{Allocation, Collective, Purpose};
 use crate::cuda::driver::Driver;
 use crate::cuda::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
 use crate::cuda::owned::{Arena, OwnedMapped, pointer};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Progress, Region, Regions, action_code, first_control, first_records,
-    first_sets,
+    Assignment, BorrowedPieces, Progress, Region, Regions, first_control, first_records, first_sets,
 };
-use crate::layout::{Plan, SegmentAction};
+use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
 /// All memory of one stepper on a GPU.
@@ -33,10 +31,6 @@ pub(super) struct DeviceMemory {
     stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
-    /// The word that makes a pass leave a segment alone; null without tensors.
-    pub(super) left: *const u32,
-    /// With offload: for each type of gradients, ones for the longest tail block of a bucket.
-    ones: Vec<(DType, *const u8)>,
     /// With offload, the host's part. Not stream-ordered, as `lent`.
     pub(super) host: Option<HostMemory>,
     /// What the communicator allocated; not stream-ordered.
@@ -78,7 +72,7 @@ impl DeviceMemory {
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
             // SAFETY: the communicator has just made it, of `bytes` bytes, which is not 0.
-            unsafe { driver.zero(DevicePtr(base.addr().get() as u64), bytes, stream)? };
+            unsafe { driver.fill(DevicePtr(base.addr().get() as u64), &[0], bytes, stream)? };
             lent.push(allocation);
             Ok(Region::whole(base, bytes))
         };
@@ -96,14 +90,11 @@ impl DeviceMemory {
             Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),
             _ => owned(bytes),
         })?;
-        let mut memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
-        if memory.host.is_some() {
-            // The runner on the host writes what control memory begins with.
-            memory.keep_ones(plan)?;
-            return Ok(memory);
+        let memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
+        // The runner on the host writes what control memory begins with.
+        if memory.host.is_none() {
+            memory.initialise(plan, assignment)?;
         }
-        memory.left = memory.keep(&[action_code(SegmentAction::Leave)])?;
-        memory.initialise(plan, assignment)?;
         Ok(memory)
     }
 
@@ -132,9 +123,8 @@ impl DeviceMemory {
         regions: Regions,
         arenas: Vec<Arena>,
     ) -> DeviceMemory {
-        let (driver, left, unsharded) = (Arc::clone(driver), ptr::null(), Unsharded::default());
-        let (ones, lent) = (Vec::new(), Vec::new());
-        DeviceMemory { driver, stream, regions, arenas, left, ones, host: None, lent, unsharded }
+        let (driver, lent, unsharded) = (Arc::clone(driver), Vec::new(), Unsharded::default());
+        DeviceMemory { driver, stream, regions, arenas, host: None, lent, unsharded }
     }
 
     /// Uploads the control block and the records as they are before the first pass.
@@ -156,26 +146,6 @@ impl DeviceMemory {
             }
         }
         Ok(())
-    }
-
-    /// Uploads ones of the types in which buckets count ranks.
-    fn keep_ones(&mut self, plan: &Plan) -> Result<()> {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let of_type = plan.buckets().iter().filter(|bucket| bucket.storage.precision.grad == dtype);
-            let most = of_type.map(|bucket| Span::tail(Memory::Grads, bucket).bytes()).max().unwrap_or(0);
-            if most > 0 {
-                let one = dtype.one();
-                let ones: Vec<u8> = one.iter().copied().cycle().take(most as usize).collect();
-                let kept = self.keep(&ones)?;
-                self.ones.push((dtype, kept));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns where ones of a type of gradients lie, for as many as a bucket counts.
-    pub(super) fn ones(&self, dtype: DType) -> Option<*const u8> {
-        self.ones.iter().find(|(kept, _)| *kept == dtype).map(|(_, at)| *at)
     }
 
     /// Uploads a copy of these values, which lives as long as this memory.

@@ -194,7 +194,7 @@ impl Arena {
         let arena = Arena::new(driver, bytes, stream)?;
         if bytes > 0 {
             // SAFETY: just allocated, `bytes` bytes long, on this stream.
-            unsafe { driver.zero(arena.address(), bytes, stream)? };
+            unsafe { driver.fill(arena.address(), &[0], bytes, stream)? };
         }
         Ok(arena)
     }

@@ -19,7 +19,8 @@ use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{decide_args, dtype_code, records_of};
+use crate::launch::{action_code, decide_args, dtype_code, records_of};
+use crate::layout::SegmentAction;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 impl CudaDevice {
@@ -123,21 +124,10 @@ impl CudaDevice {
             }
             Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => self.launch(op, stream),
             Action::Leave { segment } => self.leave(segment, stream),
-            Action::Zero(span) => {
-                let at = address(self.engine.memory.regions.resolve(span));
-                // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
-                // guarantees and the checker proves for every op.
-                unsafe { self.cuda.driver.zero(at, span.bytes(), stream) }
-            }
+            Action::Zero(span) => self.fill(span, &[0], stream),
             Action::Copy { src, dst, .. } => self.copy(op.stream, [src, dst]),
             Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
-            Action::Count(span) => {
-                let at = address(self.engine.memory.regions.resolve(span));
-                let Some(ones) = self.engine.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
-                // SAFETY: in bounds by `resolve`, and there are as many ones as any bucket counts; the schedule lets nothing else
-                // touch them meanwhile, which the checker proves for every op.
-                unsafe { self.cuda.driver.copy(at, address(ones), span.bytes(), stream) }
-            }
+            Action::Count(span) => self.fill(span, span.dtype(&self.plan).one(), stream),
             Action::Release(span) if is_sharded(span.memory, &self.plan) => {
                 self.engine.memory.unsharded.release(span);
                 Ok(())
@@ -202,24 +192,23 @@ impl CudaDevice {
         self.engine.settings.mark_read(stream).map(drop)
     }
 
-    /// Makes the open pass leave a segment alone: by a copy on the stream, which a captured pass holds as well. The next
+    fn fill(&self, span: Span, element: &[u8], stream: StreamHandle) -> Result<()> {
+        let at = address(self.engine.memory.regions.resolve(span));
+        // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule guarantees and the
+        // checker proves for every op.
+        unsafe { self.cuda.driver.fill(at, element, span.bytes(), stream) }
+    }
+
+    /// Makes the open pass leave a segment alone: by a fill on the stream, which a captured pass holds as well. The next
     /// Begin sets the action anew.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
-        for record in records_of(&self.plan, &self.engine.memory.regions, segment) {
+        let (driver, action) = (&self.cuda.driver, action_code(SegmentAction::Leave).to_ne_bytes());
+        records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {
             let at = address(self.engine.memory.regions.records().wrapping_add(record));
-            let to = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
-            // SAFETY: a word of a record of this device's, and one of its constants; nothing else touches the record now,
-            // as for every op.
-            unsafe {
-                self.cuda.driver.copy(
-                    to,
-                    address(self.engine.memory.left),
-                    size_of::<u32>() as u64,
-                    stream,
-                )?
-            };
-        }
-        Ok(())
+            let at = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
+            // SAFETY: a word of a record of this device's, which nothing else touches now, as for every op.
+            unsafe { driver.fill(at, &action, action.len() as u64, stream) }
+        })
     }
 
     /// Adds a part of a bucket's gradients to another one.

@@ -328,9 +328,23 @@ unsafe impl Driver for System {
         let _ = unsafe { call!(cuMemFreeHost(memory.as_ptr().cast())) };
     }
 
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+    unsafe fn fill(
+        &self,
+        address: DevicePtr,
+        element: &[u8],
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (at, count, stream) = (address.0, bytes as usize / element.len().max(1), stream_of(stream));
         // SAFETY: the promise of every call (see the impl).
-        unsafe { call!(cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream))) }
+        unsafe {
+            match *element {
+                [a, b, c, d] => call!(cuMemsetD32Async(at, u32::from_ne_bytes([a, b, c, d]), count, stream)),
+                [a, b] => call!(cuMemsetD16Async(at, u16::from_ne_bytes([a, b]), count, stream)),
+                [byte, ..] => call!(cuMemsetD8Async(at, byte, count, stream)),
+                [] => Ok(()),
+            }
+        }
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {

@@ -175,9 +175,18 @@ unsafe impl Driver for StandIn {
         self.give_back("free_mapped", memory.addr().get());
     }
 
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+    unsafe fn fill(
+        &self,
+        address: DevicePtr,
+        element: &[u8],
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
         assert!(bytes > 0, "drivers refuse a fill of zero bytes");
-        self.command("zero", Call::Zero { stream, bytes }, Command::Zero { address, bytes })
+        let (count, rest) = (bytes as usize / element.len(), bytes as usize % element.len());
+        assert!(rest == 0 && address.0.is_multiple_of(element.len() as u64), "a fill by whole elements");
+        let filled = Command::Fill { address, bytes: element.repeat(count) };
+        self.command("fill", Call::Fill { stream, bytes }, filled)
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
