@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -43,9 +42,8 @@ pub struct GpuLauncher {
     states: usize,
     parts: &'static [Part],
     stream: StreamHandle,
-    /// Dropped by hand, while the device is current.
-    pub(super) start: ManuallyDrop<Event>,
-    pub(super) end: ManuallyDrop<Event>,
+    pub(super) start: Event,
+    pub(super) end: Event,
     /// Sources and destinations of the copies.
     pub(super) copied: [DevicePtr; 2],
     pub(super) plug: [DevicePtr; 2],
@@ -102,8 +100,8 @@ impl GpuLauncher {
             states,
             parts: Part::all(optimizer.as_rule().is_scaled()),
             stream,
-            start: ManuallyDrop::new(start),
-            end: ManuallyDrop::new(end),
+            start,
+            end,
             copied: [DevicePtr::default(); 2],
             plug: [DevicePtr::default(); 2],
             sm_copy: None,
@@ -262,7 +260,7 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses memory or events any more.
+        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses it any more.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);
@@ -270,8 +268,6 @@ impl Drop for GpuLauncher {
             if let Some((module, _)) = self.sm_copy {
                 self.driver.unload(module);
             }
-            ManuallyDrop::drop(&mut self.start);
-            ManuallyDrop::drop(&mut self.end);
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::launch::{Assignment, Kind, NormStop, Settings, part_of_step};
 use crate::layout::Plan;
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
-/// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
+/// One rank's GPU.
 pub struct CudaDevice {
     pub(super) cuda: Cuda,
     pub(super) plan: Arc<Plan>,
@@ -174,7 +174,6 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.cuda.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        self.replayed = None;
         // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
         // because a drop does not wait; otherwise it is leaked.
         let gathered =

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_millis(20);
 /// A driver's call that takes a handle back.
 type Free<H> = unsafe fn(&(dyn Driver + 'static), H);
 
-/// A handle, and the call that takes it back.
+/// A handle, and the call that takes it back, which is made with the device current.
 pub(super) struct Owned<H: Copy> {
     driver: Arc<dyn Driver>,
     handle: H,
@@ -40,6 +40,7 @@ impl<H: Copy> Owned<H> {
 
 impl<H: Copy> Drop for Owned<H> {
     fn drop(&mut self) {
+        let Ok(_entered) = Entered::new(&*self.driver) else { return };
         // SAFETY: every constructor below makes the handle by this driver, beside the call that frees it, for this owner alone.
         unsafe { (self.free)(&*self.driver, self.handle) }
     }
@@ -130,17 +131,12 @@ impl OwnedStream {
     }
 }
 
-/// Code on the GPU, unloaded with the device current. The driver keeps the code of launches in flight.
+/// Code on the GPU. The driver keeps the code of launches in flight.
 pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
     pub(super) fn load(driver: &Arc<dyn Driver>) -> Result<OwnedModule> {
-        Ok(Owned::new(driver, driver.load(driver.image()?)?, |driver, module| {
-            if let Ok(_entered) = Entered::new(driver) {
-                // SAFETY: a module of this driver's, whose only owner is being dropped.
-                unsafe { driver.unload(module) }
-            }
-        }))
+        Ok(Owned::new(driver, driver.load(driver.image()?)?, <dyn Driver>::unload))
     }
 }
 
@@ -158,12 +154,7 @@ impl OwnedGraph {
     pub(super) fn end(driver: &Arc<dyn Driver>, stream: StreamHandle) -> Result<OwnedGraph> {
         // SAFETY: the stream is alive.
         let graph = unsafe { driver.end_capture(stream)? };
-        Ok(Owned::new(driver, graph, |driver, graph| {
-            if let Ok(_entered) = Entered::new(driver) {
-                // SAFETY: a graph of this driver's, whose only owner is being dropped.
-                unsafe { driver.destroy_graph(graph) }
-            }
-        }))
+        Ok(Owned::new(driver, graph, <dyn Driver>::destroy_graph))
     }
 
     /// Runs it on the stream, with the device current.
