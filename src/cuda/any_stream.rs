@@ -18,7 +18,8 @@ pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// What it is, for errors.
     what: &'static str,
-    inner: ManuallyDrop<T>,
+    /// For what no work on the GPU reads.
+    pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
 }
@@ -43,15 +44,6 @@ impl<T> AnyStream<T> {
         let inner = ManuallyDrop::new(make(own.handle())?);
         let last = ManuallyDrop::new(LastUse { event, own, is_lost: false });
         Ok(AnyStream { driver: Arc::clone(driver), what, inner, last, failed: None })
-    }
-
-    pub(super) fn inner(&self) -> &T {
-        &self.inner
-    }
-
-    /// What no work on the GPU reads.
-    pub(super) fn inner_mut(&mut self) -> &mut T {
-        &mut self.inner
     }
 
     /// Refuses anything after a failure.

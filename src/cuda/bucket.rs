@@ -91,7 +91,7 @@ impl BucketEngine {
 
     /// Replaces the settings from the next step on.
     pub(crate) fn set(&mut self, settings: &Settings) {
-        let bucket = self.inner_mut();
+        let bucket = &mut *self.inner;
         bucket.engine.settings.set(settings);
         if let Some(host) = &mut bucket.host {
             host.set(settings);
@@ -148,7 +148,7 @@ impl BucketEngine {
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
     /// If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
-        if let Some(host) = &self.inner().host {
+        if let Some(host) = &self.inner.host {
             return self.refuse_failed().map(|()| host.read_progress(record));
         }
         self.read(|bucket, own| {
@@ -162,7 +162,7 @@ impl BucketEngine {
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.refuse_failed()?;
-        if let Some(host) = &mut self.inner_mut().host {
+        if let Some(host) = &mut self.inner.host {
             host.write_progress(record, progress);
             return Ok(());
         }

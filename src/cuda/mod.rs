@@ -37,8 +37,7 @@ mod timing;
 mod waits;
 
 pub(crate) use bucket::BucketEngine;
-pub use built::Image;
-pub use built::{BuiltKernels, built_kernels};
+pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
 /// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made from.
 /// Its interface changes often, so no other public item names its types.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, place_in};
 use crate::cuda::Cuda;
 use crate::cuda::driver::Driver;
-use crate::cuda::nccl::entry::{Entry, Members, Record};
+use crate::cuda::nccl::entry::{Entry, Record};
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
 use crate::cuda::nccl::memory::allocate;
@@ -119,20 +119,20 @@ impl Nccl {
         let ranks: Vec<u32> = ranks.collect();
         let shared = &self.shared;
         shared.refuse()?;
-        let members = Members { first: ranks[0], count: ranks.len() as u32 };
+        let (first, count) = (ranks[0], ranks.len() as u32);
         // If the id cannot be made, zeros are sent, so that no rank waits for this rank's part of the exchange.
         let made = if rank == 0 { unique_id() } else { Ok(NO_ID) };
         let id = *made.as_ref().unwrap_or(&NO_ID);
-        let records =
-            shared.exchange(&Record { entry: Entry::Communicator(members), id }, shared.deadline)?;
+        let own = Record { entry: Entry::Communicator { first, count }, id };
+        let records = shared.exchange(&own, shared.deadline)?;
         made.map_err(|error| shared.fail(error))?;
-        let id = records[members.first as usize].id;
+        let id = records[first as usize].id;
         if id == NO_ID {
             let why = "it could not make an id; its own error says why".to_owned();
-            return Err(shared.fail(Error::PeerLost { rank: members.first, why }));
+            return Err(shared.fail(Error::PeerLost { rank: first, why }));
         }
-        let seat = Seat { rank, ranks: members.count, ..shared.seat };
-        let wanted = || shared.refuse().and_then(|()| shared.look());
+        let seat = Seat { rank, ranks: count, ..shared.seat };
+        let wanted = || shared.wanted();
         let raw = Raw::connect(Library::get()?, &shared.driver, seat, &id, shared.deadline, wanted);
         let raw = raw.map_err(|error| shared.fail(error))?;
         let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
@@ -238,8 +238,8 @@ impl Collective for Nccl {
         if let (true, Some(host)) = (shared.ledger, &shared.host) {
             host.compare(&call.key(), call.deadline()).map_err(|error| shared.fail(error))?;
         }
-        let wanted = || shared.refuse().and_then(|()| shared.look());
-        shared.with_raw(self.slot(), |raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
+        let enqueue = |raw: &Raw| raw.enqueue(call, || shared.wanted());
+        shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
     }
 
     fn check(&self) -> Result<()> {

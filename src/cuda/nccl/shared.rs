@@ -60,8 +60,7 @@ impl Shared {
         if ranks == 1 {
             return Record::read_all(&own_bytes);
         }
-        let wanted = || self.refuse().and_then(|()| self.look());
-        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, wanted);
+        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, || self.wanted());
         let late = || Error::deadline(rank, own.entry, deadline, Vec::new());
         let told = self.with_raw(&self.first, gather).and_then(|told| told.ok_or_else(late));
         told.and_then(|bytes| Record::read_all(&bytes)).map_err(|error| self.fail(error))
@@ -74,6 +73,11 @@ impl Shared {
     /// Returns an error if a rank has failed or left.
     pub(super) fn look(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), |host| host.0.check())
+    }
+
+    /// Returns an error if nothing of the group is waited for any more.
+    pub(super) fn wanted(&self) -> Result<()> {
+        self.refuse().and_then(|()| self.look())
     }
 
     /// Keeps the first error, and returns it.
