@@ -203,9 +203,9 @@ impl Bucket {
     ) -> Result<()> {
         let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
         // SAFETY: the caller's promise.
-        launches
-            .iter_mut()
-            .try_for_each(|launch| unsafe { launch.enqueue(&self.engine.memory.driver, own, completion, stream) })
+        launches.iter_mut().try_for_each(|launch| unsafe {
+            launch.enqueue(&self.engine.memory.driver, own, completion, stream)
+        })
     }
 }
 

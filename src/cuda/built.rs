@@ -61,8 +61,7 @@ pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
 
 impl fmt::Display for BuiltKernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown =
-            |image: &Image| format!("{} ({} KB)", image.architecture, image.bytes.div_ceil(1000));
+        let shown = |image: &Image| format!("{} ({} KB)", image.architecture, image.bytes.div_ceil(1000));
         let images: Vec<String> = self.images.iter().map(shown).collect();
         write!(f, "{} for {}", self.names.len(), images.join(", "))
     }

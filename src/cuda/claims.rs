@@ -51,7 +51,8 @@ impl CudaDevice {
 
     /// The caller's scale and flag, where a span of control memory stands for them.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
-        let scaler = self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
+        let scaler =
+            self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
         let holds = |part: Span| span.start <= part.start && part.end <= span.end;
         [
             scaler.filter(|_| holds(Span::SCALE)).map(|scaler| scaler.scale),

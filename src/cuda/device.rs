@@ -90,8 +90,12 @@ impl CudaDevice {
         )?;
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
-        let preparation =
-            Preparation { kernels: &kernels, plan: &plan, assignment: &assignment, max_blocks: cuda.max_blocks };
+        let preparation = Preparation {
+            kernels: &kernels,
+            plan: &plan,
+            assignment: &assignment,
+            max_blocks: cuda.max_blocks,
+        };
         let mut launches = |kind| match host {
             Some(_) => Ok(Vec::new()),
             None => preparation.launches(kind, &mut memory),

@@ -110,13 +110,8 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn free_mapped(&self, memory: NonNull<u8>);
 
     /// Fills memory with copies of an element of 1, 2 or 4 bytes.
-    unsafe fn fill(
-        &self,
-        address: DevicePtr,
-        element: &[u8],
-        bytes: u64,
-        stream: StreamHandle,
-    ) -> Result<()>;
+    unsafe fn fill(&self, address: DevicePtr, element: &[u8], bytes: u64, stream: StreamHandle)
+    -> Result<()>;
     /// Copies inside the device's memory.
     ///
     /// # Safety

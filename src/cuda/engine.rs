@@ -27,11 +27,7 @@ pub(super) struct Engine {
 impl Engine {
     /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into the
     /// arguments.
-    pub(super) fn begin(
-        &self,
-        scale: impl FnOnce(&mut InstepBeginArgs),
-        stream: StreamHandle,
-    ) -> Result<()> {
+    pub(super) fn begin(&self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         let mut args = InstepBeginArgs {
             ring: ptr::with_exposed_provenance(self.settings.ring.device().0 as usize),
             slot_words: self.settings.slot_words(),

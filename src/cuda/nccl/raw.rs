@@ -85,9 +85,8 @@ impl Raw {
         let (ranks, rank) = (seat.ranks as i32, seat.rank as i32);
         let mut config = config(seat.ctas);
         // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
-        let code = unsafe {
-            library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
-        };
+        let code =
+            unsafe { library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config) };
         match raw.settle("ncclCommInitRankConfig", code, deadline, wanted) {
             Ok(()) => Ok(raw),
             Err(error) => {

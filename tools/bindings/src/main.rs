@@ -296,7 +296,8 @@ fn nccl(root: &Path) -> Result<String, String> {
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
         .newtype_enum("nccl.*");
-    let bindings = compact(&generate(builder, NCCL_HEADER)?)?.replace(LAYOUT_MACRO, "use crate::abi::layout;");
+    let bindings =
+        compact(&generate(builder, NCCL_HEADER)?)?.replace(LAYOUT_MACRO, "use crate::abi::layout;");
     let is_used = |line: &&str| {
         let number = line.strip_prefix("    pub const ").and_then(|number| number.split(':').next());
         number.is_none_or(|number| NCCL_NUMBERS.split(' ').any(|used| used == number))
