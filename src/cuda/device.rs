@@ -46,8 +46,8 @@ pub struct CudaDevice {
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
     pub(super) status: ManuallyDrop<StatusRing>,
-    pub(super) timing: ManuallyDrop<Option<Timing>>,
-    pub(super) streams: ManuallyDrop<Streams>,
+    pub(super) timing: Option<Timing>,
+    pub(super) streams: Streams,
     pub(super) is_capturing: bool,
     /// The streams that have come into the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
@@ -119,8 +119,8 @@ impl CudaDevice {
             host: ManuallyDrop::new(host),
             bindings: 0,
             status: ManuallyDrop::new(status),
-            timing: ManuallyDrop::new(timing),
-            streams: ManuallyDrop::new(streams),
+            timing,
+            streams,
             is_capturing: false,
             forked: [false; STREAMS],
             recorded: [None; STREAMS],
@@ -131,7 +131,7 @@ impl CudaDevice {
         // Zeros and tables are in place before another stream reads them.
         let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
-        if let Some(timing) = &*device.timing {
+        if let Some(timing) = &device.timing {
             device.block_on(timing.origin())?;
             device.origin = Instant::now();
         }
@@ -196,9 +196,6 @@ impl Drop for CudaDevice {
             }
             // The stream that has come after all others.
             memory.unsharded.free_on(self.streams.stream(Stream::Optim));
-            drop(memory);
-            ManuallyDrop::drop(&mut self.timing);
-            ManuallyDrop::drop(&mut self.streams);
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, place_in};
 use crate::cuda::Cuda;
@@ -21,6 +21,7 @@ use crate::cuda::nccl::{Options, UniqueId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
+use crate::poll::{Wall, poll};
 
 /// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: give
 /// one to the stepper, and keep one to [`close`](Self::close) the group after it.
@@ -60,9 +61,6 @@ pub struct Nccl {
 
 /// A communicator id that no library makes.
 const NO_ID: UniqueId = [0; 128];
-
-/// How often a close checks communicators that are already ending.
-const POLL: Duration = Duration::from_millis(1);
 
 /// Connects to the ranks that have an id, within a time. An error of the check ends the wait.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
@@ -172,10 +170,8 @@ impl Nccl {
             return Err(closed());
         };
         self.shared.remember(closed());
-        let since = Instant::now();
-        while Arc::strong_count(&self.shared.ending) > 1 && since.elapsed() < self.shared.deadline {
-            std::thread::sleep(POLL);
-        }
+        let have_ended = || Ok((Arc::strong_count(&self.shared.ending) == 1).then_some(()));
+        poll(Wall::start(), Duration::ZERO, self.shared.deadline, || Ok(()), have_ended)?;
         let mut outcome = Ok(());
         for raw in slots.filter_map(|slot| lock(&slot).take()).chain([first]) {
             match &outcome {
