@@ -56,8 +56,8 @@ SOURCES = [
      "                        let short = u64::from(matches!(memory, Memory::State(_)) && start + 1 < end);\n"
      "                        touch(Span::within(memory, bucket, start, end - short), true);", "cuda::mixed",
      "software gpu: unclaimed: "),
-    ("a wait dropped in the device", "src/cuda/submit.rs", "Action::Wait(ticket) => self.streams.wait(op.stream, ticket),",
-     "Action::Wait(_) => Ok(()),", "cuda::bitexact", "software gpu: race: "),
+    ("a wait dropped in the device", "src/cuda/submit.rs", "self.streams.wait(op.stream, ticket)?;", "let _ = ticket;",
+     "cuda::bitexact", "software gpu: race: "),
 ]
 
 
