@@ -91,9 +91,8 @@ impl BucketEngine {
 
     /// Replaces the settings from the next step on.
     pub(crate) fn set(&mut self, settings: &Settings) {
-        let bucket = &mut *self.inner;
-        bucket.engine.settings.set(settings);
-        if let Some(host) = &mut bucket.host {
+        self.inner.engine.settings.set(settings);
+        if let Some(host) = &mut self.inner.host {
             host.set(settings);
         }
     }

@@ -21,7 +21,7 @@ impl CudaDevice {
         let mut ranges = Vec::new();
         let mut add = |(address, bytes), kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
-            let (kind, span) = (Kind::of(access.writes), access.span);
+            let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
             if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
                 return add((at.addr(), span.bytes()), kind);
             }
@@ -46,7 +46,7 @@ impl CudaDevice {
         if self.is_capturing {
             return Frozen::default();
         }
-        frozen_by(self.engine.settings.of_pass(), &self.plan, &self.assignment)
+        frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
     /// The caller's scale and flag, where a span of control memory stands for them.

@@ -132,7 +132,7 @@ impl CudaDevice {
         let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
         if let Some(timing) = &device.timing {
-            device.block_on(timing.origin())?;
+            device.block_on(&timing.origin)?;
             device.origin = Instant::now();
         }
         Ok(device)
@@ -170,7 +170,7 @@ impl CudaDevice {
     /// Returns the event that is zero on the clock of measured ops, if ops are measured.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
-        self.timing.as_ref().map(|timing| timing.origin().handle())
+        self.timing.as_ref().map(|timing| timing.origin.handle())
     }
 }
 

@@ -210,6 +210,7 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 }
 
 /// The host's memory of steps that a GPU leaves to the host.
+#[derive(Default)]
 pub(super) struct HostMemory {
     /// Whether what is copied is page-locked; control memory always is.
     is_pinned: bool,
@@ -220,8 +221,7 @@ pub(super) struct HostMemory {
 
 impl HostMemory {
     pub(super) fn new(is_pinned: bool) -> HostMemory {
-        let (stagger, pinned, pageable) = (Stagger::default(), Vec::new(), Vec::new());
-        HostMemory { is_pinned, stagger, pinned, pageable }
+        HostMemory { is_pinned, ..HostMemory::default() }
     }
 
     /// Allocates zeros for a memory.

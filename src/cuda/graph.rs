@@ -40,7 +40,7 @@ impl CudaDevice {
             let remedy = "name another stream with Cuda::compute_stream";
             return refused("the legacy default stream cannot be captured", remedy);
         }
-        if self.host.as_ref().is_some_and(|host| !host.is_pinned()) {
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned) {
             let wrong = "copies of pageable memory cannot be captured";
             return refused(wrong, "set OffloadPolicy::pin_memory");
         }

@@ -3,12 +3,12 @@
 //! Its calls may come on any stream: each waits for the last one (`any_stream.rs`).
 #![allow(unsafe_code)]
 
+use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
 use super::any_stream::AnyStream;
-use super::driver::Driver;
-use super::engine::launch_one;
+use super::driver::{Driver, Shape};
 use super::gpu_memory::{bytes_of, fetch};
 use super::kernels::Kernels;
 use super::owned::Arena;
@@ -49,10 +49,11 @@ impl NormBlock {
         stream: StreamHandle,
     ) -> Result<()> {
         self.on_stream(stream, |block, _| {
-            let mut args = begin_block(block.pointer());
+            let (mut args, shape) =
+                (begin_block(block.pointer()), Shape { blocks: 1, threads: INSTEP_GPU_THREADS });
             scale(&mut args);
             // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
-            unsafe { launch_one(&*block.driver, block.kernels.begin, INSTEP_GPU_THREADS, stream, &args) }
+            unsafe { block.driver.launch(block.kernels.begin, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
 
@@ -68,8 +69,9 @@ impl NormBlock {
     ) -> Result<()> {
         self.on_stream(stream, |block, _| {
             let args = decide_block(block.pointer(), max_norm, skip_nonfinite);
+            let shape = Shape { blocks: 1, threads: 1 };
             // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
-            unsafe { launch_one(&*block.driver, block.kernels.decide, 1, stream, &args) }
+            unsafe { block.driver.launch(block.kernels.decide, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
 

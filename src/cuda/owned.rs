@@ -65,10 +65,6 @@ impl Event {
         self.0.event.handle
     }
 
-    fn is_recorded(&self) -> bool {
-        self.0.is_recorded.load(Ordering::Relaxed)
-    }
-
     /// Makes it the stream's position of now.
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
         self.0.is_recorded.store(true, Ordering::Relaxed);
@@ -78,7 +74,7 @@ impl Event {
 
     /// Makes later work on the stream wait for its last position, if there is one.
     pub(crate) fn hold(&self, stream: StreamHandle) -> Result<()> {
-        if !self.is_recorded() {
+        if !self.0.is_recorded.load(Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: both are alive.
@@ -87,8 +83,9 @@ impl Event {
 
     /// Whether its last position has been passed, or there is none.
     pub(crate) fn is_passed(&self) -> Result<bool> {
+        let is_recorded = self.0.is_recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
-        Ok(!self.is_recorded() || unsafe { self.0.event.driver.is_passed(self.handle())? })
+        Ok(!is_recorded || unsafe { self.0.event.driver.is_passed(self.handle())? })
     }
 
     /// Returns whether its last position is passed within the grace of a drop, which begins anew while something is busy.

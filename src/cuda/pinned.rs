@@ -21,10 +21,10 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct SettingsRing {
     pub(super) ring: OwnedMapped,
     /// The latest settings.
-    words: Vec<u32>,
+    pub(super) words: Vec<u32>,
     /// The settings in the latest slot that was written, for [`claims`](super::claims), which only builds with checks
     /// have.
-    of_pass: Vec<u32>,
+    pub(super) of_pass: Vec<u32>,
     /// Per slot, the event after its Begin.
     read: Vec<Event>,
     /// Begins so far, which select the slot of the next one.
@@ -57,21 +57,12 @@ impl SettingsRing {
         }
     }
 
-    /// Returns the settings of the latest slot that was written.
-    pub(super) fn of_pass(&self) -> &[u32] {
-        &self.of_pass
-    }
-
     /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
     pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
         let event = &self.read[slot(self.begun)];
         event.record(stream)?;
         self.begun += 1;
         Ok(event)
-    }
-
-    pub(super) fn slot_words(&self) -> u64 {
-        self.words.len() as u64
     }
 }
 

@@ -120,7 +120,12 @@ impl CudaDevice {
                 let control = self.engine.memory.regions.control();
                 let ring = ptr::with_exposed_provenance_mut(self.status.ring.device().0 as usize);
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
-                self.engine.launch_one(self.engine.kernels.publish, 1, stream, &args)
+                self.engine.launch(
+                    self.engine.kernels.publish,
+                    Shape { blocks: 1, threads: 1 },
+                    stream,
+                    &args,
+                )
             }
             Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => self.launch(op, stream),
             Action::Leave { segment } => self.leave(segment, stream),
@@ -160,8 +165,7 @@ impl CudaDevice {
     fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
         let (stream, bytes) = (self.streams.stream(on), src.bytes());
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
-        if self.host.as_ref().is_some_and(|host| !host.is_pinned())
-            && (is_offloaded(src) || is_offloaded(dst))
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned) && (is_offloaded(src) || is_offloaded(dst))
         {
             // The driver copies pageable memory when it is called.
             self.block_on(self.streams.here(on)?)?;
@@ -218,16 +222,12 @@ impl CudaDevice {
         let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
         let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
         let shape = Shape::of_elements(count, self.cuda.max_blocks);
-        // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
-        // for `Zero`.
-        unsafe {
-            self.cuda.driver.launch(self.engine.kernels.add, shape, stream, ptr::from_ref(&args).cast())
-        }
+        self.engine.launch(self.engine.kernels.add, shape, stream, &args)
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
         let args = decide_args(&self.plan, &self.engine.memory.regions, &self.engine.constants, bucket);
-        self.engine.launch_one(self.engine.kernels.decide, 1, stream, &args)
+        self.engine.launch(self.engine.kernels.decide, Shape { blocks: 1, threads: 1 }, stream, &args)
     }
 
     /// Writes the next pass's settings to the slot that its Begin reads.

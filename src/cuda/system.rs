@@ -50,43 +50,19 @@ struct System {
     direct: &'static Direct,
     /// The primary context.
     context: usize,
-    pool: Pool,
+    /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own
+    /// pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
+    pool: usize,
     ordinal: u32,
     multiprocessors: u32,
     l2_bytes: u64,
     name: String,
 }
 
-/// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own pool
-/// gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
-struct Pool {
-    direct: &'static Direct,
-    handle: usize,
-}
-
-impl Pool {
-    fn new(direct: &'static Direct, ordinal: u32) -> Result<Pool> {
-        let props = PoolProps {
-            kind: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
-            handles: 0,
-            location: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
-            ordinal: ordinal as i32,
-            rest: [0; 9],
-        };
-        // SAFETY: the driver reads the struct.
-        let pool = Pool { direct, handle: made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })? };
-        let (threshold, mut bytes) =
-            (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
-        // SAFETY: a pool of the line before; the attribute has 64 bits.
-        unsafe { direct.cuMemPoolSetAttribute(pointer(pool.handle), threshold, (&raw mut bytes).cast())? };
-        Ok(pool)
-    }
-}
-
-impl Drop for Pool {
+impl Drop for System {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this was its only owner.
-        let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.handle)) };
+        // SAFETY: made by `open`, and this was its only owner.
+        let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.pool)) };
     }
 }
 
@@ -141,8 +117,20 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))? };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
     let direct = direct()?;
-    let pool = Pool::new(direct, ordinal)?;
-    Ok(Arc::new(System { direct, context, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
+    let props = PoolProps {
+        kind: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
+        handles: 0,
+        location: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
+        ordinal: ordinal as i32,
+        rest: [0; 9],
+    };
+    // SAFETY: the driver reads the struct.
+    let pool = made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })?;
+    let system = System { direct, context, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name };
+    let (threshold, mut bytes) = (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
+    // SAFETY: the pool of the line before; the attribute has 64 bits.
+    unsafe { direct.cuMemPoolSetAttribute(pointer(pool), threshold, (&raw mut bytes).cast())? };
+    Ok(Arc::new(system))
 }
 
 /// Has a call write a handle.
@@ -303,7 +291,7 @@ unsafe impl Driver for System {
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
-        let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool.handle));
+        let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool));
         // SAFETY: the promise of every call (see the impl). The driver refuses a length of zero.
         unsafe { self.direct.cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream_of(stream))? };
         Ok(DevicePtr(address))
@@ -363,20 +351,18 @@ unsafe impl Driver for System {
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
-        let stream = stream_of(stream);
         // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
-            call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), stream))?;
-            self.direct.cuStreamSynchronize(stream)
+            self.copy_up(to, from.as_ptr(), from.len() as u64, stream)?;
+            self.direct.cuStreamSynchronize(stream_of(stream))
         }
     }
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
-        let stream = stream_of(stream);
         // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
-            call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), stream))?;
-            self.direct.cuStreamSynchronize(stream)
+            self.copy_down(to.as_mut_ptr(), from, to.len() as u64, stream)?;
+            self.direct.cuStreamSynchronize(stream_of(stream))
         }
     }
 
