@@ -25,6 +25,8 @@ FAULTS = [
      "cuda::bitexact::a_recording", "cuEventElapsedTime"),
     ("a capture left unjoined", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(16, 30), REPLAY,
      "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+    ("a capture that failed and is left unjoined", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(116, 122),
+     "cuda::gpu::captures::", "is destroyed while it is captured"),
     # The compiler lane of mutate-sources.py finds it before anything runs: "an argument that Rust does not know".
     ("an argument one field short", "INSTEP_GPU_PLANT", "short:{n}", range(1, 5), NORM, "software gpu: out of bounds: instep_begin"),
     ("accesses too small by one element", "INSTEP_GPU_PLANT", "narrow:{n}", range(5, 12), NORM,
@@ -54,8 +56,8 @@ SOURCES = [
      "                        let short = u64::from(matches!(memory, Memory::State(_)) && start + 1 < end);\n"
      "                        touch(Span::within(memory, bucket, start, end - short), true);", "cuda::mixed",
      "software gpu: unclaimed: "),
-    ("a wait dropped in the device", "src/cuda/submit.rs", "Action::Wait(ticket) => self.streams.wait(op.stream, ticket),",
-     "Action::Wait(_) => Ok(()),", "cuda::bitexact", "software gpu: race: "),
+    ("a wait dropped in the device", "src/cuda/submit.rs", "self.streams.wait(op.stream, ticket)?;", "let _ = ticket;",
+     "cuda::bitexact", "software gpu: race: "),
 ]
 
 

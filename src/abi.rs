@@ -23,6 +23,7 @@ macro_rules! layout {
         };
     };
 }
+pub(crate) use layout;
 
 pub const INSTEP_QUANTUM: u32 = 256;
 pub const INSTEP_TILE_ELEMENTS: u32 = 2048;

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStatus};
+use crate::collective::Comms;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings};
@@ -46,6 +47,16 @@ pub trait Device: Executor {
 
     /// Returns the current time in nanoseconds, on the clock that times ops.
     fn now_ns(&self) -> u64;
+}
+
+/// The parts from which a device is built.
+pub(crate) struct Blueprint {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) assignment: Arc<Assignment>,
+    pub(crate) comms: Comms,
+    pub(crate) borrowed: Option<BorrowedPieces>,
+    /// Whether ops are measured.
+    pub(crate) timed: bool,
 }
 
 /// The promise that no op touches the bytes of one access while it lasts.

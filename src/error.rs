@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -273,6 +274,18 @@ impl Error {
     /// Makes an [`Unsupported`](Error::Unsupported).
     pub fn unsupported(thing: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
         Error::Unsupported(Refusal::new(thing, wrong, remedy))
+    }
+
+    /// Makes a [`Deadline`](Error::Deadline).
+    pub(crate) fn deadline(rank: u32, call: impl ToString, waited: Duration, missing: Vec<u32>) -> Self {
+        let (call, waited_ms) = (call.to_string(), waited.as_millis() as u64);
+        Error::Deadline { rank, call, waited_ms, missing }
+    }
+
+    /// Makes the [`PeerLost`](Error::PeerLost) for a rank whose message about a thing no rank of this version sends.
+    pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
+        let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
+        Error::PeerLost { rank, why }
     }
 
     pub(crate) fn checkpoint(place: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {

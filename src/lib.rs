@@ -156,6 +156,7 @@ pub mod layout;
 pub mod op;
 pub mod optim;
 pub mod overlap;
+mod poll;
 mod pool;
 pub mod schedule;
 mod stepper;

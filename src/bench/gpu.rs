@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use super::{constants, plan};
 use crate::collective::{Comms, NoCalls};
 use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
 use crate::cuda::owned::Event;
-use crate::cuda::{Cuda, CudaDevice, Parts};
-use crate::device::{Claimed, Device, Executor};
+use crate::cuda::{Cuda, CudaDevice};
+use crate::device::{Blueprint, Claimed, Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, StepConstants};
@@ -43,9 +42,8 @@ pub struct GpuLauncher {
     states: usize,
     parts: &'static [Part],
     stream: StreamHandle,
-    /// Dropped by hand, while the device is current.
-    pub(super) start: ManuallyDrop<Event>,
-    pub(super) end: ManuallyDrop<Event>,
+    pub(super) start: Event,
+    pub(super) end: Event,
     /// Sources and destinations of the copies.
     pub(super) copied: [DevicePtr; 2],
     pub(super) plug: [DevicePtr; 2],
@@ -81,20 +79,15 @@ impl GpuLauncher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let constants = StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) };
         let driver = Arc::clone(cuda.driver());
-        let device = CudaDevice::new(Parts {
-            cuda: cuda.clone(),
+        let no_calls = Arc::new(NoCalls { rank: 0, world_size });
+        let blueprint = Blueprint {
             plan: Arc::clone(&plan),
-            constants,
             assignment: Arc::new(Assignment::uniform(layout, &plan, constants, optimizer)?),
-            comms: Comms::new(
-                Arc::new(NoCalls { rank: 0, world_size }),
-                Duration::from_secs(60),
-                Arc::default(),
-            ),
+            comms: Comms::new(no_calls, Duration::from_secs(60), Arc::default()),
             borrowed: None,
             timed: false,
-            host: None,
-        })?;
+        };
+        let device = CudaDevice::new(cuda.clone(), blueprint, None)?;
         let (start, end) = {
             let _entered = Entered::new(&*driver)?;
             (Event::new(&driver, true)?, Event::new(&driver, true)?)
@@ -107,8 +100,8 @@ impl GpuLauncher {
             states,
             parts: Part::all(optimizer.as_rule().is_scaled()),
             stream,
-            start: ManuallyDrop::new(start),
-            end: ManuallyDrop::new(end),
+            start,
+            end,
             copied: [DevicePtr::default(); 2],
             plug: [DevicePtr::default(); 2],
             sm_copy: None,
@@ -257,7 +250,7 @@ impl GpuLauncher {
                 *address = driver.allocate(bytes, self.stream)?;
                 // SAFETY: just allocated, on this stream. (Memory is zeroed because pages that were never written may
                 // be read faster.)
-                unsafe { driver.zero(*address, bytes, self.stream)? };
+                unsafe { driver.fill(*address, &[0], bytes, self.stream)? };
             }
         }
         Ok(())
@@ -267,7 +260,7 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses memory or events any more.
+        // SAFETY: `prepare` allocated the memory, if its address is not 0, and nothing uses it any more.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);
@@ -275,8 +268,6 @@ impl Drop for GpuLauncher {
             if let Some((module, _)) = self.sm_copy {
                 self.driver.unload(module);
             }
-            ManuallyDrop::drop(&mut self.start);
-            ManuallyDrop::drop(&mut self.end);
         }
     }
 }

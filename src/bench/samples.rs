@@ -6,7 +6,6 @@
 //! the measured work may be between the two events. The trainer's stream is never destroyed, so it outlives every
 //! stepper.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,8 +137,7 @@ const PRIORITY: i32 = -1;
 /// The trainer's stream on a GPU, with the events that time a pass.
 pub struct Trainer {
     cuda: Cuda,
-    /// The events, which are never destroyed.
-    marks: ManuallyDrop<[Event; 3]>,
+    marks: [Event; 3],
 }
 
 /// A moment of a pass, on the trainer's stream.
@@ -174,7 +172,7 @@ impl Trainer {
         let _entered = Entered::new(&**driver)?;
         let stream = driver.create_stream(PRIORITY)?;
         let marks = [Event::new(driver, true)?, Event::new(driver, true)?, Event::new(driver, true)?];
-        Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks: ManuallyDrop::new(marks) })
+        Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks })
     }
 
     /// Records a moment of the pass.
@@ -194,7 +192,7 @@ impl Trainer {
     pub fn wait(&self, zero: Option<EventHandle>) -> Result<Times> {
         let driver = self.driver();
         let _entered = Entered::new(&**driver)?;
-        let [start, backward_end, end] = &*self.marks;
+        let [start, backward_end, end] = &self.marks;
         let zero = zero.unwrap_or(start.handle());
         while !end.is_passed()? {
             std::thread::yield_now();

@@ -59,8 +59,7 @@ impl BucketStepBuilder {
             "max_blocks" = 0, if cuda.max_blocks == Some(0) => "out of range", "use 1 or more";
         }
         BucketStep::new(self.parts()?, true, |parts| {
-            let inputs = (&parts.assignment.constants, &parts.assignment);
-            let engine = BucketEngine::new(cuda, &parts.plan, inputs, &parts.settings)?;
+            let engine = BucketEngine::of(cuda, &parts.plan, &parts.assignment, &parts.settings)?;
             Ok(OnGpu { engine, bases: Vec::new() })
         })
     }
@@ -166,7 +165,7 @@ impl BucketStep<OnGpu> {
         self.bind(tensors)?;
         let OnGpu { engine, bases } = &mut self.engine;
         // SAFETY: the caller's promise.
-        unsafe { engine.step(&self.assignment.constants, bases, |args| scaling.put(args), None, stream)? }
+        unsafe { engine.step(bases, |args| scaling.put(args), None, stream)? }
         self.is_stale = false;
         self.mark.step();
         Ok(())
@@ -194,10 +193,10 @@ impl BucketStep<OnGpu> {
         self.engine.engine.refuse_failed()?;
         norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
-        let (OnGpu { engine, bases }, constants) = (&mut self.engine, &self.assignment.constants);
+        let OnGpu { engine, bases } = &mut self.engine;
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
-            unsafe { engine.step(constants, bases, |args| Scaling::NONE.put(args), Some(block), stream) }
+            unsafe { engine.step(bases, |args| Scaling::NONE.put(args), Some(block), stream) }
         })?;
         self.is_stale = false;
         norm.marks().step(&mut self.mark);
@@ -228,12 +227,11 @@ impl BucketStep<OnGpu> {
         let lacks_some = self.shape.bind_grads(grads, &mut self.engine.bases)?;
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
-        let constants = &self.assignment.constants;
         // The norm reads from the records which parameters are frozen. If they are stale, this derives them again, as
         // the step will.
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
-            unsafe { engine.norm(constants, bases, block, is_stale, stream) }
+            unsafe { engine.norm(bases, block, is_stale, stream) }
         })?;
         norm.marks().add(&mut self.mark);
         Ok(())

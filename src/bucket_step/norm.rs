@@ -196,7 +196,7 @@ impl GradNorm<NormOnGpu> {
     /// # Errors
     /// `KernelsNotBuilt`; `Device` if the driver refuses a call.
     pub fn cuda(cuda: &Cuda) -> Result<GradNorm<NormOnGpu>> {
-        Ok(GradNorm::of(NormOnGpu(NormBlock::new(cuda)?)))
+        Ok(GradNorm::of(NormOnGpu(NormBlock::of(cuda)?)))
     }
 
     /// Enqueues the beginning of a new norm. `scaling` must hold for all gradients that are added.
@@ -275,7 +275,7 @@ impl GradNorm<NormOnGpu> {
     /// `Order` if the norm has not been decided; `Device` if the copy fails.
     pub fn decision(&mut self) -> Result<Decision> {
         self.refuse_undecided()?;
-        Ok(Decision::of(&self.block.0.read()?))
+        Ok(Decision::of(&self.block.0.control()?))
     }
 
     pub(super) fn block(&mut self) -> &mut NormBlock {

@@ -7,22 +7,19 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered};
 use super::owned::{Event, OwnedStream};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 
-/// How long a drop waits for the GPU before it leaks what may still be in use.
-const GRACE: Duration = Duration::from_millis(20);
-
 /// See the module.
-pub(super) struct AnyStream<T> {
+pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// What it is, for errors.
     what: &'static str,
-    inner: ManuallyDrop<T>,
+    /// For what no work on the GPU reads.
+    pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
 }
@@ -49,17 +46,8 @@ impl<T> AnyStream<T> {
         Ok(AnyStream { driver: Arc::clone(driver), what, inner, last, failed: None })
     }
 
-    pub(super) fn inner(&self) -> &T {
-        &self.inner
-    }
-
-    /// What no work on the GPU reads.
-    pub(super) fn inner_mut(&mut self) -> &mut T {
-        &mut self.inner
-    }
-
     /// Refuses anything after a failure.
-    pub(super) fn refuse_failed(&self) -> Result<()> {
+    pub(crate) fn refuse_failed(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
             Some(first) => {
@@ -116,17 +104,7 @@ impl LastUse {
 
     /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
     fn is_over_soon(&self) -> bool {
-        let start = Instant::now();
-        if self.is_lost || self.join().is_err() {
-            return false;
-        }
-        while !self.event.is_passed().unwrap_or(false) {
-            if start.elapsed() > GRACE {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        true
+        !self.is_lost && self.join().is_ok() && self.event.is_passed_soon(|| false)
     }
 }
 

@@ -21,14 +21,14 @@ use super::tile_tables::TileTables;
 use crate::abi::{InstepBeginArgs, InstepGiven, InstepTile};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{Assignment, Bases, Kind, Progress, Settings, StepConstants};
+use crate::launch::{Assignment, Bases, Kind, Progress, Settings};
 use crate::layout::Plan;
 
 /// See the module.
-pub(crate) struct BucketEngine(AnyStream<Bucket>);
+pub(crate) type BucketEngine = AnyStream<Bucket>;
 
 /// Dropped in this order.
-struct Bucket {
+pub(crate) struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
@@ -56,45 +56,43 @@ struct Unbound {
 
 // SAFETY: the pointers lead into the engine's own memory: on the GPU, which the driver alone uses, and in `HostRecords`,
 // which this has alone.
-unsafe impl Send for BucketEngine {}
+unsafe impl Send for Bucket {}
 
 impl BucketEngine {
-    pub(crate) fn new(
+    pub(crate) fn of(
         cuda: &Cuda,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
         settings: &Settings,
     ) -> Result<BucketEngine> {
         let driver = &cuda.driver;
-        let made = AnyStream::new(driver, "bucket", |stream| {
+        AnyStream::new(driver, "bucket", |stream| {
             let kernels = Kernels::load(driver, &assignment.kernels(plan))?;
-            let mut memory = DeviceMemory::without_tensors(driver, stream, plan, (constants, assignment))?;
+            let mut memory = DeviceMemory::without_tensors(driver, stream, plan, assignment)?;
             let ring = SettingsRing::new(driver, settings)?;
             let max_blocks = cuda.max_blocks;
-            let preparation = Preparation { driver, kernels: &kernels, plan, assignment, stream, max_blocks };
+            let preparation = Preparation { kernels: &kernels, plan, assignment, max_blocks };
             let steps = preparation.unbound(Kind::Step, &mut memory)?;
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
-            let host = HostRecords::new(driver, plan, (constants, assignment), settings, launches)?;
+            let host = HostRecords::new(driver, plan, assignment, settings, launches)?;
             // Its plan has one bucket.
             let grad_bytes = plan.buckets()[0].storage.precision.grad.bytes();
             let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None, grad_bytes };
             Ok(Bucket {
                 steps: steps.into_iter().map(unbound).collect(),
                 norms: norms.into_iter().map(unbound).collect(),
-                engine: Engine { driver: Arc::clone(driver), kernels, settings: ring, memory },
+                engine: Engine { kernels, settings: ring, memory, constants: assignment.constants },
                 host,
                 _sent: None,
             })
-        });
-        Ok(BucketEngine(made?))
+        })
     }
 
     /// Replaces the settings from the next step on.
     pub(crate) fn set(&mut self, settings: &Settings) {
-        let bucket = self.0.inner_mut();
-        bucket.engine.settings.set(settings);
-        if let Some(host) = &mut bucket.host {
+        self.inner.engine.settings.set(settings);
+        if let Some(host) = &mut self.inner.host {
             host.set(settings);
         }
     }
@@ -107,17 +105,16 @@ impl BucketEngine {
     /// stream has passed the step. The same holds for the other block, which several steps may write at the same time.
     pub(crate) unsafe fn step(
         &mut self,
-        constants: &StepConstants,
         bases: &[Bases],
         scale: impl Fn(&mut InstepBeginArgs),
         control: Option<DevicePtr>,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |bucket, own| {
+        self.on_stream(stream, |bucket, own| {
             let host = bucket.host.as_mut().filter(|_| control.is_none());
-            let given = host.and_then(|host| host.begin(constants, &scale));
+            let given = host.and_then(|host| host.begin(&scale));
             if given.is_none() {
-                bucket.begin(constants, scale, stream)?;
+                bucket.begin(scale, stream)?;
             }
             let completion = Completion { bases, control, given: given.as_ref() };
             // SAFETY: the caller's promise.
@@ -132,15 +129,14 @@ impl BucketEngine {
     /// As for [`step`](Self::step).
     pub(crate) unsafe fn norm(
         &mut self,
-        constants: &StepConstants,
         bases: &[Bases],
         control: DevicePtr,
         is_stale: bool,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |bucket, own| {
+        self.on_stream(stream, |bucket, own| {
             if is_stale || bucket.host.is_some() {
-                bucket.begin(constants, |_| {}, stream)?;
+                bucket.begin(|_| {}, stream)?;
             }
             let completion = Completion { bases, control: Some(control), given: None };
             // SAFETY: the caller's promise.
@@ -151,12 +147,12 @@ impl BucketEngine {
     /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
     /// If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
-        if let Some(host) = &self.0.inner().host {
-            return self.0.refuse_failed().map(|()| host.read_progress(record));
+        if let Some(host) = &self.inner.host {
+            return self.refuse_failed().map(|()| host.read_progress(record));
         }
-        self.0.read(|bucket, own| {
-            let Engine { driver, memory, .. } = &bucket.engine;
-            let at = memory.regions.records().wrapping_add(record);
+        self.read(|bucket, own| {
+            let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
+            let at = regions.records().wrapping_add(record);
             // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
             Ok(Progress::of(&unsafe { fetch(&**driver, at.cast_const(), own)? }))
         })
@@ -164,44 +160,34 @@ impl BucketEngine {
 
     /// Sets the progress of a record, after all steps.
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
-        self.0.refuse_failed()?;
-        if let Some(host) = &mut self.0.inner_mut().host {
+        self.refuse_failed()?;
+        if let Some(host) = &mut self.inner.host {
             host.write_progress(record, progress);
             return Ok(());
         }
-        self.0.copy(|bucket, own| {
-            let Engine { driver, memory, .. } = &bucket.engine;
-            let at = memory.regions.records().wrapping_add(record);
+        self.copy(|bucket, own| {
+            let DeviceMemory { driver, regions, .. } = &bucket.engine.memory;
+            let at = regions.records().wrapping_add(record);
             // SAFETY: a record of our own, which no step touches any more when the stream comes to it. The upload has ended when
             // it returns, so a later step on any stream sees it.
             unsafe { write_progress(&**driver, at, progress, own) }
         })
     }
-
-    /// Refuses anything after a failure.
-    pub(crate) fn refuse_failed(&self) -> Result<()> {
-        self.0.refuse_failed()
-    }
 }
 
 impl Bucket {
     /// Begins an update on the GPU, once the GPU has read the settings of eight updates ago.
-    fn begin(
-        &mut self,
-        constants: &StepConstants,
-        scale: impl FnOnce(&mut InstepBeginArgs),
-        stream: StreamHandle,
-    ) -> Result<()> {
+    fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         if let Some(host) = self.host.take() {
-            let Engine { driver, memory, .. } = &self.engine;
+            let DeviceMemory { driver, regions, .. } = &self.engine.memory;
             // SAFETY: the engine's memory has the same counts; a drop waits for what may still run.
-            let begun = unsafe { host.send(&**driver, &memory.regions, stream) };
+            let begun = unsafe { host.send(&**driver, regions, stream) };
             self._sent = Some(host);
             self.engine.settings.begun = begun?;
         }
         self.engine.settings.reader().block()?;
         self.engine.settings.write();
-        self.engine.begin(constants, scale, stream)?;
+        self.engine.begin(scale, stream)?;
         self.engine.settings.mark_read(stream).map(drop)
     }
 
@@ -216,9 +202,9 @@ impl Bucket {
     ) -> Result<()> {
         let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
         // SAFETY: the caller's promise.
-        launches
-            .iter_mut()
-            .try_for_each(|launch| unsafe { launch.enqueue(&self.engine.driver, own, completion, stream) })
+        launches.iter_mut().try_for_each(|launch| unsafe {
+            launch.enqueue(&self.engine.memory.driver, own, completion, stream)
+        })
     }
 }
 

@@ -12,15 +12,7 @@ use crate::error::{Error, Result};
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 
 /// The kernels that do not belong to one optimizer.
-const COMMON: [&str; 7] = [
-    "instep_begin",
-    "instep_decide",
-    "instep_publish",
-    "instep_norm",
-    "instep_custom",
-    "instep_add",
-    "instep_cast",
-];
+const COMMON: &str = "begin decide publish norm custom add cast";
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
 /// Result of [`built_kernels`].
@@ -40,10 +32,8 @@ pub fn built_kernels() -> Result<BuiltKernels> {
     let images = images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),
     })?;
-    Ok(BuiltKernels {
-        names: COMMON.map(str::to_owned).into_iter().chain(step_names().flatten()).collect(),
-        images,
-    })
+    let common = COMMON.split(' ').map(|name| format!("instep_{name}"));
+    Ok(BuiltKernels { names: common.chain(step_names().flatten()).collect(), images })
 }
 
 /// Returns the fat binary that the driver loads.
@@ -61,12 +51,9 @@ pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
 
 impl fmt::Display for BuiltKernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} for ", self.names.len())?;
-        for (k, image) in self.images.iter().enumerate() {
-            let separator = if k == 0 { "" } else { ", " };
-            write!(f, "{separator}{} ({} KB)", image.architecture, image.bytes.div_ceil(1000))?;
-        }
-        Ok(())
+        let shown = |image: &Image| format!("{} ({} KB)", image.architecture, image.bytes.div_ceil(1000));
+        let images: Vec<String> = self.images.iter().map(shown).collect();
+        write!(f, "{} for {}", self.names.len(), images.join(", "))
     }
 }
 
@@ -79,27 +66,29 @@ pub struct Image {
     pub bytes: u64,
 }
 
-const MAGIC: u32 = 0xba55_ed50;
-const PTX: u16 = 1;
-const MACHINE_CODE: u16 = 2;
+const MAGIC: u64 = 0xba55_ed50;
+const PTX: u64 = 1;
+const MACHINE_CODE: u64 = 2;
 
 /// Returns the images, PTX last, or `None` if this is not a fat binary.
 pub(super) fn images(fatbin: &[u8]) -> Option<Vec<Image>> {
-    if word(fatbin, 0)? != MAGIC {
+    if number(fatbin, 0, 4)? != MAGIC {
         return None;
     }
-    let header = half(fatbin, 6)?;
-    let end = usize::from(header).checked_add(long(fatbin, 8)?)?;
-    let (mut at, mut found) = (usize::from(header), Vec::new());
+    let length = |data: &[u8], at: usize, bytes: usize| number(data, at, bytes)?.try_into().ok();
+    let header: usize = length(fatbin, 6, 2)?;
+    let end = header.checked_add(length(fatbin, 8, 8)?)?;
+    let (mut at, mut found) = (header, Vec::new());
     while at < end {
         let entry = fatbin.get(at..end)?;
-        let (header, bytes) = (word(entry, 4)? as usize, long(entry, 8)?);
-        let prefix = match half(entry, 0)? {
+        let (header, bytes): (usize, usize) = (length(entry, 4, 4)?, length(entry, 8, 8)?);
+        let prefix = match number(entry, 0, 2)? {
             PTX => "compute",
             MACHINE_CODE => "sm",
             _ => return None,
         };
-        found.push(Image { architecture: format!("{prefix}_{}", word(entry, 28)?), bytes: bytes as u64 });
+        found
+            .push(Image { architecture: format!("{prefix}_{}", number(entry, 28, 4)?), bytes: bytes as u64 });
         let next = at.checked_add(header)?.checked_add(bytes)?;
         at = if next > at { next } else { return None };
     }
@@ -107,20 +96,11 @@ pub(super) fn images(fatbin: &[u8]) -> Option<Vec<Image>> {
     (!found.is_empty()).then_some(found)
 }
 
-fn bytes<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
-    data.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-fn half(data: &[u8], at: usize) -> Option<u16> {
-    bytes(data, at).map(u16::from_le_bytes)
-}
-
-fn word(data: &[u8], at: usize) -> Option<u32> {
-    bytes(data, at).map(u32::from_le_bytes)
-}
-
-fn long(data: &[u8], at: usize) -> Option<usize> {
-    bytes(data, at).map(u64::from_le_bytes).and_then(|value| value.try_into().ok())
+/// Reads a little-endian number of at most 8 bytes.
+fn number(data: &[u8], at: usize, bytes: usize) -> Option<u64> {
+    let mut whole = [0; 8];
+    whole[..bytes].copy_from_slice(data.get(at..at.checked_add(bytes)?)?);
+    Some(u64::from_le_bytes(whole))
 }
 
 #[cfg(test)]
@@ -150,13 +130,13 @@ mod tests {
         let mut entries = Vec::new();
         for (kind, architecture) in [(PTX, 120u32), (MACHINE_CODE, 90)] {
             let mut entry = vec![0u8; 72];
-            entry[..2].copy_from_slice(&kind.to_le_bytes());
+            entry[..2].copy_from_slice(&(kind as u16).to_le_bytes());
             entry[4..8].copy_from_slice(&64u32.to_le_bytes());
             entry[8..16].copy_from_slice(&8u64.to_le_bytes());
             entry[28..32].copy_from_slice(&architecture.to_le_bytes());
             entries.extend(entry);
         }
-        let mut fatbin = MAGIC.to_le_bytes().to_vec();
+        let mut fatbin = (MAGIC as u32).to_le_bytes().to_vec();
         fatbin.extend([1, 0, 16, 0]);
         fatbin.extend((entries.len() as u64).to_le_bytes());
         fatbin.extend(entries);

@@ -21,7 +21,7 @@ impl CudaDevice {
         let mut ranges = Vec::new();
         let mut add = |(address, bytes), kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
-            let (kind, span) = (Kind::of(access.writes), access.span);
+            let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
             if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
                 return add((at.addr(), span.bytes()), kind);
             }
@@ -46,12 +46,13 @@ impl CudaDevice {
         if self.is_capturing {
             return Frozen::default();
         }
-        frozen_by(self.engine.settings.of_pass(), &self.plan, &self.assignment)
+        frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
     /// The caller's scale and flag, where a span of control memory stands for them.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
-        let scaler = self.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
+        let scaler =
+            self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
         let holds = |part: Span| span.start <= part.start && part.end <= span.end;
         [
             scaler.filter(|_| holds(Span::SCALE)).map(|scaler| scaler.scale),
@@ -59,7 +60,7 @@ impl CudaDevice {
         ]
     }
 
-    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, constants, and the GPU's copy of the settings.
+    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, and the GPU's copy of the settings.
     fn tables(&self, op: &Op, add: &mut impl FnMut((usize, u64), Kind)) {
         let (memory, settings) = (&self.engine.memory, &self.engine.settings);
         match op.action {
@@ -69,16 +70,9 @@ impl CudaDevice {
             }
             Action::Control(Phase::Begin) => {
                 memory.regions.runs(Span::SETTINGS).for_each(|run| add(run, Kind::Write));
-                add((settings.ring().0 as usize, settings.bytes()), Kind::Read);
+                add(settings.ring.run(), Kind::Read);
             }
-            Action::Control(Phase::Publish) => {
-                add((self.status.ring().addr(), self.status.bytes()), Kind::Write);
-            }
-            Action::Leave { .. } => add((memory.left.addr(), size_of::<u32>() as u64), Kind::Read),
-            Action::Count(span) => {
-                let ones = memory.ones(span.dtype(&self.plan));
-                ones.into_iter().for_each(|at| add((at.addr(), span.bytes()), Kind::Read));
-            }
+            Action::Control(Phase::Publish) => add(self.status.ring.run(), Kind::Write),
             _ => {}
         }
     }

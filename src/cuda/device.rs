@@ -22,16 +22,16 @@ use super::streams::Streams;
 use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Comms;
+use crate::device::Blueprint;
 use crate::error::{Error, Result};
-use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
+use crate::launch::{Assignment, Kind, NormStop, Settings, part_of_step};
 use crate::layout::Plan;
-use crate::op::{Action, Op, STREAMS, Stream, Ticket, Words};
+use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
-/// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
+/// One rank's GPU.
 pub struct CudaDevice {
     pub(super) cuda: Cuda,
     pub(super) plan: Arc<Plan>,
-    pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comms: Comms,
     pub(super) engine: ManuallyDrop<Engine>,
@@ -46,8 +46,8 @@ pub struct CudaDevice {
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
     pub(super) status: ManuallyDrop<StatusRing>,
-    pub(super) timing: ManuallyDrop<Option<Timing>>,
-    pub(super) streams: ManuallyDrop<Streams>,
+    pub(super) timing: Option<Timing>,
+    pub(super) streams: Streams,
     pub(super) is_capturing: bool,
     /// The streams that have come into the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
@@ -56,20 +56,7 @@ pub struct CudaDevice {
     /// The event after the latest replay.
     pub(super) replayed: Option<Event>,
     pub(super) failed: Option<Error>,
-    origin: Instant,
-}
-
-/// The arguments of [`CudaDevice::new`].
-pub(crate) struct Parts {
-    pub(crate) cuda: Cuda,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) constants: StepConstants,
-    pub(crate) assignment: Arc<Assignment>,
-    pub(crate) comms: Comms,
-    pub(crate) borrowed: Option<BorrowedPieces>,
-    pub(crate) timed: bool,
-    /// What the host steps with, if the plan is offloaded.
-    pub(crate) host: Option<HostSide>,
+    pub(super) origin: Instant,
 }
 
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
@@ -77,8 +64,9 @@ pub(crate) struct Parts {
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
-    pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { cuda, plan, constants, assignment, comms, borrowed, timed, host } = parts;
+    /// `host` is what the host steps with, if the plan is offloaded.
+    pub(crate) fn new(cuda: Cuda, blueprint: Blueprint, host: Option<HostSide>) -> Result<CudaDevice> {
+        let Blueprint { plan, assignment, comms, borrowed, timed } = blueprint;
         let (driver, compute) = (Arc::clone(&cuda.driver), cuda.compute);
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
@@ -95,7 +83,7 @@ impl CudaDevice {
             &driver,
             optim,
             &plan,
-            (&constants, &assignment),
+            &assignment,
             &*comms.world,
             borrowed,
             host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
@@ -103,11 +91,9 @@ impl CudaDevice {
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
         let preparation = Preparation {
-            driver: &driver,
             kernels: &kernels,
             plan: &plan,
             assignment: &assignment,
-            stream: optim,
             max_blocks: cuda.max_blocks,
         };
         let mut launches = |kind| match host {
@@ -122,10 +108,9 @@ impl CudaDevice {
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
             plan,
-            constants,
+            engine: ManuallyDrop::new(Engine { kernels, settings, memory, constants: assignment.constants }),
             assignment,
             comms,
-            engine: ManuallyDrop::new(Engine { driver: Arc::clone(&driver), kernels, settings, memory }),
             cuda,
             norms,
             steps,
@@ -134,8 +119,8 @@ impl CudaDevice {
             host: ManuallyDrop::new(host),
             bindings: 0,
             status: ManuallyDrop::new(status),
-            timing: ManuallyDrop::new(timing),
-            streams: ManuallyDrop::new(streams),
+            timing,
+            streams,
             is_capturing: false,
             forked: [false; STREAMS],
             recorded: [None; STREAMS],
@@ -146,32 +131,11 @@ impl CudaDevice {
         // Zeros and tables are in place before another stream reads them.
         let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
-        if let Some(timing) = &*device.timing {
-            device.block_on(timing.origin())?;
+        if let Some(timing) = &device.timing {
+            device.block_on(&timing.origin)?;
             device.origin = Instant::now();
         }
         Ok(device)
-    }
-
-    /// Returns the same arguments for another plan, with new memory except for borrowed tensors.
-    pub(super) fn parts_for(
-        &self,
-        plan: &Arc<Plan>,
-        assignment: &Arc<Assignment>,
-        borrowed: Option<BorrowedPieces>,
-        words: &Arc<Words>,
-    ) -> Parts {
-        Parts {
-            cuda: self.cuda.clone(),
-            plan: Arc::clone(plan),
-            constants: self.constants,
-            assignment: Arc::clone(assignment),
-            comms: self.comms.with_words(words),
-            borrowed,
-            timed: self.timing.is_some(),
-            // An offloaded plan stays for good: the stepper refuses to rebuild it.
-            host: None,
-        }
     }
 
     /// Returns the launches of the buckets that an op measures or steps, and which of each bucket's it runs.
@@ -206,12 +170,7 @@ impl CudaDevice {
     /// Returns the event that is zero on the clock of measured ops, if ops are measured.
     #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
-        self.timing.as_ref().map(|timing| timing.origin().handle())
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        // 2^64 ns are 584 years.
-        self.origin.elapsed().as_nanos() as u64
+        self.timing.as_ref().map(|timing| timing.origin.handle())
     }
 }
 
@@ -219,12 +178,11 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.cuda.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        self.replayed = None;
         // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
         // because a drop does not wait; otherwise it is leaked.
         let gathered =
             self.streams.gather(Stream::Optim, |_| true).and_then(|()| self.streams.here(Stream::Optim));
-        let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
+        let is_idle = gathered.is_ok_and(|event| event.is_passed_soon(|| self.is_host_busy()));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {
             let Engine { kernels, settings, mut memory, .. } = ManuallyDrop::take(&mut self.engine);
@@ -238,9 +196,6 @@ impl Drop for CudaDevice {
             }
             // The stream that has come after all others.
             memory.unsharded.free_on(self.streams.stream(Stream::Optim));
-            drop(memory);
-            ManuallyDrop::drop(&mut self.timing);
-            ManuallyDrop::drop(&mut self.streams);
         }
     }
 }

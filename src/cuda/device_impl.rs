@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-use crate::abi::{InstepControl, InstepStatus, InstepTile};
+use crate::abi::{InstepControl, InstepStatus};
 use crate::cuda::CudaDevice;
 use crate::cuda::driver::Entered;
 use crate::cuda::full_buckets::is_sharded;
 use crate::cuda::gpu_memory::{address, bytes_of, fetch, write_progress};
-use crate::cuda::tile_tables::{MovingTiles, StagedTiles};
+use crate::cuda::tile_tables::MovingTiles;
 use crate::cuda::timing::Timing;
-use crate::device::{Claimed, Device, Executor};
+use crate::device::{Blueprint, Claimed, Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::host::memories::Memories;
@@ -26,12 +26,15 @@ use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp, Words};
 
 impl CudaDevice {
-    /// Runs a copy for which the host waits. A capture cannot contain one.
+    /// Runs a copy for which the host waits, after the work that is on the trainer's stream. A capture cannot contain one.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
             return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
         }
-        self.guarded(what, work)
+        self.guarded(what, |device| {
+            device.block_on_compute()?;
+            work(device)
+        })
     }
 
     /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a
@@ -65,7 +68,6 @@ impl CudaDevice {
     /// Reads or writes the host's part of the memory, after the work that is on the trainer's stream.
     fn on_hosts<T>(&mut self, what: &str, work: impl FnOnce(&Memories) -> T) -> Result<T> {
         self.guarded_copy(what, |device| {
-            device.block_on_compute()?;
             device.notice_host();
             match (&*device.host, &device.failed) {
                 (Some(host), None) => Ok(work(host.memories())),
@@ -78,11 +80,9 @@ impl CudaDevice {
     }
 
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
-        self.guarded_copy("a copy to the host", |device| {
-            device.block_on_compute()?;
-            // SAFETY: an address of this device's control memory, plain numbers, which nothing
-            // writes now by `Claimed`.
-            unsafe { fetch(&*device.cuda.driver, at, device.cuda.compute) }
+        // SAFETY: an address of this device's control memory, plain numbers, which nothing writes now by `Claimed`.
+        self.guarded_copy("a copy to the host", |device| unsafe {
+            fetch(&*device.cuda.driver, at, device.cuda.compute)
         })
     }
 }
@@ -122,10 +122,9 @@ impl Executor for CudaDevice {
             return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
         }
         let at = self.engine.memory.regions.records().wrapping_add(record);
-        self.guarded_copy("a copy to the GPU", |device| {
-            device.block_on_compute()?;
-            // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
-            unsafe { write_progress(&*device.cuda.driver, at, progress, device.cuda.compute) }
+        // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
+        self.guarded_copy("a copy to the GPU", |device| unsafe {
+            write_progress(&*device.cuda.driver, at, progress, device.cuda.compute)
         })
     }
 
@@ -157,10 +156,9 @@ impl Executor for CudaDevice {
             return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
         }
         let from = address(self.at(span));
-        self.guarded_copy("a copy to the host", |device| {
-            device.block_on_compute()?;
-            // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
-            unsafe { device.cuda.driver.download(into, from, device.cuda.compute) }
+        // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
+        self.guarded_copy("a copy to the host", |device| unsafe {
+            device.cuda.driver.download(into, from, device.cuda.compute)
         })
     }
 
@@ -172,7 +170,6 @@ impl Executor for CudaDevice {
         }
         let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
-            device.block_on_compute()?;
             let (driver, compute) = (&device.cuda.driver, device.cuda.compute);
             // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.
             unsafe { driver.upload(to, from, compute)? };
@@ -198,17 +195,20 @@ impl Executor for CudaDevice {
     ) -> Result<Self> {
         let control = without_bucket(self.read_control(claimed)?);
         let reached = self.refuse_unreached(borrowed.iter().flat_map(BorrowedPieces::iter));
-        let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed, words)));
+        let (plan, assignment) = (Arc::clone(plan), Arc::clone(assignment));
+        let (comms, timed) = (self.comms.with_words(words), self.timing.is_some());
+        let blueprint = Blueprint { plan, assignment, comms: comms.clone(), borrowed, timed };
+        // An offloaded plan stays for good: the stepper refuses to rebuild it.
+        let built = reached.and_then(|()| CudaDevice::new(self.cuda.clone(), blueprint, None));
         // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
-        let comms = self.comms.with_words(words);
         let agreed = comms.agree(if built.is_ok() { words.fixed() } else { !words.fixed() });
         let mut device = built?;
         agreed?;
         device.engine.settings.begun = self.engine.settings.begun;
         let at = address(device.engine.memory.regions.control());
-        device.guarded_copy("a copy to the GPU", |device| {
-            // SAFETY: the other device's control block, for which nothing has been submitted.
-            unsafe { device.cuda.driver.upload(at, bytes_of(&control), device.cuda.compute) }
+        // SAFETY: the other device's control block, for which nothing has been submitted.
+        device.guarded_copy("a copy to the GPU", |device| unsafe {
+            device.cuda.driver.upload(at, bytes_of(&control), device.cuda.compute)
         })?;
         Ok(device)
     }
@@ -240,7 +240,8 @@ impl Device for CudaDevice {
     }
 
     fn now_ns(&self) -> u64 {
-        self.now()
+        // 2^64 ns are 584 years.
+        self.origin.elapsed().as_nanos() as u64
     }
 }
 
@@ -255,8 +256,11 @@ impl CudaDevice {
             return Ok(());
         }
         self.refuse_unreached(moved)?;
-        // Before anything changes, because it may fail.
-        let staged = (moves_params && self.moving.is_none()).then(|| self.staged_tiles()).transpose()?;
+        let moves_tiles = moves_params && self.host.is_none();
+        // Before anything changes, because it may fail, and because these tiles are the tables' contents.
+        if moves_tiles && self.moving.is_none() {
+            *self.moving = Some(self.moving_tiles()?);
+        }
         self.guarded("new addresses", |device| {
             device.bindings += 1;
             device.engine.memory.regions.rebind(pieces);
@@ -264,7 +268,9 @@ impl CudaDevice {
             for (kind, launches) in [(Kind::Norm, &mut device.norms), (Kind::Step, &mut device.steps)] {
                 launches.iter_mut().flatten().for_each(|launch| launch.rebind(kind, plan, regions));
             }
-            if moves_params { device.move_tiles(staged) } else { Ok(()) }
+            let stream = device.streams.stream(Stream::Optim);
+            let mut moving = device.moving.iter_mut().filter(|_| moves_tiles);
+            moving.try_for_each(|moving| moving.follow(&device.steps, (plan, regions), stream))
         })
     }
 
@@ -275,30 +281,13 @@ impl CudaDevice {
         refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
-    /// Room for the tiles of all steps.
-    fn staged_tiles(&self) -> Result<StagedTiles> {
-        let _entered = Entered::new(&*self.cuda.driver)?;
-        let tiles = self.steps.iter().flatten().map(|launch| launch.tile_count());
-        StagedTiles::new(&self.cuda.driver, tiles.sum())
-    }
-
-    /// Sends the tiles that have changed; all of them, if `staged` is there to begin with.
-    fn move_tiles(&mut self, staged: Option<StagedTiles>) -> Result<()> {
-        let stream = self.streams.stream(Stream::Optim);
-        let is_first = staged.is_some();
-        if let Some(staged) = staged {
-            *self.moving = Some(MovingTiles { lists: self.all_tiles(), staged });
-        }
-        let Some(moving) = &mut *self.moving else { return Ok(()) };
-        moving.follow(&self.steps, (&self.plan, &self.engine.memory.regions), is_first, stream)
-    }
-
     /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
-    fn all_tiles(&self) -> Vec<Vec<InstepTile>> {
+    fn moving_tiles(&self) -> Result<MovingTiles> {
+        let _entered = Entered::new(&*self.cuda.driver)?;
         let (plan, regions) = (&self.plan, &self.engine.memory.regions);
         let buckets = 0..plan.buckets().len() as u32;
         let launches =
             buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, &self.assignment));
-        launches.map(|launch| launch.tiles).collect()
+        MovingTiles::new(&self.cuda.driver, launches.map(|launch| launch.tiles).collect())
     }
 }

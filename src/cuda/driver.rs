@@ -26,13 +26,6 @@ pub struct Kernel(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub usize);
 
-/// Pinned host memory, with the address at which the GPU reaches it.
-#[derive(Clone, Copy, Debug)]
-pub struct Mapped {
-    pub host: NonNull<u8>,
-    pub device: DevicePtr,
-}
-
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -112,11 +105,13 @@ pub unsafe trait Driver: Send + Sync {
     /// # Safety
     /// As for the trait; earlier work on the stream may still use the memory.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
-    fn allocate_mapped(&self, bytes: u64) -> Result<Mapped>;
-    unsafe fn free_mapped(&self, memory: Mapped);
+    /// Allocates page-locked memory of the host, which the GPU reaches under the same address.
+    fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>>;
+    unsafe fn free_mapped(&self, memory: NonNull<u8>);
 
-    /// Fills memory with zeros.
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
+    /// Fills memory with copies of an element of 1, 2 or 4 bytes.
+    unsafe fn fill(&self, address: DevicePtr, element: &[u8], bytes: u64, stream: StreamHandle)
+    -> Result<()>;
     /// Copies inside the device's memory.
     ///
     /// # Safety

@@ -6,9 +6,8 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::Arc;
 
-use super::driver::{Driver, Kernel, Shape};
+use super::driver::{Kernel, Shape};
 use super::gpu_memory::DeviceMemory;
 use super::kernels::Kernels;
 use super::pinned::{SLOTS, SettingsRing};
@@ -19,55 +18,35 @@ use crate::launch::{StepConstants, begin_args};
 
 /// See the module.
 pub(super) struct Engine {
-    pub(super) driver: Arc<dyn Driver>,
     pub(super) kernels: Kernels,
     pub(super) settings: SettingsRing,
     pub(super) memory: DeviceMemory,
+    pub(super) constants: StepConstants,
 }
 
 impl Engine {
     /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into the
     /// arguments.
-    pub(super) fn begin(
-        &self,
-        constants: &StepConstants,
-        scale: impl FnOnce(&mut InstepBeginArgs),
-        stream: StreamHandle,
-    ) -> Result<()> {
+    pub(super) fn begin(&self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         let mut args = InstepBeginArgs {
-            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
-            slot_words: self.settings.slot_words(),
+            ring: ptr::with_exposed_provenance(self.settings.ring.device().0 as usize),
+            slot_words: self.settings.words.len() as u64,
             slot_count: SLOTS as u64,
-            ..begin_args(&self.memory.regions, constants)
+            ..begin_args(&self.memory.regions, &self.constants)
         };
         scale(&mut args);
-        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
+        self.launch(self.kernels.begin, Shape { blocks: 1, threads: INSTEP_GPU_THREADS }, stream, &args)
     }
 
-    /// Launches a kernel of one block, with a struct of abi.h whose addresses lead into this engine's memory.
-    pub(super) fn launch_one<Args>(
+    /// Launches a kernel with a struct of abi.h whose addresses lead into this engine's memory.
+    pub(super) fn launch<Args>(
         &self,
         kernel: Kernel,
-        threads: u32,
+        shape: Shape,
         stream: StreamHandle,
         args: &Args,
     ) -> Result<()> {
         // SAFETY: the kernel takes this struct; nothing else touches this engine's memory meanwhile, as for every op.
-        unsafe { launch_one(&*self.driver, kernel, threads, stream, args) }
+        unsafe { self.memory.driver.launch(kernel, shape, stream, ptr::from_ref(args).cast()) }
     }
-}
-
-/// Launches a kernel of one block.
-///
-/// # Safety
-/// The stream is the driver's, and the kernel takes this struct; its addresses live until the kernel has ended.
-pub(super) unsafe fn launch_one<Args>(
-    driver: &dyn Driver,
-    kernel: Kernel,
-    threads: u32,
-    stream: StreamHandle,
-    args: &Args,
-) -> Result<()> {
-    // SAFETY: the contract.
-    unsafe { driver.launch(kernel, Shape { blocks: 1, threads }, stream, ptr::from_ref(args).cast()) }
 }

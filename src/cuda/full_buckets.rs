@@ -25,11 +25,15 @@ struct Whole {
     arena: Arena,
 }
 
+impl Whole {
+    fn has(&self, span: Span) -> bool {
+        self.span.memory == span.memory && self.span.start <= span.start && span.end <= self.span.end
+    }
+}
+
 impl Unsharded {
     fn of(&self, span: Span) -> Option<&Whole> {
-        self.0.iter().find(|Whole { span: whole, .. }| {
-            whole.memory == span.memory && whole.start <= span.start && span.end <= whole.end
-        })
+        self.0.iter().find(|whole| whole.has(span))
     }
 
     /// Returns where a span of a whole bucket lies.
@@ -73,10 +77,7 @@ impl Unsharded {
     /// Frees the memory of the whole bucket that this span is a part of, after the work on its stream. If two spans are
     /// released, the first frees all.
     pub(super) fn release(&mut self, span: Span) {
-        let is_part = |whole: &Whole| {
-            whole.span.memory == span.memory && whole.span.start <= span.start && span.end <= whole.span.end
-        };
-        self.0.retain(|whole| !is_part(whole));
+        self.0.retain(|whole| !whole.has(span));
     }
 
     /// Returns the bytes of a memory with sharded buckets, as if each bucket were whole where its shard lies. The stepper

@@ -28,6 +28,7 @@ use crate::layout::Plan;
 pub(super) struct HostRecords {
     memories: Memories,
     kernels: Kernels,
+    constants: StepConstants,
     /// By record, whether the launches step it: an empty segment has no tile.
     is_stepped: Vec<bool>,
     /// Control memory, then settings.
@@ -40,7 +41,7 @@ impl HostRecords {
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
         settings: &Settings,
         launches: impl Iterator<Item = (InstepStepArgs, &'a [InstepTile])>,
     ) -> Result<Option<HostRecords>> {
@@ -65,12 +66,13 @@ impl HostRecords {
         let memories = Memories::at(regions);
         // SAFETY: nothing runs on this memory yet.
         unsafe {
-            memories.write_control(first_control(constants), records.into_iter());
+            memories.write_control(first_control(&assignment.constants), records.into_iter());
             memories.write_settings(settings);
         }
         // Every build has the same bits; where this one is broken, the GPU begins.
         let kernels = Kernels::load(Isa::Baseline).ok();
-        Ok(kernels.map(|kernels| HostRecords { memories, kernels, is_stepped, mapped }))
+        let constants = assignment.constants;
+        Ok(kernels.map(|kernels| HostRecords { memories, kernels, constants, is_stepped, mapped }))
     }
 
     pub(super) fn set(&mut self, settings: &Settings) {
@@ -80,12 +82,8 @@ impl HostRecords {
 
     /// Begins and counts an update, and returns what its launches are given. If only the GPU can decide the update, or an
     /// argument has no room, it counts nothing and returns `None`.
-    pub(super) fn begin(
-        &mut self,
-        constants: &StepConstants,
-        scale: impl FnOnce(&mut InstepBeginArgs),
-    ) -> Option<InstepGiven> {
-        let mut args = begin_args(self.memories.regions(), constants);
+    pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
+        let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);
         let asks_gpu = !args.grad_scale.is_null() || !args.found_inf.is_null();
         if asks_gpu || args.divisor <= 0.0 || args.loss_scale <= 0.0 || args.previous_max_norm >= 0.0 {

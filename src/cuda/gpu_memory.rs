@@ -6,7 +6,7 @@
 //! freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepRecord};
@@ -14,26 +14,23 @@ use crate::collective::{Allocation, Collective, Purpose};
 use crate::cuda::driver::Driver;
 use crate::cuda::full_buckets::{Unsharded, is_sharded, shard_bytes, shards};
 use crate::cuda::owned::{Arena, OwnedMapped, pointer};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::host::memories;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Progress, Region, Regions, StepConstants, action_code, first_control,
-    first_records, first_sets,
+    Assignment, BorrowedPieces, Progress, Region, Regions, first_control, first_records, first_sets,
 };
-use crate::layout::{Plan, SegmentAction};
+use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
 /// All memory of one stepper on a GPU.
 pub(super) struct DeviceMemory {
+    pub(super) driver: Arc<dyn Driver>,
+    /// The stream in whose order it is allocated.
+    stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
-    /// The word that makes a pass leave a segment alone; null without tensors.
-    pub(super) left: *const u32,
-    /// With offload: for each type of gradients, ones for the longest tail block of a bucket.
-    ones: Vec<(DType, *const u8)>,
     /// With offload, the host's part. Not stream-ordered, as `lent`.
     pub(super) host: Option<HostMemory>,
     /// What the communicator allocated; not stream-ordered.
@@ -48,7 +45,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
         comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
         mut host: Option<HostMemory>,
@@ -75,7 +72,7 @@ impl DeviceMemory {
             let Some(allocation) = made else { return owned(bytes) };
             let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
             // SAFETY: the communicator has just made it, of `bytes` bytes, which is not 0.
-            unsafe { driver.zero(DevicePtr(base.addr().get() as u64), bytes, stream)? };
+            unsafe { driver.fill(DevicePtr(base.addr().get() as u64), &[0], bytes, stream)? };
             lent.push(allocation);
             Ok(Region::whole(base, bytes))
         };
@@ -93,15 +90,11 @@ impl DeviceMemory {
             Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),
             _ => owned(bytes),
         })?;
-        let (unsharded, ones) = (Unsharded::default(), Vec::new());
-        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host, lent, unsharded };
-        if memory.host.is_some() {
-            // The runner on the host writes what control memory begins with.
-            memory.keep_ones(driver, stream, plan)?;
-            return Ok(memory);
+        let memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
+        // The runner on the host writes what control memory begins with.
+        if memory.host.is_none() {
+            memory.initialise(plan, assignment)?;
         }
-        memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
-        memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }
 
@@ -110,7 +103,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
+        assignment: &Assignment,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
         let regions = Regions::without_tensors(assignment.counts(plan), |_, bytes| {
@@ -119,65 +112,46 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok(region)
         })?;
-        let (ones, lent, unsharded) = (Vec::new(), Vec::new(), Unsharded::default());
-        let memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host: None, lent, unsharded };
-        memory.initialise(driver, stream, plan, (constants, assignment))?;
+        let memory = DeviceMemory::of(driver, stream, regions, arenas);
+        memory.initialise(plan, assignment)?;
         Ok(memory)
     }
 
-    /// Uploads the control block and the records as they are before the first pass.
-    fn initialise(
-        &self,
+    fn of(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
-        plan: &Plan,
-        (constants, assignment): (&StepConstants, &Assignment),
-    ) -> Result<()> {
+        regions: Regions,
+        arenas: Vec<Arena>,
+    ) -> DeviceMemory {
+        let (driver, lent, unsharded) = (Arc::clone(driver), Vec::new(), Unsharded::default());
+        DeviceMemory { driver, stream, regions, arenas, host: None, lent, unsharded }
+    }
+
+    /// Uploads the control block and the records as they are before the first pass.
+    fn initialise(&self, plan: &Plan, assignment: &Assignment) -> Result<()> {
+        let DeviceMemory { driver, stream, .. } = self;
+        let constants = &assignment.constants;
         let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
         let sets: Vec<InstepControl> = first_sets(plan, constants).collect();
         // SAFETY: control memory was made for a block, those of these clip sets and that many records, and more, which stays
         // zeros; nothing runs on it yet.
         unsafe {
             let control = first_control(constants);
-            driver.upload(address(self.regions.control()), bytes_of(&control), stream)?;
+            driver.upload(address(self.regions.control()), bytes_of(&control), *stream)?;
             if !sets.is_empty() {
-                driver.upload(address(self.regions.further_controls().0), bytes_of_all(&sets), stream)?;
+                driver.upload(address(self.regions.further_controls().0), bytes_of_all(&sets), *stream)?;
             }
             if !records.is_empty() {
-                driver.upload(address(self.regions.records()), bytes_of_all(&records), stream)?;
+                driver.upload(address(self.regions.records()), bytes_of_all(&records), *stream)?;
             }
         }
         Ok(())
-    }
-
-    /// Uploads ones of the types in which buckets count ranks.
-    fn keep_ones(&mut self, driver: &Arc<dyn Driver>, stream: StreamHandle, plan: &Plan) -> Result<()> {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let of_type = plan.buckets().iter().filter(|bucket| bucket.storage.precision.grad == dtype);
-            let most = of_type.map(|bucket| Span::tail(Memory::Grads, bucket).bytes()).max().unwrap_or(0);
-            if most > 0 {
-                let one = dtype.one();
-                let ones: Vec<u8> = one.iter().copied().cycle().take(most as usize).collect();
-                let kept = self.keep(driver, stream, &ones)?;
-                self.ones.push((dtype, kept));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns where ones of a type of gradients lie, for as many as a bucket counts.
-    pub(super) fn ones(&self, dtype: DType) -> Option<*const u8> {
-        self.ones.iter().find(|(kept, _)| *kept == dtype).map(|(_, at)| *at)
     }
 
     /// Uploads a copy of these values, which lives as long as this memory.
-    pub(super) fn keep<T: Copy>(
-        &mut self,
-        driver: &Arc<dyn Driver>,
-        stream: StreamHandle,
-        values: &[T],
-    ) -> Result<*const T> {
-        let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
+    pub(super) fn keep<T: Copy>(&mut self, values: &[T]) -> Result<*const T> {
+        let (driver, stream) = (&self.driver, self.stream);
+        let arena = Arena::zeroed(driver, size_of_val(values) as u64, stream)?;
         let kept = pointer(arena.address())?.as_ptr().cast_const().cast();
         if !values.is_empty() {
             // SAFETY: just allocated for them.
@@ -236,6 +210,7 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 }
 
 /// The host's memory of steps that a GPU leaves to the host.
+#[derive(Default)]
 pub(super) struct HostMemory {
     /// Whether what is copied is page-locked; control memory always is.
     is_pinned: bool,
@@ -246,8 +221,7 @@ pub(super) struct HostMemory {
 
 impl HostMemory {
     pub(super) fn new(is_pinned: bool) -> HostMemory {
-        let (stagger, pinned, pageable) = (Stagger::default(), Vec::new(), Vec::new());
-        HostMemory { is_pinned, stagger, pinned, pageable }
+        HostMemory { is_pinned, ..HostMemory::default() }
     }
 
     /// Allocates zeros for a memory.
@@ -265,10 +239,6 @@ impl HostMemory {
             return Ok(Region::whole(base, bytes));
         }
         let mapped = OwnedMapped::new(driver, (bytes + offset) as usize)?;
-        if mapped.host().addr().get() as u64 != mapped.device().0 {
-            let wrong = "the driver maps page-locked memory to other addresses than the host's";
-            return Err(Error::unsupported("offload", wrong, "leave StepperBuilder::offload out"));
-        }
         let base = mapped.host().as_ptr().wrapping_add(offset as usize);
         let base = NonNull::new(base).unwrap_or(mapped.host());
         self.pinned.push(mapped);

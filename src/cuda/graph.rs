@@ -40,11 +40,11 @@ impl CudaDevice {
             let remedy = "name another stream with Cuda::compute_stream";
             return refused("the legacy default stream cannot be captured", remedy);
         }
-        if self.host.as_ref().is_some_and(|host| !host.is_pinned()) {
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned) {
             let wrong = "copies of pageable memory cannot be captured";
             return refused(wrong, "set OffloadPolicy::pin_memory");
         }
-        if self.host.is_some() && self.constants.loss_scale.external().is_some() {
+        if self.host.is_some() && self.assignment.constants.loss_scale.external().is_some() {
             let wrong = "the trainer's thread would have to wait for the decision on its scaler";
             return refused(wrong, "leave grad_scaler or offload out");
         }

@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,7 +20,7 @@ use crate::handle::StreamHandle;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::host::runner::{Parts, Runner};
-use crate::host::streams::message_of;
+use crate::host::streams::caught;
 use crate::launch::{Assignment, Regions};
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
@@ -36,7 +35,8 @@ pub(crate) struct HostSide {
 
 /// The host's part of one device.
 pub(super) struct HostSteps {
-    is_pinned: bool,
+    /// Whether what is copied is page-locked.
+    pub(super) is_pinned: bool,
     shared: Arc<Shared>,
     /// What the driver has been given, for good: a graph may make a call at any time.
     calls: HashMap<Action, Arc<HostCall>>,
@@ -89,18 +89,13 @@ impl HostSteps {
         let shared = Shared {
             runner: Runner::new(parts)?,
             memories,
-            first_slot: settings.first_slot(),
-            slot_words: settings.slot_words() as usize,
+            first_slot: settings.ring.host().as_ptr().cast_const().cast(),
+            slot_words: settings.words.len(),
             begun: AtomicU64::new(0),
             failed: Mutex::new(None),
             is_busy: AtomicBool::new(false),
         };
         Ok(HostSteps { is_pinned: side.is_pinned, shared: Arc::new(shared), calls: HashMap::new() })
-    }
-
-    /// Whether what is copied is page-locked.
-    pub(super) fn is_pinned(&self) -> bool {
-        self.is_pinned
     }
 
     /// Whether the host runs an op of this plan.
@@ -163,24 +158,16 @@ impl Shared {
             return;
         }
         self.is_busy.store(true, Ordering::Relaxed);
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = caught(self.runner.rank(), || {
             if op.action == Action::Control(Phase::Begin) {
                 self.take_settings();
             }
             self.runner.run(op)
-        }));
+        });
         self.is_busy.store(false, Ordering::Relaxed);
-        let error = match outcome {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(panic) => {
-                let message = message_of(&*panic);
-                // Dropping the panic's payload would run a user's code once more.
-                std::mem::forget(panic);
-                Error::Rank { rank: self.runner.rank(), message }
-            }
-        };
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((*op, error));
+        if let Err(error) = outcome {
+            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((*op, error));
+        }
     }
 
     /// Copies the settings of the pass that begins.

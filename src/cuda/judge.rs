@@ -35,12 +35,6 @@ pub(super) enum Kind {
     Guarded,
 }
 
-impl Kind {
-    pub(super) fn of(writes: bool) -> Kind {
-        if writes { Kind::Write } else { Kind::Read }
-    }
-}
-
 impl Range {
     pub(super) fn new(address: usize, bytes: u64, kind: Kind) -> Range {
         Range { address: address as u64, bytes, kind: kind as u64 }

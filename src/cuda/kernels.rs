@@ -55,8 +55,7 @@ impl Kernels {
 
     /// Returns the step kernel of an optimizer that `load` was given.
     pub(super) fn step(&self, optimizer: u32, has_codes: bool) -> Kernel {
-        let is_it = |used: (u32, bool)| used == (optimizer, has_codes) || used.0 == INSTEP_OPTIMIZER_CUSTOM;
-        let found = self.steps.iter().find(|(used, _)| used.0 == optimizer && is_it(*used));
+        let found = self.steps.iter().find(|(used, _)| *used == (optimizer, has_codes));
         found.map_or(Kernel(0), |(_, kernel)| *kernel)
     }
 }

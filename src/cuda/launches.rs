@@ -4,23 +4,21 @@
 //! call per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
 #![allow(unsafe_code)]
 
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr;
-use std::sync::Arc;
 
 use crate::abi::{
-    INSTEP_GPU_THREADS, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE,
-    InstepGiven, InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
+    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, INSTEP_PART_MEASURE, InstepGiven,
+    InstepRecord, InstepStepArgs, InstepStepLaunch, InstepTile,
 };
-use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
+use crate::cuda::driver::{Driver, Kernel, Shape};
 use crate::cuda::gpu_memory::{DeviceMemory, address};
 use crate::cuda::kernels::Kernels;
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{Assignment, Kind, Launch, Regions, rebind};
+use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
-use crate::op::{Memory, Span};
-use crate::optim::{EnqueuedStep, StepParam};
+use crate::optim::EnqueuedStep;
 
 /// What a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. Predicted, not
 /// measured on a GPU yet; kernels/PERFORMANCE.md.
@@ -34,17 +32,14 @@ pub(super) struct BucketLaunch {
     moved_bytes: u64,
     /// A norm and the user's own code use the first field alone.
     args: Box<InstepStepLaunch>,
-    custom: Option<Vec<EnqueuedParam>>,
+    custom: Option<Vec<CustomParam>>,
 }
 
 /// Inputs that all launches of one stepper share.
 pub(super) struct Preparation<'a> {
-    pub(super) driver: &'a Arc<dyn Driver>,
     pub(super) kernels: &'a Kernels,
     pub(super) plan: &'a Plan,
     pub(super) assignment: &'a Assignment,
-    /// The stream on which tiles are uploaded.
-    pub(super) stream: StreamHandle,
     /// Most blocks of one launch, if the caller says how many.
     pub(super) max_blocks: Option<u32>,
 }
@@ -81,9 +76,9 @@ impl Preparation<'_> {
             buckets.iter().map(|launches| Vec::with_capacity(launches.len())).collect();
         for place in 0..buckets[0].len() {
             let tiles: Vec<_> = buckets.iter().flat_map(|launches| &launches[place].tiles).copied().collect();
-            let mut table = memory.keep(self.driver, self.stream, &tiles)?;
+            let mut table = memory.keep(&tiles)?;
             for (launches, prepared) in buckets.iter().zip(&mut prepared) {
-                prepared.push(self.prepare(kind, &launches[place], table)?);
+                prepared.push(self.prepare(kind, &launches[place], table, &*memory.driver)?);
                 table = table.wrapping_add(launches[place].tiles.len());
             }
         }
@@ -99,13 +94,19 @@ impl Preparation<'_> {
     ) -> Result<Vec<(BucketLaunch, Vec<InstepTile>)>> {
         let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, self.assignment);
         let prepare = |launch: Launch| {
-            let table = memory.keep(self.driver, self.stream, &launch.tiles)?;
-            Ok((self.prepare(kind, &launch, table)?, launch.tiles))
+            let table = memory.keep(&launch.tiles)?;
+            Ok((self.prepare(kind, &launch, table, &*memory.driver)?, launch.tiles))
         };
         launches.into_iter().map(prepare).collect()
     }
 
-    fn prepare(&self, kind: Kind, launch: &Launch, table: *const InstepTile) -> Result<BucketLaunch> {
+    fn prepare(
+        &self,
+        kind: Kind,
+        launch: &Launch,
+        table: *const InstepTile,
+        driver: &dyn Driver,
+    ) -> Result<BucketLaunch> {
         let Launch { mut args, ref tiles, moved_bytes } = *launch;
         args.tiles = table;
         let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
@@ -114,47 +115,21 @@ impl Preparation<'_> {
             Kind::Norm => self.kernels.norm,
         };
         let measures = kind == Kind::Norm || args.part == INSTEP_PART_MEASURE;
-        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures)? };
+        let grid = if is_custom { Grid::One } else { self.grid(kernel, measures, driver)? };
         let shape = grid.shape(&mut args, moved_bytes);
         Ok(BucketLaunch {
             kernel,
             grid,
             shape,
             moved_bytes,
-            custom: is_custom.then(|| self.custom_params(&args, tiles)),
+            custom: is_custom.then(|| CustomParam::all(&args, tiles, self.plan, self.assignment)),
             args: Box::new(InstepStepLaunch { args, given: nothing_given() }),
         })
     }
 
-    /// Returns the calls of the user's code after a launch, one per parameter.
-    fn custom_params(&self, args: &InstepStepArgs, tiles: &[InstepTile]) -> Vec<EnqueuedParam> {
-        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
-        let segments = self.plan.segments();
-        let call = |tile: &InstepTile| {
-            let record = tile.record as usize;
-            let (optimizer, segment) = (record / segments.len(), record % segments.len());
-            let (rule, name, state_count) = self.assignment.custom(optimizer, segment)?;
-            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
-            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
-            Some(EnqueuedParam {
-                rule: Arc::clone(rule),
-                name: name.to_owned(),
-                segment,
-                len: segments[segment].len,
-                param: DevicePtr(tile.param),
-                grad: at(args.grads.addr(), tile.grad_offset),
-                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
-                state_count,
-                scalars: DevicePtr(record_at + SCALARS_AT),
-            })
-        };
-        tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect()
-    }
-
-    fn grid(&self, kernel: Kernel, measures: bool) -> Result<Grid> {
-        let _entered = Entered::new(&**self.driver)?;
+    fn grid(&self, kernel: Kernel, measures: bool, driver: &dyn Driver) -> Result<Grid> {
         // SAFETY: `kernels` holds the kernel.
-        let resident = unsafe { self.driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
+        let resident = unsafe { driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
         let most = self.max_blocks.unwrap_or(u32::MAX);
         Ok(match self.max_blocks {
             _ if measures => Grid::Even { most: resident.min(most) },
@@ -219,11 +194,7 @@ impl BucketLaunch {
     /// Follows the caller's tensors to other addresses, except in the table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
-        for param in self.custom.iter_mut().flatten() {
-            let segment = &plan.segments()[param.segment];
-            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
-            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
-        }
+        self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));
     }
 
     /// Returns its arguments.
@@ -239,11 +210,6 @@ impl BucketLaunch {
     /// Returns its table of tiles, which is only read: the address and the bytes.
     pub(super) fn table(&self) -> (usize, u64) {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
-    }
-
-    /// Returns how many tiles its table has.
-    pub(super) fn tile_count(&self) -> usize {
-        self.args.args.tile_count as usize
     }
 
     /// Enqueues the launch with other arguments, which `change` completes.
@@ -290,37 +256,23 @@ impl BucketLaunch {
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
         unsafe { driver.launch(first.kernel, shape, stream, ptr::from_ref(args).cast())? };
         let mut params = neighbours.filter_map(|launch| launch.custom.as_ref()).flatten();
-        params.try_for_each(|param| param.enqueue(stream))
+        params.try_for_each(|param| enqueue_param(param, first.args.args.records, stream))
     }
 }
 
-const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
-
-/// A call of the user's code for one parameter.
-struct EnqueuedParam {
-    rule: Arc<dyn StepParam>,
-    name: String,
-    segment: usize,
-    len: u64,
-    param: DevicePtr,
-    grad: DevicePtr,
-    states: [DevicePtr; INSTEP_MAX_STATES as usize],
-    state_count: usize,
-    scalars: DevicePtr,
-}
-
-impl EnqueuedParam {
-    fn enqueue(&self, stream: StreamHandle) -> Result<()> {
-        self.rule.enqueue_param(&EnqueuedStep {
-            name: &self.name,
-            stream,
-            len: self.len,
-            param: self.param,
-            grad_sum: self.grad,
-            states: &self.states[..self.state_count],
-            scalars: self.scalars,
-        })
-    }
+/// Enqueues the user's code for a parameter.
+fn enqueue_param(param: &CustomParam, records: *mut InstepRecord, stream: StreamHandle) -> Result<()> {
+    let states = param.states.map(|state| address(state));
+    let scalars = address(records.wrapping_add(param.record)).0 + offset_of!(InstepRecord, scalars) as u64;
+    param.rule.enqueue_param(&EnqueuedStep {
+        name: &param.name,
+        stream,
+        len: param.len,
+        param: address(param.param),
+        grad_sum: address(param.grad),
+        states: &states[..param.state_count],
+        scalars: DevicePtr(scalars),
+    })
 }
 
 #[cfg(test)]

@@ -46,8 +46,9 @@ symbols! {
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetCtx cuLaunchHostFunc
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphDestroy cuGraphExecDestroy
     cuEventCreate cuEventDestroy_v2 cuPointerGetAttribute
-    cuMemFreeAsync cuMemHostAlloc cuMemHostGetDevicePointer_v2 cuMemFreeHost
-    cuMemsetD8Async cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
+    cuMemFreeAsync cuMemHostAlloc cuMemFreeHost
+    cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
+    cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2
 }
 
 /// Calls cudarc's function of this name, which must be in [`symbols`].

@@ -9,8 +9,6 @@ mod bucket;
 mod built;
 mod cast;
 mod claims;
-#[cfg(feature = "cuda")]
-mod context;
 mod device;
 mod device_impl;
 #[doc(hidden)]
@@ -39,15 +37,13 @@ mod timing;
 mod waits;
 
 pub(crate) use bucket::BucketEngine;
-pub use built::Image;
-pub use built::{BuiltKernels, built_kernels};
+pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
 /// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made from.
 /// Its interface changes often, so no other public item names its types.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
-pub(crate) use device::Parts;
 pub use graph::CapturedPass;
 pub(crate) use host_steps::HostSide;
 pub use nccl::Nccl;
@@ -143,7 +139,7 @@ impl std::fmt::Debug for Cuda {
 /// As for [`Cuda::open`], except for the ordinal.
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
-    return context::device_count();
+    return system::device_count();
     #[cfg(not(feature = "cuda"))]
     built_kernels().map(|_| 0)
 }

@@ -3,12 +3,12 @@
 //! Its calls may come on any stream: each waits for the last one (`any_stream.rs`).
 #![allow(unsafe_code)]
 
+use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
 use super::any_stream::AnyStream;
-use super::driver::Driver;
-use super::engine::launch_one;
+use super::driver::{Driver, Shape};
 use super::gpu_memory::{bytes_of, fetch};
 use super::kernels::Kernels;
 use super::owned::Arena;
@@ -18,26 +18,25 @@ use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{StepConstants, begin_block, decide_block, first_control};
 
 /// See the module.
-pub(crate) struct NormBlock(AnyStream<Block>);
+pub(crate) type NormBlock = AnyStream<Block>;
 
-struct Block {
+pub(crate) struct Block {
     driver: Arc<dyn Driver>,
     kernels: Kernels,
     arena: Arena,
 }
 
 impl NormBlock {
-    pub(crate) fn new(cuda: &Cuda) -> Result<NormBlock> {
+    pub(crate) fn of(cuda: &Cuda) -> Result<NormBlock> {
         let driver = Arc::clone(&cuda.driver);
-        let made = AnyStream::new(&cuda.driver, "norm", |own| {
+        AnyStream::new(&cuda.driver, "norm", |own| {
             let kernels = Kernels::load(&driver, &[])?;
             let arena = Arena::zeroed(&driver, size_of::<InstepControl>() as u64, own)?;
             let control = first_control(&StepConstants::PLAIN);
             // SAFETY: just allocated for it. The host waits for the copy, so every stream finds it.
             unsafe { driver.upload(arena.address(), bytes_of(&control), own)? };
             Ok(Block { driver, kernels, arena })
-        });
-        Ok(NormBlock(made?))
+        })
     }
 
     /// Opens the block. `scale` puts the factors of the gradients into the arguments.
@@ -49,11 +48,12 @@ impl NormBlock {
         scale: impl FnOnce(&mut InstepBeginArgs),
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |block, _| {
-            let mut args = begin_block(block.pointer());
+        self.on_stream(stream, |block, _| {
+            let (mut args, shape) =
+                (begin_block(block.pointer()), Shape { blocks: 1, threads: INSTEP_GPU_THREADS });
             scale(&mut args);
             // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
-            unsafe { launch_one(&*block.driver, block.kernels.begin, INSTEP_GPU_THREADS, stream, &args) }
+            unsafe { block.driver.launch(block.kernels.begin, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
 
@@ -67,17 +67,18 @@ impl NormBlock {
         skip_nonfinite: bool,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.0.on_stream(stream, |block, _| {
+        self.on_stream(stream, |block, _| {
             let args = decide_block(block.pointer(), max_norm, skip_nonfinite);
+            let shape = Shape { blocks: 1, threads: 1 };
             // SAFETY: the kernel takes this struct, whose block is this object's own; the rest is the contract.
-            unsafe { launch_one(&*block.driver, block.kernels.decide, 1, stream, &args) }
+            unsafe { block.driver.launch(block.kernels.decide, shape, stream, ptr::from_ref(&args).cast()) }
         })
     }
 
     /// Returns the block after all calls.
-    pub(crate) fn read(&mut self) -> Result<InstepControl> {
+    pub(crate) fn control(&mut self) -> Result<InstepControl> {
         // SAFETY: our own block, which nothing writes when the stream comes to the copy.
-        self.0.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
+        self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 
     /// Runs a bucket's work between the last call and the next one, given where the block lies.
@@ -86,7 +87,7 @@ impl NormBlock {
         stream: StreamHandle,
         work: impl FnOnce(DevicePtr) -> Result<T>,
     ) -> Result<T> {
-        self.0.on_stream(stream, |block, _| work(block.arena.address()))
+        self.on_stream(stream, |block, _| work(block.arena.address()))
     }
 }
 

@@ -8,17 +8,20 @@
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::driver::{Driver, Entered, Graph, Mapped, Module};
+use super::driver::{Driver, Entered, Graph, Module};
 use crate::abi::InstepStatus;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 
+/// How long a drop waits for the GPU before it leaks what may still be in use.
+const GRACE: Duration = Duration::from_millis(20);
+
 /// A driver's call that takes a handle back.
 type Free<H> = unsafe fn(&(dyn Driver + 'static), H);
 
-/// A handle, and the call that takes it back.
+/// A handle, and the call that takes it back, which is made with the device current.
 pub(super) struct Owned<H: Copy> {
     driver: Arc<dyn Driver>,
     handle: H,
@@ -37,6 +40,7 @@ impl<H: Copy> Owned<H> {
 
 impl<H: Copy> Drop for Owned<H> {
     fn drop(&mut self) {
+        let Ok(_entered) = Entered::new(&*self.driver) else { return };
         // SAFETY: every constructor below makes the handle by this driver, beside the call that frees it, for this owner alone.
         unsafe { (self.free)(&*self.driver, self.handle) }
     }
@@ -61,10 +65,6 @@ impl Event {
         self.0.event.handle
     }
 
-    fn is_recorded(&self) -> bool {
-        self.0.is_recorded.load(Ordering::Relaxed)
-    }
-
     /// Makes it the stream's position of now.
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
         self.0.is_recorded.store(true, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl Event {
 
     /// Makes later work on the stream wait for its last position, if there is one.
     pub(crate) fn hold(&self, stream: StreamHandle) -> Result<()> {
-        if !self.is_recorded() {
+        if !self.0.is_recorded.load(Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: both are alive.
@@ -83,8 +83,25 @@ impl Event {
 
     /// Whether its last position has been passed, or there is none.
     pub(crate) fn is_passed(&self) -> Result<bool> {
+        let is_recorded = self.0.is_recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
-        Ok(!self.is_recorded() || unsafe { self.0.event.driver.is_passed(self.handle())? })
+        Ok(!is_recorded || unsafe { self.0.event.driver.is_passed(self.handle())? })
+    }
+
+    /// Returns whether its last position is passed within the grace of a drop, which begins anew while something is busy.
+    pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
+        let mut since = Instant::now();
+        loop {
+            match self.is_passed() {
+                Ok(false) if since.elapsed() < GRACE => {
+                    std::thread::sleep(Duration::from_micros(20));
+                    if is_busy() {
+                        since = Instant::now();
+                    }
+                }
+                outcome => return outcome == Ok(true),
+            }
+        }
     }
 
     /// Blocks until its last position has been passed, if there is one.
@@ -111,17 +128,12 @@ impl OwnedStream {
     }
 }
 
-/// Code on the GPU, unloaded with the device current. The driver keeps the code of launches in flight.
+/// Code on the GPU. The driver keeps the code of launches in flight.
 pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
     pub(super) fn load(driver: &Arc<dyn Driver>) -> Result<OwnedModule> {
-        Ok(Owned::new(driver, driver.load(driver.image()?)?, |driver, module| {
-            if let Ok(_entered) = Entered::new(driver) {
-                // SAFETY: a module of this driver's, whose only owner is being dropped.
-                unsafe { driver.unload(module) }
-            }
-        }))
+        Ok(Owned::new(driver, driver.load(driver.image()?)?, <dyn Driver>::unload))
     }
 }
 
@@ -139,12 +151,7 @@ impl OwnedGraph {
     pub(super) fn end(driver: &Arc<dyn Driver>, stream: StreamHandle) -> Result<OwnedGraph> {
         // SAFETY: the stream is alive.
         let graph = unsafe { driver.end_capture(stream)? };
-        Ok(Owned::new(driver, graph, |driver, graph| {
-            if let Ok(_entered) = Entered::new(driver) {
-                // SAFETY: a graph of this driver's, whose only owner is being dropped.
-                unsafe { driver.destroy_graph(graph) }
-            }
-        }))
+        Ok(Owned::new(driver, graph, <dyn Driver>::destroy_graph))
     }
 
     /// Runs it on the stream, with the device current.
@@ -175,7 +182,7 @@ impl Arena {
         let arena = Arena::new(driver, bytes, stream)?;
         if bytes > 0 {
             // SAFETY: just allocated, `bytes` bytes long, on this stream.
-            unsafe { driver.zero(arena.address(), bytes, stream)? };
+            unsafe { driver.fill(arena.address(), &[0], bytes, stream)? };
         }
         Ok(arena)
     }
@@ -203,10 +210,10 @@ pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Pinned memory under an address for the host and one for the GPU, all zeros at first. Its owner forgets it instead of
+/// Pinned memory, which host and GPU reach under the same address, all zeros at first. Its owner forgets it instead of
 /// dropping it while work that uses it may be in flight.
 pub(super) struct OwnedMapped {
-    memory: Owned<Mapped>,
+    memory: Owned<NonNull<u8>>,
     bytes: usize,
 }
 
@@ -214,18 +221,23 @@ impl OwnedMapped {
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<OwnedMapped> {
         let memory = Owned::new(driver, driver.allocate_mapped(bytes as u64)?, <dyn Driver>::free_mapped);
         // SAFETY: allocated for them; nothing else has the address yet.
-        unsafe { memory.handle.host.as_ptr().write_bytes(0, bytes) };
+        unsafe { memory.handle.as_ptr().write_bytes(0, bytes) };
         Ok(OwnedMapped { memory, bytes })
     }
 
     /// Returns the GPU's address of its first byte.
     pub(super) fn device(&self) -> DevicePtr {
-        self.memory.handle.device
+        DevicePtr(self.host().as_ptr().expose_provenance() as u64)
+    }
+
+    /// Returns the GPU's address, and the bytes.
+    pub(super) fn run(&self) -> (usize, u64) {
+        (self.device().0 as usize, self.bytes as u64)
     }
 
     /// Returns the host's address of its first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
-        self.memory.handle.host
+        self.memory.handle
     }
 
     /// Writes words from word `at` on. No kernel reads them meanwhile, or it may read some of the old ones.

@@ -4,7 +4,6 @@
 //! rate changes without waiting for earlier passes. Status comes back: one seqlock per slot, written after the last
 //! step. The host never writes a slot that a Begin has still to read.
 
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,7 +11,7 @@ use super::driver::Driver;
 use super::owned::{Event, OwnedMapped};
 use crate::abi::InstepStatus;
 use crate::error::Result;
-use crate::handle::{DevicePtr, StreamHandle};
+use crate::handle::StreamHandle;
 use crate::launch::Settings;
 
 /// Passes that the host may be ahead of the GPU.
@@ -20,12 +19,12 @@ pub(super) const SLOTS: usize = 8;
 
 /// The settings that the trainer changes between passes, and the slots that carry them to the GPU.
 pub(super) struct SettingsRing {
-    ring: OwnedMapped,
+    pub(super) ring: OwnedMapped,
     /// The latest settings.
-    words: Vec<u32>,
+    pub(super) words: Vec<u32>,
     /// The settings in the latest slot that was written, for [`claims`](super::claims), which only builds with checks
     /// have.
-    of_pass: Vec<u32>,
+    pub(super) of_pass: Vec<u32>,
     /// Per slot, the event after its Begin.
     read: Vec<Event>,
     /// Begins so far, which select the slot of the next one.
@@ -58,16 +57,6 @@ impl SettingsRing {
         }
     }
 
-    /// Returns the settings of the latest slot that was written.
-    pub(super) fn of_pass(&self) -> &[u32] {
-        &self.of_pass
-    }
-
-    /// Returns the size of all slots.
-    pub(super) fn bytes(&self) -> u64 {
-        (SLOTS * size_of_val(&*self.words)) as u64
-    }
-
     /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
     pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
         let event = &self.read[slot(self.begun)];
@@ -75,38 +64,16 @@ impl SettingsRing {
         self.begun += 1;
         Ok(event)
     }
-
-    pub(super) fn ring(&self) -> DevicePtr {
-        self.ring.device()
-    }
-
-    /// Returns the host's address of the first slot.
-    pub(super) fn first_slot(&self) -> *const u32 {
-        self.ring.host().as_ptr().cast_const().cast()
-    }
-
-    pub(super) fn slot_words(&self) -> u64 {
-        self.words.len() as u64
-    }
 }
 
 /// The results of passes, as the GPU publishes them.
 pub(super) struct StatusRing {
-    ring: OwnedMapped,
+    pub(super) ring: OwnedMapped,
 }
 
 impl StatusRing {
     pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<StatusRing> {
         Ok(StatusRing { ring: OwnedMapped::new(driver, SLOTS * size_of::<InstepStatus>())? })
-    }
-
-    pub(super) fn ring(&self) -> *mut InstepStatus {
-        ptr::with_exposed_provenance_mut(self.ring.device().0 as usize)
-    }
-
-    /// Returns the size of all slots.
-    pub(super) fn bytes(&self) -> u64 {
-        (SLOTS * size_of::<InstepStatus>()) as u64
     }
 
     /// Returns the newest status that is complete.

@@ -19,7 +19,8 @@ use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{decide_args, dtype_code, records_of};
+use crate::launch::{action_code, decide_args, dtype_code, records_of};
+use crate::layout::SegmentAction;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 impl CudaDevice {
@@ -116,27 +117,22 @@ impl CudaDevice {
             Action::Control(Phase::Decide) => self.decide(None, stream),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
             Action::Control(Phase::Publish) => {
-                let (control, ring) = (self.engine.memory.regions.control(), self.status.ring());
+                let control = self.engine.memory.regions.control();
+                let ring = ptr::with_exposed_provenance_mut(self.status.ring.device().0 as usize);
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
-                self.engine.launch_one(self.engine.kernels.publish, 1, stream, &args)
+                self.engine.launch(
+                    self.engine.kernels.publish,
+                    Shape { blocks: 1, threads: 1 },
+                    stream,
+                    &args,
+                )
             }
             Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } => self.launch(op, stream),
             Action::Leave { segment } => self.leave(segment, stream),
-            Action::Zero(span) => {
-                let at = address(self.engine.memory.regions.resolve(span));
-                // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
-                // guarantees and the checker proves for every op.
-                unsafe { self.cuda.driver.zero(at, span.bytes(), stream) }
-            }
+            Action::Zero(span) => self.fill(span, &[0], stream),
             Action::Copy { src, dst, .. } => self.copy(op.stream, [src, dst]),
             Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
-            Action::Count(span) => {
-                let at = address(self.engine.memory.regions.resolve(span));
-                let Some(ones) = self.engine.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
-                // SAFETY: in bounds by `resolve`, and there are as many ones as any bucket counts; the schedule lets nothing else
-                // touch them meanwhile, which the checker proves for every op.
-                unsafe { self.cuda.driver.copy(at, address(ones), span.bytes(), stream) }
-            }
+            Action::Count(span) => self.fill(span, span.dtype(&self.plan).one(), stream),
             Action::Release(span) if is_sharded(span.memory, &self.plan) => {
                 self.engine.memory.unsharded.release(span);
                 Ok(())
@@ -169,8 +165,7 @@ impl CudaDevice {
     fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
         let (stream, bytes) = (self.streams.stream(on), src.bytes());
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
-        if self.host.as_ref().is_some_and(|host| !host.is_pinned())
-            && (is_offloaded(src) || is_offloaded(dst))
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned) && (is_offloaded(src) || is_offloaded(dst))
         {
             // The driver copies pageable memory when it is called.
             self.block_on(self.streams.here(on)?)?;
@@ -193,7 +188,7 @@ impl CudaDevice {
         if self.is_on_host(op) {
             self.on_host(op, stream)?;
         } else {
-            self.engine.begin(&self.constants, |_| {}, stream)?;
+            self.engine.begin(|_| {}, stream)?;
         }
         if self.is_capturing {
             return Ok(());
@@ -201,24 +196,23 @@ impl CudaDevice {
         self.engine.settings.mark_read(stream).map(drop)
     }
 
-    /// Makes the open pass leave a segment alone: by a copy on the stream, which a captured pass holds as well. The next
+    fn fill(&self, span: Span, element: &[u8], stream: StreamHandle) -> Result<()> {
+        let at = address(self.engine.memory.regions.resolve(span));
+        // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule guarantees and the
+        // checker proves for every op.
+        unsafe { self.cuda.driver.fill(at, element, span.bytes(), stream) }
+    }
+
+    /// Makes the open pass leave a segment alone: by a fill on the stream, which a captured pass holds as well. The next
     /// Begin sets the action anew.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
-        for record in records_of(&self.plan, &self.engine.memory.regions, segment) {
+        let (driver, action) = (&self.cuda.driver, action_code(SegmentAction::Leave).to_ne_bytes());
+        records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {
             let at = address(self.engine.memory.regions.records().wrapping_add(record));
-            let to = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
-            // SAFETY: a word of a record of this device's, and one of its constants; nothing else touches the record now,
-            // as for every op.
-            unsafe {
-                self.cuda.driver.copy(
-                    to,
-                    address(self.engine.memory.left),
-                    size_of::<u32>() as u64,
-                    stream,
-                )?
-            };
-        }
-        Ok(())
+            let at = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
+            // SAFETY: a word of a record of this device's, which nothing else touches now, as for every op.
+            unsafe { driver.fill(at, &action, action.len() as u64, stream) }
+        })
     }
 
     /// Adds a part of a bucket's gradients to another one.
@@ -228,16 +222,12 @@ impl CudaDevice {
         let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
         let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
         let shape = Shape::of_elements(count, self.cuda.max_blocks);
-        // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
-        // for `Zero`.
-        unsafe {
-            self.cuda.driver.launch(self.engine.kernels.add, shape, stream, ptr::from_ref(&args).cast())
-        }
+        self.engine.launch(self.engine.kernels.add, shape, stream, &args)
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
-        let args = decide_args(&self.plan, &self.engine.memory.regions, &self.constants, bucket);
-        self.engine.launch_one(self.engine.kernels.decide, 1, stream, &args)
+        let args = decide_args(&self.plan, &self.engine.memory.regions, &self.engine.constants, bucket);
+        self.engine.launch(self.engine.kernels.decide, Shape { blocks: 1, threads: 1 }, stream, &args)
     }
 
     /// Writes the next pass's settings to the slot that its Begin reads.

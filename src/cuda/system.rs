@@ -3,6 +3,10 @@
 //! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent the
 //! overlap that this library exists for; its `CudaStream` and `CudaEvent` ask for the current context in every call.
 //! Streams and events of a program that has these types are taken by reference.
+//!
+//! The context is the device's primary one, which the CUDA runtime and every framework share. It is never released,
+//! because others may hold memory in it. Every call restores the context that the thread had; cudarc's `CudaContext`
+//! leaves its own current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -17,8 +21,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::context::Primary;
-use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
+use super::driver::{Driver, Graph, Kernel, Module, Shape};
 use super::judge::Judge;
 use super::library::{Direct, PoolProps, call, direct};
 use crate::error::{Error, Result};
@@ -45,68 +48,89 @@ impl From<&CudaEvent> for EventHandle {
 /// One device of this machine's driver.
 struct System {
     direct: &'static Direct,
-    primary: Primary,
-    pool: Pool,
+    /// The primary context.
+    context: usize,
+    /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own
+    /// pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
+    pool: usize,
     ordinal: u32,
     multiprocessors: u32,
     l2_bytes: u64,
     name: String,
 }
 
-/// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own pool
-/// gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
-struct Pool {
-    direct: &'static Direct,
-    handle: usize,
-}
-
-impl Pool {
-    fn new(direct: &'static Direct, ordinal: u32) -> Result<Pool> {
-        let props = PoolProps {
-            kind: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
-            handles: 0,
-            location: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
-            ordinal: ordinal as i32,
-            rest: [0; 9],
-        };
-        // SAFETY: the driver reads the struct.
-        let pool = Pool { direct, handle: made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })? };
-        let (threshold, mut bytes) =
-            (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
-        // SAFETY: a pool of the line before; the attribute has 64 bits.
-        unsafe { direct.cuMemPoolSetAttribute(pointer(pool.handle), threshold, (&raw mut bytes).cast())? };
-        Ok(pool)
-    }
-}
-
-impl Drop for Pool {
+impl Drop for System {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this was its only owner.
-        let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.handle)) };
+        // SAFETY: made by `open`, and this was its only owner.
+        let _ = unsafe { self.direct.cuMemPoolDestroy(pointer(self.pool)) };
     }
+}
+
+/// Returns the number of devices.
+///
+/// # Errors
+/// `DriverUnavailable` if there is no working driver.
+pub(super) fn device_count() -> Result<u32> {
+    direct()?;
+    let mut count = 0;
+    // SAFETY: the driver is initialised; writes one number.
+    unsafe { call!(cuDeviceGetCount(&mut count))? };
+    Ok(count as u32)
 }
 
 /// Opens a device.
+///
+/// # Errors
+/// Errors as for [`device_count`]; `Unsupported` if there is no such device, or if it has no stream-ordered memory;
+/// `Device` if the driver refuses the context.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
-    let primary = Primary::of(ordinal)?;
+    let count = device_count()?;
+    if ordinal >= count {
+        let (wrong, remedy) = match count {
+            0 => ("this machine has no GPU that the driver shows", "step on the host".to_owned()),
+            _ => ("no such GPU", format!("use cuda:0 to cuda:{}", count - 1)),
+        };
+        return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, remedy));
+    }
+    let mut device = 0;
+    // SAFETY: the ordinal is below the count; writes one handle.
+    unsafe { call!(cuDeviceGet(&mut device, ordinal as i32))? };
+    // SAFETY: the device is the driver's own; writes one handle.
+    let context = made(|context| unsafe { call!(cuDevicePrimaryCtxRetain(context, device)) })?;
     let attribute = |attribute| {
         let mut value = 0;
         // SAFETY: the device is the driver's own; writes one number.
-        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, primary.device)) }.map(|()| value)
+        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
     };
-    if attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
-        let wrong = "this GPU has no stream-ordered memory";
-        return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, "use another GPU"));
+    for (needed, wrong) in [
+        (CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "this GPU has no stream-ordered memory"),
+        (CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "this GPU reaches host memory under other addresses"),
+    ] {
+        if attribute(needed)? == 0 {
+            return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, "use another GPU"));
+        }
     }
     let l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
     let counted = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let mut name = [0u8; 256];
     // SAFETY: the driver writes a string of at most that many bytes.
-    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device))? };
+    unsafe { call!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))? };
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
     let direct = direct()?;
-    let pool = Pool::new(direct, ordinal)?;
-    Ok(Arc::new(System { direct, primary, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name }))
+    let props = PoolProps {
+        kind: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
+        handles: 0,
+        location: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
+        ordinal: ordinal as i32,
+        rest: [0; 9],
+    };
+    // SAFETY: the driver reads the struct.
+    let pool = made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })?;
+    let system = System { direct, context, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name };
+    let (threshold, mut bytes) = (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
+    // SAFETY: the pool of the line before; the attribute has 64 bits.
+    unsafe { direct.cuMemPoolSetAttribute(pointer(pool), threshold, (&raw mut bytes).cast())? };
+    Ok(Arc::new(system))
 }
 
 /// Has a call write a handle.
@@ -150,12 +174,23 @@ unsafe impl Driver for System {
         self.direct.judge
     }
 
+    /// A trainer's thread usually has the context current already.
     fn enter(&self) -> Result<bool> {
-        self.primary.enter()
+        let (mut current, context) = (ptr::null_mut(), pointer(self.context));
+        // SAFETY: the promise of every call (see the impl).
+        unsafe { self.direct.cuCtxGetCurrent(&mut current)? };
+        if current == context {
+            return Ok(false);
+        }
+        // SAFETY: a context that is never released.
+        unsafe { call!(cuCtxPushCurrent_v2(context))? };
+        Ok(true)
     }
 
     fn leave(&self) {
-        self.primary.leave();
+        let mut popped = ptr::null_mut();
+        // SAFETY: the promise of every call (see the impl). It cannot fail after an `enter`.
+        let _ = unsafe { call!(cuCtxPopCurrent_v2(&mut popped)) };
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
@@ -201,7 +236,7 @@ unsafe impl Driver for System {
             return Ok(());
         }
         // SAFETY: the promise of every call (see the impl).
-        if self.primary.is(unsafe { self.direct.context_of(stream_of(stream))? }) {
+        if unsafe { self.direct.context_of(stream_of(stream))? } == pointer(self.context) {
             return Ok(());
         }
         let thing = format_args!("stream {:#x}", stream.0);
@@ -256,7 +291,7 @@ unsafe impl Driver for System {
     }
 
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr> {
-        let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool.handle));
+        let (mut address, bytes, pool) = (0, bytes.max(1) as usize, pointer(self.pool));
         // SAFETY: the promise of every call (see the impl). The driver refuses a length of zero.
         unsafe { self.direct.cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream_of(stream))? };
         Ok(DevicePtr(address))
@@ -267,30 +302,37 @@ unsafe impl Driver for System {
         let _ = unsafe { call!(cuMemFreeAsync(address.0, stream_of(stream))) };
     }
 
-    fn allocate_mapped(&self, bytes: u64) -> Result<Mapped> {
-        let (mut host, mut device) = (ptr::null_mut(), 0);
+    fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>> {
+        let mut host = ptr::null_mut();
         let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the promise of every call (see the impl).
+        unsafe { call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))? };
+        let none = Error::Device { call: "cuMemHostAlloc", code: 0, name: "a null address".to_owned() };
+        NonNull::new(host.cast()).ok_or(none)
+    }
+
+    unsafe fn free_mapped(&self, memory: NonNull<u8>) {
+        // SAFETY: the promise of every call (see the impl).
+        let _ = unsafe { call!(cuMemFreeHost(memory.as_ptr().cast())) };
+    }
+
+    unsafe fn fill(
+        &self,
+        address: DevicePtr,
+        element: &[u8],
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (at, count, stream) = (address.0, bytes as usize / element.len().max(1), stream_of(stream));
+        // SAFETY: the promise of every call (see the impl).
         unsafe {
-            call!(cuMemHostAlloc(&mut host, bytes.max(1) as usize, flags))?;
-            if let Err(error) = call!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) {
-                let _ = call!(cuMemFreeHost(host));
-                return Err(error);
+            match *element {
+                [a, b, c, d] => call!(cuMemsetD32Async(at, u32::from_ne_bytes([a, b, c, d]), count, stream)),
+                [a, b] => call!(cuMemsetD16Async(at, u16::from_ne_bytes([a, b]), count, stream)),
+                [byte, ..] => call!(cuMemsetD8Async(at, byte, count, stream)),
+                [] => Ok(()),
             }
         }
-        let none = Error::Device { call: "cuMemHostAlloc", code: 0, name: "a null address".to_owned() };
-        let host = NonNull::new(host.cast()).ok_or(none)?;
-        Ok(Mapped { host, device: DevicePtr(device) })
-    }
-
-    unsafe fn free_mapped(&self, memory: Mapped) {
-        // SAFETY: the promise of every call (see the impl).
-        let _ = unsafe { call!(cuMemFreeHost(memory.host.as_ptr().cast())) };
-    }
-
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the promise of every call (see the impl).
-        unsafe { call!(cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream))) }
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
@@ -309,20 +351,18 @@ unsafe impl Driver for System {
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
-        let stream = stream_of(stream);
         // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
-            call!(cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), from.len(), stream))?;
-            self.direct.cuStreamSynchronize(stream)
+            self.copy_up(to, from.as_ptr(), from.len() as u64, stream)?;
+            self.direct.cuStreamSynchronize(stream_of(stream))
         }
     }
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
-        let stream = stream_of(stream);
         // SAFETY: the promise of every call (see the impl); the slice outlives the copy, because the call waits for the stream.
         unsafe {
-            call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), stream))?;
-            self.direct.cuStreamSynchronize(stream)
+            self.copy_down(to.as_mut_ptr(), from, to.len() as u64, stream)?;
+            self.direct.cuStreamSynchronize(stream_of(stream))
         }
     }
 

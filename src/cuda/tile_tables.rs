@@ -85,24 +85,28 @@ impl TileTables {
 
 /// The tiles of the steps' launches, bucket by bucket, once a parameter has moved.
 pub(super) struct MovingTiles {
-    pub(super) lists: Vec<Vec<InstepTile>>,
-    pub(super) staged: StagedTiles,
+    lists: Vec<Vec<InstepTile>>,
+    staged: StagedTiles,
 }
 
 impl MovingTiles {
-    /// Sends the tiles of the launches whose parameters have moved; all of them, if the lists were made just now.
+    /// Allocates room for these tiles, which are those of the tables.
+    pub(super) fn new(driver: &Arc<dyn Driver>, lists: Vec<Vec<InstepTile>>) -> Result<MovingTiles> {
+        let staged = StagedTiles::new(driver, lists.iter().map(Vec::len).sum())?;
+        Ok(MovingTiles { lists, staged })
+    }
+
+    /// Sends the tiles of the launches whose parameters have moved.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
         (plan, regions): (&Plan, &Regions),
-        is_first: bool,
         stream: StreamHandle,
     ) -> Result<()> {
         let mut changed = Vec::with_capacity(self.lists.len());
         for (launch, tiles) in steps.iter().flatten().zip(&mut self.lists) {
             let mut args = launch.args();
-            // Lists that were made just now have the new addresses already.
-            if rebind(Kind::Step, &mut args, tiles, plan, regions) || is_first && !tiles.is_empty() {
+            if rebind(Kind::Step, &mut args, tiles, plan, regions) {
                 changed.push((args.tiles, tiles.iter().copied()));
             }
         }
@@ -115,7 +119,7 @@ impl MovingTiles {
 
 /// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device forgets
 /// them while such a copy may run.
-pub(super) struct StagedTiles {
+struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],
     current: usize,
@@ -123,7 +127,7 @@ pub(super) struct StagedTiles {
 
 impl StagedTiles {
     /// Allocates room for that many tiles, twice.
-    pub(super) fn new(driver: &Arc<dyn Driver>, tiles: usize) -> Result<StagedTiles> {
+    fn new(driver: &Arc<dyn Driver>, tiles: usize) -> Result<StagedTiles> {
         let staging = || -> Result<(OwnedMapped, Event)> {
             let memory = OwnedMapped::new(driver, tiles * size_of::<InstepTile>())?;
             Ok((memory, Event::new(driver, false)?))

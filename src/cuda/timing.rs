@@ -14,8 +14,8 @@ use crate::op::{Interval, Op, TimedOp};
 /// The timed events of the ops that have been submitted.
 pub(super) struct Timing {
     driver: Arc<dyn Driver>,
-    /// The zero of the device's clock.
-    origin: Event,
+    /// The zero of all times, on the device's clock.
+    pub(super) origin: Event,
     spans: Vec<(Op, Event, Event)>,
     /// The trainer's waits.
     stalls: Vec<(Event, Event)>,
@@ -28,11 +28,6 @@ impl Timing {
         let (spans, stalls, spare) = (Vec::new(), Vec::new(), Vec::new());
         origin.record(stream)?;
         Ok(Timing { driver: Arc::clone(driver), origin, spans, stalls, spare })
-    }
-
-    /// Returns the event that is the zero of all times.
-    pub(super) fn origin(&self) -> &Event {
-        &self.origin
     }
 
     pub(super) fn start(&mut self, op: Op, stream: StreamHandle) -> Result<()> {

@@ -3,6 +3,7 @@
 //! A wait polls, so a lost peer or a hanging reduction ends it. A failure is sticky: every later call returns it. The
 //! trainer's own work never counts against a deadline.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,39 +13,30 @@ use super::host_steps::HostSteps;
 use super::owned::Event;
 use crate::error::{Error, Result};
 use crate::op::{Stream, Ticket};
+use crate::poll::{Wall, poll};
 
-/// Longest time that a drop waits for the GPU to finish.
-const GRACE: Duration = Duration::from_millis(20);
+/// Time for which a wait does not sleep. Most waits are short.
+const AWAKE: Duration = Duration::from_micros(200);
 
 impl CudaDevice {
     /// Blocks until an event has passed, or a reduction takes longer than the deadline. The clock runs only during a
     /// reduction, because the trainer's own work may take any time.
     pub(crate) fn block_on(&self, event: &Event) -> Result<()> {
-        let start = Instant::now();
-        let mut summing_since = start;
-        while !event.is_passed()? {
+        let summing_since = Cell::new(Instant::now());
+        let wanted = || {
             self.comms.iter().try_for_each(|comm| comm.check())?;
-            // Most waits are short. A long one sleeps, so that it does not take a core from the trainer's other
-            // threads.
-            if start.elapsed() < Duration::from_micros(200) {
-                std::hint::spin_loop();
-                continue;
-            }
-            std::thread::sleep(Duration::from_micros(50));
             if !self.is_summing()? {
-                summing_since = Instant::now();
+                summing_since.set(Instant::now());
             }
-            let waited = summing_since.elapsed();
-            if waited > self.comms.deadline {
-                return Err(Error::Deadline {
-                    rank: self.comms.world.rank(),
-                    call: "a reduction or a captured pass on the GPU".to_owned(),
-                    waited_ms: waited.as_millis() as u64,
-                    missing: Vec::new(),
-                });
+            let waited = summing_since.get().elapsed();
+            if waited <= self.comms.deadline {
+                return Ok(());
             }
-        }
-        Ok(())
+            let call = "a reduction or a captured pass on the GPU";
+            Err(Error::deadline(self.comms.world.rank(), call, waited, Vec::new()))
+        };
+        let look = || Ok(event.is_passed()?.then_some(()));
+        poll(Wall::start(), AWAKE, Duration::MAX, wanted, look).map(drop)
     }
 
     /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph in flight counts as one,
@@ -53,7 +45,7 @@ impl CudaDevice {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
-        if self.host.as_ref().is_some_and(HostSteps::is_busy) {
+        if self.is_host_busy() {
             // A gather comes after its step, which may take long there.
             return Ok(false);
         }
@@ -61,20 +53,9 @@ impl CudaDevice {
         Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
 
-    /// Returns whether an event passes within the grace period, which restarts while the host runs a step.
-    pub(super) fn is_passed_soon(&self, event: &Event) -> bool {
-        let mut since = Instant::now();
-        loop {
-            match event.is_passed() {
-                Ok(false) if since.elapsed() < GRACE => {
-                    std::thread::sleep(Duration::from_micros(20));
-                    if self.host.as_ref().is_some_and(HostSteps::is_busy) {
-                        since = Instant::now();
-                    }
-                }
-                outcome => return outcome == Ok(true),
-            }
-        }
+    /// Returns whether the host runs a step.
+    pub(super) fn is_host_busy(&self) -> bool {
+        self.host.as_ref().is_some_and(HostSteps::is_busy)
     }
 
     /// Makes the trainer's stream wait for a position.

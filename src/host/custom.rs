@@ -12,10 +12,9 @@ use crate::abi::{INSTEP_ACTION_STEP, INSTEP_MAX_STATES, InstepStepArgs, InstepTi
 use crate::error::Result;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
-use crate::launch::{Assignment, Launch};
+use crate::launch::{Assignment, CustomParam, Launch};
 use crate::layout::Plan;
-use crate::op::{Memory, Span};
-use crate::optim::{ParamStep, StepParam};
+use crate::optim::ParamStep;
 
 /// The calls of user code in one launch of a bucket.
 pub(super) struct CustomStep {
@@ -24,19 +23,6 @@ pub(super) struct CustomStep {
     params: UnsafeCell<Vec<CustomParam>>,
     kernels: Kernels,
     memories: Arc<Memories>,
-}
-
-/// One call: a parameter's tensors and the code that steps it.
-struct CustomParam {
-    rule: Arc<dyn StepParam>,
-    name: String,
-    record: usize,
-    segment: usize,
-    len: usize,
-    param: *mut f32,
-    grad: *mut f32,
-    states: [*mut f32; INSTEP_MAX_STATES as usize],
-    state_count: usize,
 }
 
 // SAFETY: the pointers lead into `memories`, which is shareable; one thread at a time runs the step.
@@ -54,26 +40,7 @@ impl CustomStep {
     ) -> CustomStep {
         let Launch { mut args, tiles, .. } = launch;
         args.tiles = tiles.as_ptr();
-        let call = |tile: &InstepTile| {
-            let record = tile.record as usize;
-            let segments = plan.segments().len();
-            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
-            // All tensors are f32, because the builder refuses any other precision.
-            let states = args.states.map(|base| base.cast::<f32>().wrapping_add(tile.state_offset as usize));
-            Some(CustomParam {
-                rule: Arc::clone(rule),
-                name: name.to_owned(),
-                record,
-                segment: record % segments,
-                // The segment has been allocated, so its length fits a usize.
-                len: plan.segments()[record % segments].len as usize,
-                param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
-                grad: args.grads.cast::<f32>().wrapping_add(tile.grad_offset as usize),
-                states,
-                state_count,
-            })
-        };
-        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
+        let params = CustomParam::all(&args, &tiles, plan, assignment);
         let (params, memories) = (UnsafeCell::new(params), Arc::clone(memories));
         CustomStep { args, tiles, params, kernels, memories }
     }
@@ -84,11 +51,8 @@ impl CustomStep {
     /// The step is not running, and no other thread calls this.
     pub(super) unsafe fn rebind(&self, plan: &Plan) {
         // SAFETY: nothing else refers to it now, by the contract.
-        for param in unsafe { &mut *self.params.get() } {
-            let segment = &plan.segments()[param.segment];
-            let at = |memory| self.memories.resolve(Span::segment(memory, plan, segment)).cast();
-            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
-        }
+        let params = unsafe { &mut *self.params.get() };
+        params.iter_mut().for_each(|param| param.rebind(plan, self.memories.regions()));
     }
 
     /// Updates every parameter of the launch that is not skipped.
@@ -106,16 +70,18 @@ impl CustomStep {
             if scalars.action != INSTEP_ACTION_STEP {
                 continue;
             }
+            // The segment has been allocated, so its length fits a usize.
+            let len = param.len as usize;
             let mut states: [&mut [f32]; INSTEP_MAX_STATES as usize] =
                 std::array::from_fn(|_| Default::default());
             // SAFETY: the segment lies in its memories by the launch's own checks; parameter, gradient and states are
             // different memories, and by the schedule no other op touches this bucket while its step runs.
             let (values, grad) = unsafe {
                 for (slice, state) in states.iter_mut().zip(&param.states[..param.state_count]) {
-                    *slice = std::slice::from_raw_parts_mut(*state, param.len);
+                    *slice = std::slice::from_raw_parts_mut(*state, len);
                 }
-                let values = std::slice::from_raw_parts_mut(param.param, param.len);
-                (values, std::slice::from_raw_parts(param.grad, param.len))
+                let values = std::slice::from_raw_parts_mut(param.param, len);
+                (values, std::slice::from_raw_parts(param.grad, len))
             };
             param.rule.step_param(ParamStep {
                 name: &param.name,

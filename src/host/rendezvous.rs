@@ -206,8 +206,7 @@ impl State {
         let Split { calls, ranks, .. } = &self.splits[seat.split];
         let missing =
             calls.iter().zip(&**ranks).filter(|(call, _)| call.is_none()).map(|(_, rank)| *rank).collect();
-        let waited_ms = call.deadline().as_millis() as u64;
-        let error = Error::Deadline { rank: seat.member, call: call.to_string(), waited_ms, missing };
+        let error = Error::deadline(seat.member, call, call.deadline(), missing);
         self.fail(seat.member, error.clone());
         error
     }

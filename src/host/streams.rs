@@ -262,18 +262,9 @@ impl<E: Run> Streams<E> {
     fn execute(&self, op: &Op) {
         let is_timed = self.timed && op.action.is_work();
         let start_ns = if is_timed { self.now_ns() } else { 0 };
-        // A user's collective may panic. That poisons this rank, but the thread must go on, because other streams wait
-        // for it.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
-        let rank = self.rank;
-        match outcome {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.fail(&op.to_string(), error),
-            Err(panic) => {
-                self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) });
-                // Dropping the panic's payload could run user code again.
-                std::mem::forget(panic);
-            }
+        // The thread must go on after a panic, because other streams wait for it.
+        if let Err(error) = caught(self.rank, || self.executor.run(op)) {
+            self.fail(&op.to_string(), error);
         }
         if is_timed {
             let interval = Interval { start_ns, end_ns: self.now_ns() };
@@ -291,9 +282,10 @@ impl<E: Run> Streams<E> {
             self.passed.notify_all();
             error
         };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.executor.abort(&first))) {
-            std::mem::forget(panic);
-        }
+        let _ = caught(self.rank, || {
+            self.executor.abort(&first);
+            Ok(())
+        });
         self.lock().told = true;
         self.passed.notify_all();
     }
@@ -307,6 +299,16 @@ impl<E: Run> Drop for Serving<'_, E> {
         self.0.lock().serving -= 1;
         self.0.passed.notify_all();
     }
+}
+
+/// Runs code that may be a user's, whose panic is an error of this rank.
+pub(crate) fn caught(rank: u32, run: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let message = message_of(&*panic);
+        // Dropping the panic's payload could run user code again.
+        std::mem::forget(panic);
+        Err(Error::Rank { rank, message })
+    })
 }
 
 pub(crate) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {

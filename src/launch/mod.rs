@@ -7,6 +7,7 @@ mod assignment;
 mod codes;
 mod constants;
 mod control;
+mod custom;
 mod region;
 mod settings;
 mod step;
@@ -19,6 +20,7 @@ pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, r
 pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, first_sets, status_of, without_bucket,
 };
+pub(crate) use custom::CustomParam;
 pub(crate) use region::{Bases, BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::{Collective, Comms, Sums};
-use crate::device::Device;
+use crate::device::{Blueprint, Device};
 use crate::error::{Error, Result, environment, refuse};
 use crate::handle::Place;
 use crate::host::HostDevice;
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::memories::Memories;
 use crate::host::runner::Parts;
-use crate::launch::{Assignment, BorrowedPieces, Settings, StepConstants};
+use crate::launch::{Settings, StepConstants};
 use crate::pool::Pool;
 use crate::schedule::{Decision, Mode, Policy, Schedule};
 use crate::stepper::builder::StepperBuilder;
@@ -42,16 +42,6 @@ const LATER: &str = "use Normed or Sequential";
 /// Writes the value of an option that is set.
 fn shown(value: Option<impl std::fmt::Debug>) -> String {
     value.map_or_else(String::new, |value| format!("{value:?}"))
-}
-
-/// The parts from which a device is built.
-pub(super) struct Blueprint {
-    pub(super) plan: Arc<Plan>,
-    pub(super) assignment: Arc<Assignment>,
-    /// Only the first communicator; `make` derives the others from it.
-    pub(super) comms: Comms,
-    pub(super) borrowed: Option<BorrowedPieces>,
-    pub(super) timed: bool,
 }
 
 impl Stepper {
@@ -103,7 +93,8 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators.
+    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators: the blueprint
+    /// has only the first one.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,

@@ -7,7 +7,7 @@
 
 use crate::collective::Sums;
 use crate::cuda::driver::Entered;
-use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
+use crate::cuda::{CapturedPass, Cuda, CudaDevice};
 use crate::device::Executor;
 use crate::error::{Error, Result, refuse};
 use crate::handle::{DevicePtr, EventHandle, Place};
@@ -15,7 +15,6 @@ use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
 use crate::op::Memory;
 use crate::schedule::Schedule;
-use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::graphs::NOT_BROADCAST;
 use crate::stepper::state::borrowed::Borrowed;
@@ -126,7 +125,7 @@ impl StepperBuilder<'_> {
         if cuda.max_blocks == Some(0) {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
-        self.assemble(sums, memory, |blueprint| {
+        self.assemble(sums, memory, |mut blueprint| {
             // With offload, steps run on the host and read and write its memory.
             let of_steps = if offloads { Place::Host } else { place };
             blueprint.assignment.refuse_unreached(of_steps)?;
@@ -144,20 +143,10 @@ impl StepperBuilder<'_> {
                 })?;
             }
             // Ranks agree first, so that a difference is reported before any communicator is made.
-            let Blueprint { plan, assignment, mut comms, borrowed, timed } = blueprint;
-            comms.agree(comms.words.fixed())?;
-            comms.split(&plan)?;
-            let device = CudaDevice::new(Parts {
-                cuda: cuda.clone(),
-                plan,
-                constants: assignment.constants,
-                assignment,
-                comms: comms.clone(),
-                borrowed,
-                timed,
-                host,
-            })?;
-            Ok((device, comms))
+            blueprint.comms.agree(blueprint.comms.words.fixed())?;
+            blueprint.comms.split(&blueprint.plan)?;
+            let comms = blueprint.comms.clone();
+            Ok((CudaDevice::new(cuda.clone(), blueprint, host)?, comms))
         })
     }
 }

@@ -215,7 +215,7 @@ fn a_capture_that_fails_ends_with_all_streams_joined() {
     for stream in forked {
         let on_it = |call: &Call| match call {
             Call::Record { stream: on, .. } | Call::Wait { stream: on, .. } => *on == stream,
-            Call::Launch { stream: on, .. } | Call::Zero { stream: on, .. } => *on == stream,
+            Call::Launch { stream: on, .. } | Call::Fill { stream: on, .. } => *on == stream,
             _ => false,
         };
         // The last call on it is a record, for which the trainer's stream waits next.

@@ -67,7 +67,7 @@ fn expected(
         | Action::Collective { .. }
         | Action::Measure { .. }
         | Action::Release(_) => None,
-        Action::Count(span) => Some(Call::CopyOnDevice { stream, bytes: span.bytes() }),
+        Action::Count(span) => Some(Call::Fill { stream, bytes: span.bytes() }),
         Action::Copy { src, dst, .. } => Some(copied(src, dst)),
         Action::Add { src, .. } => {
             let rounds = src.bytes().div_ceil(4 * 4 * u64::from(INSTEP_GPU_THREADS)) as u32;
@@ -88,8 +88,8 @@ fn expected(
             let blocks = most.map_or_else(|| shared_shortly(tiles, elements), |most| most.min(tiles));
             Some(launch("instep_step_adam", blocks, INSTEP_GPU_THREADS))
         }
-        Action::Leave { .. } => Some(Call::CopyOnDevice { stream, bytes: 4 }),
-        Action::Zero(span) => Some(Call::Zero { stream, bytes: span.end - span.start }),
+        Action::Leave { .. } => Some(Call::Fill { stream, bytes: 4 }),
+        Action::Zero(span) => Some(Call::Fill { stream, bytes: span.end - span.start }),
     }
 }
 

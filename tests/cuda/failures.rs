@@ -194,7 +194,7 @@ fn a_rescue_is_refused_after_a_failure_and_does_nothing_before_one() {
 #[test]
 fn a_stepper_that_cannot_be_built_frees_everything() {
     let layout = layout(&[3000, 300]);
-    let calls = ["load", "create_stream", "create_event", "allocate", "allocate_mapped", "upload", "zero"];
+    let calls = ["load", "create_stream", "create_event", "allocate", "allocate_mapped", "upload", "fill"];
     // If events cannot be recorded or queried, the GPU may still use the pinned rings, so those are leaked.
     let cases = calls.map(|call| (call, 0)).into_iter().chain([("record", 4096), ("is_passed", 4096)]);
     for (call, left) in cases {

@@ -77,7 +77,7 @@ fn on_gpu(comm: impl Collective + 'static, way: Way) -> Result<(Outcome, Seen)> 
             shown.lock().unwrap().push((sum.pass(), sum.index(), param, first, range.len()));
             if is_zeroed(sum.pass(), param) {
                 // SAFETY: a part of the sum, which is the hook's on this stream. The device is current.
-                unsafe { driver.zero(sum.ptr(range.start), 4 * range.len() as u64, sum.stream())? };
+                unsafe { driver.fill(sum.ptr(range.start), &[0], 4 * range.len() as u64, sum.stream())? };
             }
         }
         Ok(())

@@ -66,12 +66,10 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, void *pool,
 #endif
 CUresult cuMemFreeAsync(CUdeviceptr address, void *stream) { return 0; }
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) { *address = malloc(bytes); return 0; }
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned flags) {
-    *device = (CUdeviceptr)host;
-    return 0;
-}
 CUresult cuMemFreeHost(void *address) { free(address); return 0; }
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes, void *stream) { return 0; }
+CUresult cuMemsetD16Async(CUdeviceptr address, unsigned short value, size_t count, void *stream) { return 0; }
+CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, void *stream) { return 0; }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) { return 0; }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream) { return 0; }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) { return 0; }

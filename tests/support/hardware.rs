@@ -6,11 +6,12 @@
 
 use std::ffi::CStr;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use instep::cuda::Cuda;
-use instep::cuda::driver::{Driver, Mapped, Module, Shape};
+use instep::cuda::driver::{Driver, Module, Shape};
 use instep::{EventHandle, StreamHandle};
 
 /// No kernel of a test takes as long, under a sanitizer neither.
@@ -77,7 +78,6 @@ impl Kernels {
     /// Words under one address for CPU and GPU, all of this value.
     pub(crate) fn words(&self, value: u64, count: usize) -> SharedWords {
         let memory = entered(&*self.driver, |driver| driver.allocate_mapped(8 * count as u64));
-        assert_eq!(memory.host.addr().get() as u64, memory.device.0, "one address for both");
         let mut words = SharedWords { driver: Arc::clone(&self.driver), memory, count };
         words.fill(value);
         words
@@ -87,7 +87,7 @@ impl Kernels {
 /// Pinned memory, given back when dropped. A launch has ended by then: [`Kernels::launch`] waits.
 pub(crate) struct SharedWords {
     driver: Arc<dyn Driver>,
-    memory: Mapped,
+    memory: NonNull<u8>,
     count: usize,
 }
 
@@ -96,14 +96,14 @@ impl Deref for SharedWords {
 
     fn deref(&self) -> &[u64] {
         // SAFETY: allocated so long; what the GPU writes, it has written.
-        unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr().cast(), self.count) }
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.count) }
     }
 }
 
 impl DerefMut for SharedWords {
     fn deref_mut(&mut self) -> &mut [u64] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr().cast(), self.count) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().cast(), self.count) }
     }
 }
 

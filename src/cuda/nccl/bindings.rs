@@ -8,16 +8,7 @@
 /// A stream, as the driver and the runtime pass it.
 pub type cudaStream_t = *mut ::core::ffi::c_void;
 
-/// Holds a type to the header's size, alignment and offset of every field.
-macro_rules! layout {
-    ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
-        const _: () = {
-            assert!(size_of::<$name>() == $size);
-            assert!(align_of::<$name>() == $alignment);
-            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
-        };
-    };
-}
+use crate::abi::layout;
 
 pub const NCCL_VERSION_CODE: u32 = 23203;
 pub const NCCL_API_MAGIC: u32 = 3405692655;
@@ -101,16 +92,12 @@ use ::core::ffi::{c_char, c_int, c_void};
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {
-            _library: ::libloading::Library,
-            $(pub $name: Result<unsafe extern "C" fn($($type),*) -> $result, ::libloading::Error>,)*
+            $(pub $name: Option<unsafe extern "C" fn($($type),*) -> $result>,)*
         }
 
         impl Functions {
-            pub unsafe fn from_library(library: ::libloading::Library) -> Functions {
-                Functions {
-                    $($name: library.get(stringify!($name)).map(|symbol| *symbol),)*
-                    _library: library,
-                }
+            pub unsafe fn new(address_of: impl Fn(&str) -> *const c_void) -> Functions {
+                Functions { $($name: ::core::mem::transmute(address_of(stringify!($name))),)* }
             }
 
             $(pub unsafe fn $name(&self, $($argument: $type),*) -> $result {

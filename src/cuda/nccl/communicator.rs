@@ -6,19 +6,22 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, place_in};
-use crate::cuda::context::with_device;
-use crate::cuda::nccl::entry::{Entry, Members, Record};
+use crate::cuda::Cuda;
+use crate::cuda::driver::Driver;
+use crate::cuda::nccl::entry::{Entry, Record};
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::library::{Library, unique_id};
+use crate::cuda::nccl::memory::allocate;
 use crate::cuda::nccl::raw::{Raw, Seat, detached, issuing};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
-use crate::cuda::nccl::{Options, Source, UniqueId, file};
+use crate::cuda::nccl::{Options, UniqueId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
+use crate::poll::{Wall, poll};
 
 /// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: give
 /// one to the stepper, and keep one to [`close`](Self::close) the group after it.
@@ -59,29 +62,25 @@ pub struct Nccl {
 /// A communicator id that no library makes.
 const NO_ID: UniqueId = [0; 128];
 
-/// How often a close checks communicators that are already ending.
-const POLL: Duration = Duration::from_millis(1);
+/// Connects to the ranks that have an id, within a time. An error of the check ends the wait.
+type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
-    pub(super) fn open(options: &Options, source: &Source<'_>) -> Result<Nccl> {
+    /// Joins a group. `join` finds its id and connects.
+    pub(super) fn open(options: &Options, join: impl FnOnce(Connect<'_>) -> Result<Raw>) -> Result<Nccl> {
         options.refuse_ledger()?;
-        let (library, seat) = prepare(options)?;
-        let raw = match source {
-            Source::Id(id) => Raw::connect(library, seat, id, options.deadline, || Ok(())),
-            Source::File(path) => file::meet(options, path, unique_id, |id, left, wanted| {
-                Raw::connect(library, seat, id, left, wanted)
-            }),
-        };
-        Ok(Nccl::around(raw?, options, None))
+        let (library, driver, seat) = prepare(options)?;
+        let raw = join(&|id, left, wanted| Raw::connect(library, &driver, seat, id, left, wanted))?;
+        Ok(Nccl::around(raw, options, None))
     }
 
     pub(super) fn open_beside(host: Arc<dyn Collective>, options: &Options) -> Result<Nccl> {
         let host = Host(host);
         let connect = || {
-            let (library, seat) = prepare(options)?;
-            let own = if seat.rank == 0 { unique_id()? } else { [0; 128] };
+            let (library, driver, seat) = prepare(options)?;
+            let own = if seat.rank == 0 { unique_id()? } else { NO_ID };
             let id = host.share_id(own, options.deadline)?;
-            Raw::connect(library, seat, &id, options.deadline, || host.0.check())
+            Raw::connect(library, &driver, seat, &id, options.deadline, || host.0.check())
         };
         match connect() {
             Ok(raw) => Ok(Nccl::around(raw, options, Some(host))),
@@ -94,10 +93,11 @@ impl Nccl {
 
     pub(super) fn around(raw: Raw, options: &Options, host: Option<Host>) -> Nccl {
         let shared = Shared {
-            seat: raw.seat(),
+            driver: Arc::clone(&raw.driver),
+            seat: raw.seat,
             deadline: options.deadline,
             ledger: options.ledger,
-            warnings: warnings(raw.library().version, |name| std::env::var(name).ok()),
+            warnings: warnings(raw.library.version, |name| std::env::var(name).ok()),
             host,
             first: Arc::new(Mutex::new(Some(raw))),
             further: Mutex::default(),
@@ -117,21 +117,21 @@ impl Nccl {
         let ranks: Vec<u32> = ranks.collect();
         let shared = &self.shared;
         shared.refuse()?;
-        let members = Members { first: ranks[0], count: ranks.len() as u32 };
+        let (first, count) = (ranks[0], ranks.len() as u32);
         // If the id cannot be made, zeros are sent, so that no rank waits for this rank's part of the exchange.
         let made = if rank == 0 { unique_id() } else { Ok(NO_ID) };
         let id = *made.as_ref().unwrap_or(&NO_ID);
-        let records =
-            shared.exchange(&Record { entry: Entry::Communicator(members), id }, shared.deadline)?;
+        let own = Record { entry: Entry::Communicator { first, count }, id };
+        let records = shared.exchange(&own, shared.deadline)?;
         made.map_err(|error| shared.fail(error))?;
-        let id = records[members.first as usize].id;
+        let id = records[first as usize].id;
         if id == NO_ID {
             let why = "it could not make an id; its own error says why".to_owned();
-            return Err(shared.fail(Error::PeerLost { rank: members.first, why }));
+            return Err(shared.fail(Error::PeerLost { rank: first, why }));
         }
-        let seat = Seat { rank, ranks: members.count, ..shared.seat };
-        let wanted = || shared.refuse().and_then(|()| shared.look());
-        let raw = Raw::connect(Library::get()?, seat, &id, shared.deadline, wanted);
+        let seat = Seat { rank, ranks: count, ..shared.seat };
+        let wanted = || shared.wanted();
+        let raw = Raw::connect(Library::get()?, &shared.driver, seat, &id, shared.deadline, wanted);
         let raw = raw.map_err(|error| shared.fail(error))?;
         let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
         Ok(Nccl { shared: Arc::clone(shared), further })
@@ -170,10 +170,8 @@ impl Nccl {
             return Err(closed());
         };
         self.shared.remember(closed());
-        let since = Instant::now();
-        while Arc::strong_count(&self.shared.ending) > 1 && since.elapsed() < self.shared.deadline {
-            std::thread::sleep(POLL);
-        }
+        let have_ended = || Ok((Arc::strong_count(&self.shared.ending) == 1).then_some(()));
+        poll(Wall::start(), Duration::ZERO, self.shared.deadline, || Ok(()), have_ended)?;
         let mut outcome = Ok(());
         for raw in slots.filter_map(|slot| lock(&slot).take()).chain([first]) {
             match &outcome {
@@ -196,7 +194,7 @@ impl Collective for Nccl {
     }
 
     fn reaches(&self, place: Place) -> bool {
-        place == Place::Cuda(self.shared.seat.device)
+        place == Place::Cuda(self.shared.driver.ordinal())
     }
 
     fn sums(&self, _: DType) -> bool {
@@ -232,12 +230,12 @@ impl Collective for Nccl {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
-        let _issuing = issuing(shared.seat.device);
+        let _issuing = issuing(shared.driver.ordinal());
         if let (true, Some(host)) = (shared.ledger, &shared.host) {
             host.compare(&call.key(), call.deadline()).map_err(|error| shared.fail(error))?;
         }
-        let wanted = || shared.refuse().and_then(|()| shared.look());
-        shared.with_raw(self.slot(), |raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
+        let enqueue = |raw: &Raw| raw.enqueue(call, || shared.wanted());
+        shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
     }
 
     fn check(&self) -> Result<()> {
@@ -283,18 +281,17 @@ impl Collective for Nccl {
 
 impl fmt::Debug for Nccl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Seat { rank, ranks, device, .. } = self.shared.seat;
-        write!(f, "rank {rank} of {ranks} by NCCL on cuda:{device}")
+        let Seat { rank, ranks, .. } = self.shared.seat;
+        write!(f, "rank {rank} of {ranks} by NCCL on cuda:{}", self.shared.driver.ordinal())
     }
 }
 
 /// A machine that lacks something fails here, before other ranks wait for it.
-fn prepare(options: &Options) -> Result<(&'static Library, Seat)> {
+fn prepare(options: &Options) -> Result<(&'static Library, Arc<dyn Driver>, Seat)> {
     options.refuse()?;
-    let library = Library::get()?;
-    with_device(options.device, || Ok(()))?;
-    let Options { rank, world_size, device, ctas, .. } = *options;
-    Ok((library, Seat { rank, ranks: world_size, device, ctas }))
+    let (library, driver) = (Library::get()?, Cuda::open(options.device)?.driver);
+    let Options { rank, world_size, ctas, .. } = *options;
+    Ok((library, driver, Seat { rank, ranks: world_size, ctas }))
 }
 
 /// The first version whose configuration orders several communicators, and the first with a variable that orders them.
@@ -320,29 +317,6 @@ fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<Stri
         _ => found.push(old.to_owned()),
     }
     found
-}
-
-/// Allocates memory, or returns `None` if the library cannot.
-pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
-    let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
-    let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
-    let allocated = shared.with_raw(&shared.first, |raw| {
-        let Some(memory) = raw.library().allocate(shared.seat.rank, shared.seat.device, bytes)? else {
-            return Ok(None);
-        };
-        let registration = with_device(shared.seat.device, || Ok(raw.register(memory.address(), bytes)))?;
-        Ok(Some((memory, registration)))
-    })?;
-    Ok(allocated.map(|(memory, registration)| {
-        let shared = Arc::clone(shared);
-        memory.lend(move || {
-            // A communicator that has ended has no registrations.
-            let _ = shared.with_raw(&shared.first, |raw| {
-                registration.into_iter().for_each(|own| raw.deregister(own));
-                Ok(())
-            });
-        })
-    }))
 }
 
 #[cfg(test)]

@@ -13,17 +13,9 @@ use crate::op::difference;
 pub(super) enum Entry {
     /// A stepper with this agreement.
     Stepper(u64),
-    /// Another communicator; the sender is one of these ranks.
-    Communicator(Members),
-}
-
-/// The ranks of a further communicator, as one of them sees it. Communicators that are made at the same point have no rank
-/// in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Members {
-    /// The rank that is number 0 in the communicator, and makes the communicator's id.
-    pub(super) first: u32,
-    pub(super) count: u32,
+    /// A further communicator of `count` ranks, as one of them sees it. Communicators that are made at the same point have
+    /// no rank in common. `first` is the rank that is number 0 in the communicator, and makes the communicator's id.
+    Communicator { first: u32, count: u32 },
 }
 
 /// One rank's entry; the first member of a communicator adds its id.
@@ -39,7 +31,7 @@ impl Record {
     pub(super) fn encode(&self) -> [u8; Record::BYTES] {
         let (kind, number) = match self.entry {
             Entry::Stepper(number) => (0u64, number),
-            Entry::Communicator(Members { first, count }) => (1, u64::from(first) << 32 | u64::from(count)),
+            Entry::Communicator { first, count } => (1, u64::from(first) << 32 | u64::from(count)),
         };
         let mut bytes = [0; Record::BYTES];
         bytes[..8].copy_from_slice(&kind.to_le_bytes());
@@ -54,7 +46,7 @@ impl Record {
         let number = u64::from_le_bytes(*number);
         let entry = match u64::from_le_bytes(*kind) {
             0 => Entry::Stepper(number),
-            1 => Entry::Communicator(Members { first: (number >> 32) as u32, count: number as u32 }),
+            1 => Entry::Communicator { first: (number >> 32) as u32, count: number as u32 },
             _ => return None,
         };
         Some(Record { entry, id: id.try_into().ok()? })
@@ -67,11 +59,9 @@ impl Record {
     /// would wait until the deadline. `PeerLost` if a rank has sent no record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
-        let why = || "it sent a record that no rank sends; run the same version on all ranks".to_owned();
-        let records = (0..)
-            .zip(records)
-            .map(|(rank, bytes)| Record::decode(bytes).ok_or_else(|| Error::PeerLost { rank, why: why() }));
-        let records = records.collect::<Result<Vec<_>>>()?;
+        let decode =
+            |(rank, bytes)| Record::decode(bytes).ok_or_else(|| Error::other_version(rank, "record"));
+        let records = (0..).zip(records).map(decode).collect::<Result<Vec<_>>>()?;
         let entries: Vec<Entry> = records.iter().map(|record| record.entry).collect();
         for (rank, theirs) in (0..).zip(&entries) {
             if !entries[0].goes_with(theirs) {
@@ -85,23 +75,18 @@ impl Record {
 
 /// Refuses a communicator if one of its members asks for another one, or if its members differ in the number of members.
 fn refuse_partial(entries: &[Entry]) -> Result<()> {
-    let seats = (0..).zip(entries).filter_map(|(rank, entry)| match entry {
-        Entry::Communicator(members) => Some((rank, *members)),
-        Entry::Stepper(_) => None,
-    });
-    let seats: Vec<(u32, Members)> = seats.collect();
-    for (rank, members) in &seats {
-        let same = seats.iter().filter(|(_, theirs)| theirs == members).count();
-        if same == members.count as usize {
+    for (rank, ours) in (0u32..).zip(entries) {
+        let Entry::Communicator { first, count } = *ours else { continue };
+        if entries.iter().filter(|theirs| *theirs == ours).count() == count as usize {
             continue;
         }
-        let overlaps = |(_, theirs): &&(u32, Members)| theirs.first == members.first && theirs != members;
-        let is_first = |(other, _): &&(u32, Members)| *other == members.first;
-        let is_other = |(other, _): &&(u32, Members)| other != rank;
-        let other = seats.iter().find(overlaps).or_else(|| seats.iter().find(is_first));
-        let other = other.filter(is_other).or_else(|| seats.iter().find(is_other)).unwrap_or(&seats[0]);
-        let [ours, theirs] = [members, &other.1].map(|members| Entry::Communicator(*members));
-        return Err(ours.mismatch(&theirs, *rank, other.0));
+        let names_first =
+            |theirs: &Entry| matches!(theirs, Entry::Communicator { first: named, .. } if *named == first);
+        let others = || (0u32..).zip(entries).filter(|(other, _)| *other != rank);
+        let overlapping = others().find(|(_, theirs)| names_first(theirs) && *theirs != ours);
+        let other = overlapping.or_else(|| others().find(|(other, _)| *other == first));
+        let (other, theirs) = other.or_else(|| others().next()).unwrap_or((rank, ours));
+        return Err(ours.mismatch(theirs, rank, other));
     }
     Ok(())
 }
@@ -109,7 +94,7 @@ fn refuse_partial(entries: &[Entry]) -> Result<()> {
 impl Entry {
     /// Returns whether a rank with `theirs` is about to do the same. Ranks may be in several groups.
     fn goes_with(&self, theirs: &Entry) -> bool {
-        self == theirs || matches!((self, theirs), (Entry::Communicator(_), Entry::Communicator(_)))
+        self == theirs || matches!((self, theirs), (Entry::Communicator { .. }, Entry::Communicator { .. }))
     }
 
     fn mismatch(&self, theirs: &Entry, rank: u32, other_rank: u32) -> Error {
@@ -117,7 +102,7 @@ impl Entry {
             (Entry::Stepper(ours), Entry::Stepper(theirs)) => {
                 difference(*ours, *theirs).unwrap_or_default().to_owned()
             }
-            (Entry::Communicator(_), Entry::Communicator(_)) => "members".to_owned(),
+            (Entry::Communicator { .. }, Entry::Communicator { .. }) => "members".to_owned(),
             _ => "kind".to_owned(),
         };
         Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
@@ -128,7 +113,7 @@ impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Entry::Stepper(number) => write!(f, "a stepper of agreement {number:016x}"),
-            Entry::Communicator(Members { first, count }) => {
+            Entry::Communicator { first, count } => {
                 write!(f, "a further communicator of {count} ranks, in which rank {first} is number 0")
             }
         }
@@ -150,7 +135,7 @@ mod tests {
     }
 
     fn group(first: u32, count: u32) -> Entry {
-        Entry::Communicator(Members { first, count })
+        Entry::Communicator { first, count }
     }
 
     #[test]

@@ -9,10 +9,11 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cuda::nccl::shared::lock;
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 
@@ -72,7 +73,7 @@ pub(super) fn meet<T>(
             if is_stale { Err(Error::PeerLost { rank: 0, why: why() }) } else { Ok(()) }
         };
         let outcome = connect(&found.id, left(), &wanted);
-        tried(|ids| ids.push((found.id, options.rank)));
+        lock(&TRIED).push((found.id, options.rank));
         match outcome {
             // Where nobody answers, the id may be one that a run has left: rank 0 may still write its own.
             Err(error @ (Error::Collective { .. } | Error::PeerLost { .. })) if !left().is_zero() => {
@@ -81,10 +82,6 @@ pub(super) fn meet<T>(
             outcome => return outcome,
         }
     }
-}
-
-fn tried<T>(look: impl FnOnce(&mut Vec<(UniqueId, u32)>) -> T) -> T {
-    look(&mut TRIED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Waits for the file of this job, with another id than the refused one.
@@ -99,7 +96,7 @@ fn read_until(
             Ok(found) if refused.as_ref().is_some_and(|(refused, _)| *refused == found) => {
                 "nobody answers by its id".to_owned()
             }
-            Ok(found) if tried(|ids| ids.contains(&(found.id, options.rank))) => {
+            Ok(found) if lock(&TRIED).contains(&(found.id, options.rank)) => {
                 "it has the id of an earlier group or try".to_owned()
             }
             Ok(found) => return Ok(found),
@@ -107,8 +104,7 @@ fn read_until(
         };
         if left().is_zero() {
             let call = format!("reading {}: {why}", path.display());
-            let waited_ms = options.deadline.as_millis() as u64;
-            return Err(Error::Deadline { rank: options.rank, call, waited_ms, missing: vec![0] });
+            return Err(Error::deadline(options.rank, call, options.deadline, vec![0]));
         }
         thread::sleep(POLL);
     }

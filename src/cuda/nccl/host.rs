@@ -44,10 +44,7 @@ impl Host {
                 (Some(first), Some(theirs)) if first != theirs => {
                     return Err(first.mismatch(theirs, 0, other));
                 }
-                (_, None) => {
-                    let why = "it sent a call that no rank makes; run the same version on all ranks";
-                    return Err(Error::PeerLost { rank: other, why: why.to_owned() });
-                }
+                (_, None) => return Err(Error::other_version(other, "call")),
                 _ => {}
             }
         }

@@ -2,22 +2,16 @@
 //!
 //! If `INSTEP_NCCL` names a file, only that is tried. Otherwise the order is: a library that the process has loaded
 //! already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs threads. Every
-//! function that is not optional is looked up before the first call. Memory that it has allocated is freed exactly once.
+//! function that is not optional is looked up before the first call.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, OsString, c_char, c_void};
-use std::ptr::{self, NonNull};
+use std::ffi::{CStr, OsStr, OsString, c_char, c_void};
+use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use libloading::Library as Loaded;
-use libloading::os::unix::Library as Process;
-
-use crate::collective::Allocation;
-use crate::cuda::context::{reason, with_device};
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{Functions, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::error::{Error, Result};
-use crate::handle::Address;
 
 /// The first version with non-blocking communicators.
 const OLDEST: u32 = 21400;
@@ -26,6 +20,27 @@ const OLDEST: u32 = 21400;
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) version: u32,
+    /// Keeps it loaded.
+    _symbols: Symbols,
+}
+
+/// Returns the address of a loaded library's symbol, or null. It keeps the library loaded.
+type Symbols = Box<dyn Fn(&str) -> *const c_void + Send + Sync>;
+
+/// Loads a file, or takes what this process has loaded.
+#[cfg(feature = "cuda")]
+fn load(file: Option<&OsStr>) -> Result<Symbols, String> {
+    let process = || libloading::os::unix::Library::this().into();
+    // SAFETY: it is NVIDIA's library, by its name or because the user says so. Any program may run its initializers.
+    let library = file.map_or_else(|| Ok(process()), |file| unsafe { libloading::Library::new(file) });
+    let library = library.map_err(|error| crate::cuda::library::reason(&error))?;
+    // SAFETY: only looked up.
+    Ok(Box::new(move |name| unsafe { library.get(name) }.map_or(ptr::null(), |symbol| *symbol)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn load(_: Option<&OsStr>) -> Result<Symbols, String> {
+    Err("this build cannot load it; rebuild with `--features cuda`".to_owned())
 }
 
 static FOUND: Mutex<Option<&'static Library>> = Mutex::new(None);
@@ -42,21 +57,19 @@ impl Library {
     }
 
     fn find(named: Option<OsString>) -> Result<Library> {
+        let open = |file| load(file).and_then(Library::of);
         if let Some(path) = named {
-            // SAFETY: the user has named it as NVIDIA's library, whose initializers any program may run.
-            return Library::open(|| unsafe { Loaded::new(&path) }).map_err(|why| Error::NcclUnavailable {
-                why: format!("INSTEP_NCCL={}: {why}", path.display()),
-            });
+            let why = |why| format!("INSTEP_NCCL={}: {why}", path.display());
+            return open(Some(&path)).map_err(|reason| Error::NcclUnavailable { why: why(reason) });
         }
-        // SAFETY: the name is NUL-terminated, and the address is only compared with null.
-        let loaded = unsafe { Process::this().get::<*const ()>(c"ncclGetVersion").is_ok() };
+        let process = load(None).map_err(|why| Error::NcclUnavailable { why })?;
+        let loaded = !process("ncclGetVersion").is_null();
         let mut tried = vec![format!("this process: {}", if loaded { "incomplete" } else { "none loaded" })];
-        if loaded && let Ok(library) = Library::open(|| Ok(Process::this().into())) {
+        if loaded && let Ok(library) = Library::of(process) {
             return Ok(library);
         }
         for name in ["libnccl.so.2", "libnccl.so"] {
-            // SAFETY: it is NVIDIA's library by name, whose initializers any program may run.
-            match Library::open(|| unsafe { Loaded::new(name) }) {
+            match open(Some(name.as_ref())) {
                 Ok(library) => return Ok(library),
                 // The loader's text begins with the name already.
                 Err(why) if why.starts_with(name) => tried.push(why),
@@ -68,12 +81,11 @@ impl Library {
         Err(Error::NcclUnavailable { why })
     }
 
-    fn open(load: impl FnOnce() -> Result<Loaded, libloading::Error>) -> Result<Library, String> {
-        // SAFETY: looks symbols up by NCCL's names, whose types NCCL's header gives.
-        let functions = load().map(|library| unsafe { Functions::from_library(library) });
-        let functions = functions.map_err(|error| reason(&error))?;
+    fn of(symbols: Symbols) -> Result<Library, String> {
+        // SAFETY: addresses of NCCL's names, whose types NCCL's header gives, or null.
+        let functions = unsafe { Functions::new(&symbols) };
         macro_rules! found {
-            ($($name:ident)*) => { [$((stringify!($name), functions.$name.is_ok())),*] };
+            ($($name:ident)*) => { [$((stringify!($name), functions.$name.is_some())),*] };
         }
         let needed = found! {
             ncclGetVersion ncclGetErrorString ncclGetUniqueId
@@ -91,15 +103,15 @@ impl Library {
         if code != ncclResult_t::ncclSuccess || version < OLDEST {
             return Err(format!("its version is {version}; {OLDEST} is the oldest that serves"));
         }
-        Ok(Library { functions, version })
+        Ok(Library { functions, version, _symbols: symbols })
     }
 
     /// Converts an answer other than success to an error.
     pub(super) fn error(&self, rank: u32, call: &'static str, code: ncclResult_t) -> Error {
         // SAFETY: it answers every number with a string of its own, which lives as long as the library.
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
-        if self.functions.ncclGetLastError.is_ok() {
-            let none: ncclComm_t = std::ptr::null_mut();
+        if self.functions.ncclGetLastError.is_some() {
+            let none: ncclComm_t = ptr::null_mut();
             // SAFETY: it answers with a string of its own; the communicator is documented as unused.
             let last = unsafe { text(self.functions.ncclGetLastError(none)) };
             if !last.is_empty() {
@@ -107,58 +119,6 @@ impl Library {
             }
         }
         Error::Collective { rank, call, code: code.0 as i32, message }
-    }
-}
-
-/// Device memory that NCCL has allocated. Freed when dropped.
-pub(super) struct Memory {
-    library: &'static Library,
-    device: u32,
-    address: Address,
-    before_it_is_freed: Option<Box<dyn FnOnce() + Send + Sync>>,
-}
-
-impl Library {
-    /// Allocates device memory, or returns `None` if the library cannot.
-    pub(super) fn allocate(&'static self, rank: u32, device: u32, bytes: usize) -> Result<Option<Memory>> {
-        if self.functions.ncclMemAlloc.is_err() || self.functions.ncclMemFree.is_err() {
-            return Ok(None);
-        }
-        let mut address = ptr::null_mut();
-        // SAFETY: the device is current; writes one address.
-        let code = with_device(device, || Ok(unsafe { self.functions.ncclMemAlloc(&mut address, bytes) }))?;
-        if code != ncclResult_t::ncclSuccess {
-            return Err(self.error(rank, "ncclMemAlloc", code));
-        }
-        let address = NonNull::new(address.cast()).map(Address::of);
-        Ok(address.map(|address| Memory { library: self, device, address, before_it_is_freed: None }))
-    }
-}
-
-impl Memory {
-    pub(super) fn address(&self) -> *mut c_void {
-        self.address.as_ptr().cast()
-    }
-
-    /// Lends it until the allocation is dropped: then `before` runs, and then it is freed.
-    pub(super) fn lend(mut self, before: impl FnOnce() + Send + Sync + 'static) -> Allocation {
-        self.before_it_is_freed = Some(Box::new(before));
-        // SAFETY: memory of this device, as long as was asked for, which its owner frees.
-        unsafe { Allocation::new(self.address.as_ptr(), Box::new(self)) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(before) = self.before_it_is_freed.take() {
-            before();
-        }
-        // A failure here means that the device is gone, and the memory with it.
-        let _ = with_device(self.device, || {
-            // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.
-            unsafe { self.library.functions.ncclMemFree(self.address()) };
-            Ok(())
-        });
     }
 }
 
@@ -212,19 +172,21 @@ mod tests {
         let why = refusal(Some("/nowhere/libnccl.so.2"));
         assert!(why.starts_with("INSTEP_NCCL=/nowhere/libnccl.so.2: "), "{why}");
         let why = refusal(Some("libc.so.6"));
-        assert!(why.contains("no ncclGetVersion"), "{why}");
+        let expected = if cfg!(feature = "cuda") { "no ncclGetVersion" } else { "rebuild with" };
+        assert!(why.contains(expected), "{why}");
     }
 
     #[test]
     fn a_machine_without_the_library_is_told_what_was_tried() {
         match Library::find(None) {
             Ok(library) => assert!(library.version >= OLDEST),
-            Err(Error::NcclUnavailable { why }) => {
+            Err(Error::NcclUnavailable { why }) if cfg!(feature = "cuda") => {
                 for tried in ["this process", "libnccl.so.2: ", "libnccl.so: ", "No such file", "INSTEP_NCCL"]
                 {
                     assert!(why.contains(tried), "{why}");
                 }
             }
+            Err(Error::NcclUnavailable { why }) => assert!(why.contains("--features cuda"), "{why}"),
             Err(other) => panic!("{other}"),
         }
     }

@@ -1,39 +1,24 @@
 //! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
-//! The library is found at run time, so a build needs none. Ranks need 128 bytes to meet, NCCL's id, and NCCL does the
+//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. Ranks need 128 bytes to meet, NCCL's id, and NCCL does the
 //! networking. The id comes from the caller, from a file, or over a [`Collective`] of the host. This crate opens no
 //! port.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "cuda")]
 mod bindings;
-#[cfg(feature = "cuda")]
 mod communicator;
-#[cfg(any(feature = "cuda", test))]
 mod entry;
-#[cfg(any(feature = "cuda", test))]
 mod file;
-#[cfg(any(feature = "cuda", test))]
 mod host;
-#[cfg(feature = "cuda")]
 mod library;
+mod memory;
 mod options;
-#[cfg(any(feature = "cuda", test))]
-mod polling;
-#[cfg(feature = "cuda")]
 mod raw;
-#[cfg(feature = "cuda")]
 mod shared;
-#[cfg(not(feature = "cuda"))]
-mod stub;
 
-#[cfg(feature = "cuda")]
 pub use communicator::Nccl;
-#[cfg(feature = "cuda")]
 pub use library::{unique_id, version};
 pub use options::{Ctas, Options};
-#[cfg(not(feature = "cuda"))]
-pub use stub::{Nccl, unique_id, version};
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -96,7 +81,7 @@ impl Nccl {
     /// `Collective` if NCCL cannot connect, or if a rank does not come within the deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
-        Nccl::open(options, &Source::File(path.as_ref()))
+        Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
     }
 
     /// Joins the ranks that have the same id. One of them makes it by [`unique_id`], and the caller sends it to all. The job
@@ -105,7 +90,7 @@ impl Nccl {
     /// # Errors
     /// As for [`from_file`](Self::from_file), without files.
     pub fn with_id(options: &Options, id: UniqueId) -> Result<Nccl> {
-        Nccl::open(options, &Source::Id(id))
+        Nccl::open(options, |connect| connect(&id, options.deadline, &|| Ok(())))
     }
 
     /// Joins the ranks of `host`, under the same numbers. `host` is MPI, your own collective such as `examples/tcp_ranks`, or
@@ -141,26 +126,10 @@ impl Nccl {
     /// that has one, has been closed or dropped. Nothing else calls NCCL with it at the same time. Every rank adopts its
     /// own communicator, and all ranks make the same calls in the same order, those of the framework included.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
-        #[cfg(feature = "cuda")]
-        {
-            let options = Options { deadline, ..Options::default() };
-            options.refuse()?;
-            // SAFETY: the caller's promise.
-            let raw = unsafe { raw::Raw::adopt(library::Library::get()?, communicator)? };
-            Ok(Nccl::around(raw, &options, None))
-        }
-        #[cfg(not(feature = "cuda"))]
-        {
-            let _ = (communicator, deadline);
-            Err(stub::unavailable())
-        }
+        let options = Options { deadline, ..Options::default() };
+        options.refuse()?;
+        // SAFETY: the caller's promise.
+        let raw = unsafe { raw::Raw::adopt(library::Library::get()?, communicator)? };
+        Ok(Nccl::around(raw, &options, None))
     }
-}
-
-/// Where a rank gets its group's id.
-// A build without NCCL reads neither.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-enum Source<'a> {
-    Id(UniqueId),
-    File(&'a Path),
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refuse};
 
 /// Options by which a rank joins its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,45 +93,38 @@ impl Options {
 
     /// Refuses options that no constructor accepts.
     pub(super) fn refuse(&self) -> Result<()> {
-        if self.world_size == 0 {
-            return Err(Error::range("WORLD_SIZE", 0, "1 or more"));
-        }
-        if self.rank >= self.world_size {
-            return Err(Error::range(
-                "RANK",
-                self.rank,
-                format_args!("a rank below WORLD_SIZE, {}", self.world_size),
-            ));
-        }
-        if self.world_size > i32::MAX as u32 {
-            return Err(Error::range("WORLD_SIZE", self.world_size, "less than 2^31, as NCCL does"));
-        }
-        for (field, ctas) in [("ctas.most", self.ctas.most), ("ctas.nvls", self.ctas.nvls)] {
-            if let Some(ctas) = ctas.filter(|ctas| !(1..=i32::MAX as u32).contains(ctas)) {
-                return Err(Error::range(field, ctas, "1 or more, and less than 2^31"));
+        let Options { rank, world_size, ctas, .. } = *self;
+        // NCCL's numbers are ints.
+        for (field, number) in
+            [("WORLD_SIZE", Some(world_size)), ("ctas.most", ctas.most), ("ctas.nvls", ctas.nvls)]
+        {
+            if let Some(number) = number.filter(|number| !(1..=i32::MAX as u32).contains(number)) {
+                return Err(Error::range(field, number, "1 or more, and less than 2^31"));
             }
         }
-        if self.deadline.is_zero() {
-            return Err(Error::range("INSTEP_DEADLINE_MS", 0, "1 or more"));
+        if rank >= world_size {
+            return Err(Error::range("RANK", rank, format_args!("a rank below WORLD_SIZE, {world_size}")));
+        }
+        refuse! {
+            "INSTEP_DEADLINE_MS" = 0, if self.deadline.is_zero() => "out of range", "use 1 or more";
         }
         Ok(())
     }
 
     /// Refuses options that need a host collective beside NCCL.
     pub(super) fn refuse_ledger(&self) -> Result<()> {
-        let wrong = "ranks have no host collective to compare calls over";
-        if self.ledger {
-            return Err(Error::config("INSTEP_LEDGER", 1, wrong, "use Nccl::beside, or no ledger"));
+        refuse! {
+            "INSTEP_LEDGER" = 1, if self.ledger
+                => "ranks have no host collective to compare calls over", "use Nccl::beside, or no ledger";
         }
         Ok(())
     }
 
     /// Refuses options with which a rank could not recognise its file.
     pub(super) fn refuse_job(&self) -> Result<()> {
-        let wrong = "a file of another run would be taken for this one's";
-        if self.job.is_empty() {
-            let remedy = "name this run; torchrun sets TORCHELASTIC_RUN_ID";
-            return Err(Error::config("job", "(empty)", wrong, remedy));
+        refuse! {
+            "job" = "(empty)", if self.job.is_empty()
+                => "a file of another run would be taken for this one's", "name this run; torchrun sets TORCHELASTIC_RUN_ID";
         }
         Ok(())
     }

@@ -7,15 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::mem::size_of;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{ptr, thread};
+use std::{mem, ptr, thread};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
-use crate::cuda::context::with_device;
-use crate::cuda::driver::Entered;
+use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
@@ -23,16 +21,20 @@ use crate::cuda::nccl::bindings::{
 };
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
-use crate::cuda::nccl::polling::{Wall, poll};
 use crate::cuda::owned::{Arena, Event, OwnedStream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
+use crate::poll::{Wall, poll};
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
+
+/// Time for which a wait does not sleep. NCCL starts a thread for each collective, which ends within microseconds unless it
+/// has to connect.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
 /// communicators.
@@ -48,9 +50,10 @@ pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
 
 /// One rank's communicator.
 pub(super) struct Raw {
-    library: &'static Library,
+    pub(super) library: &'static Library,
+    pub(super) driver: Arc<dyn Driver>,
     comm: ncclComm_t,
-    seat: Seat,
+    pub(super) seat: Seat,
     /// Whether a framework made the communicator, and will end it.
     is_borrowed: bool,
 }
@@ -60,7 +63,6 @@ pub(super) struct Raw {
 pub(super) struct Seat {
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    pub(super) device: u32,
     pub(super) ctas: Ctas,
 }
 
@@ -71,23 +73,21 @@ impl Raw {
     /// Connects to all ranks that hold the id. An error of `wanted` ends the wait.
     pub(super) fn connect(
         library: &'static Library,
+        driver: &Arc<dyn Driver>,
         seat: Seat,
         id: &UniqueId,
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Raw> {
-        let mut raw = Raw { library, comm: ptr::null_mut(), seat, is_borrowed: false };
+        let (driver, _entered) = (Arc::clone(driver), Entered::new(&**driver)?);
+        let mut raw = Raw { library, driver, comm: ptr::null_mut(), seat, is_borrowed: false };
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         let (ranks, rank) = (seat.ranks as i32, seat.rank as i32);
         let mut config = config(seat.ctas);
-        let outcome = with_device(seat.device, || {
-            // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
-            let code = unsafe {
-                library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
-            };
-            raw.settle("ncclCommInitRankConfig", code, deadline, wanted)
-        });
-        match outcome {
+        // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
+        let code =
+            unsafe { library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config) };
+        match raw.settle("ncclCommInitRankConfig", code, deadline, wanted) {
             Ok(()) => Ok(raw),
             Err(error) => {
                 raw.abort_detached();
@@ -119,13 +119,9 @@ impl Raw {
         if let Some((name, code)) = told.into_iter().find(|(_, code)| *code != ncclResult_t::ncclSuccess) {
             return Err(library.error(0, name, code));
         }
-        let seat =
-            Seat { rank: rank as u32, ranks: ranks as u32, device: device as u32, ctas: Ctas::default() };
-        Ok(Raw { library, comm, seat, is_borrowed: true })
-    }
-
-    pub(super) fn seat(&self) -> Seat {
-        self.seat
+        let seat = Seat { rank: rank as u32, ranks: ranks as u32, ctas: Ctas::default() };
+        let driver = Cuda::open(device as u32)?.driver;
+        Ok(Raw { library, driver, comm, seat, is_borrowed: true })
     }
 
     /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them; `None`
@@ -136,7 +132,8 @@ impl Raw {
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
-        let driver = Cuda::open(self.seat.device)?.driver;
+        // A driver of its own, whose pool of memory ends with it.
+        let driver = Cuda::open(self.driver.ordinal())?.driver;
         let _entered = Entered::new(&*driver)?;
         // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
         let (stream, event) = (OwnedStream::with_priority(&driver, 0)?, Event::new(&driver, false)?);
@@ -150,17 +147,15 @@ impl Raw {
         // SAFETY: memory of these lengths, which only this stream touches.
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
-            let _issuing = issuing(self.seat.device);
+            let _issuing = issuing(self.driver.ordinal());
             self.enqueue(&call, &wanted)?;
         }
         event.record(stream)?;
-        let look = || match event.is_passed() {
-            Ok(false) => None,
-            other => Some(other),
-        };
-        let passed = poll(Wall::start(), deadline, || wanted().and_then(|()| self.check()), look)?;
-        let Some(passed) = passed else { return Ok(None) };
-        passed?;
+        let wanted = || wanted().and_then(|()| self.check());
+        let look = || Ok(event.is_passed()?.then_some(()));
+        if poll(Wall::start(), AWAKE, deadline, wanted, look)?.is_none() {
+            return Ok(None);
+        }
         let mut all = vec![0; bytes as usize];
         // SAFETY: the gather has filled them.
         unsafe { driver.download(&mut all, to.address(), stream)? };
@@ -220,23 +215,19 @@ impl Raw {
         if self.is_borrowed {
             return Ok(());
         }
-        let functions = &self.library.functions;
-        let outcome = with_device(self.seat.device, || {
-            // SAFETY: a live communicator, on its device.
-            let code = unsafe { functions.ncclCommFinalize(self.comm) };
-            self.settle("ncclCommFinalize", code, deadline, wanted)
-        });
-        if let Err(error) = outcome {
+        let (functions, driver) = (&self.library.functions, Arc::clone(&self.driver));
+        let _entered = Entered::new(&*driver)?;
+        // SAFETY: a live communicator, on its device.
+        let code = unsafe { functions.ncclCommFinalize(self.comm) };
+        if let Err(error) = self.settle("ncclCommFinalize", code, deadline, wanted) {
             self.abort_detached();
             return Err(error);
         }
-        with_device(self.seat.device, || {
-            // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
-            match unsafe { functions.ncclCommDestroy(self.comm) } {
-                ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-                code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
-            }
-        })
+        // SAFETY: a live communicator, on its device; nothing uses the handle after this, so NCCL may finish freeing it in the background.
+        match unsafe { functions.ncclCommDestroy(self.comm) } {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.library.error(self.seat.rank, "ncclCommDestroy", code)),
+        }
     }
 
     /// Ends all calls in progress, on the device too. May block.
@@ -245,11 +236,10 @@ impl Raw {
             return;
         }
         // A failure here has no one to report to.
-        let _ = with_device(self.seat.device, || {
+        if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
-            Ok(())
-        });
+        }
     }
 
     /// Aborts on another thread, without waiting.
@@ -260,7 +250,7 @@ impl Raw {
     /// Registers memory, so that NCCL can reach it faster; `None` if NCCL declines.
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
-        let is_known = functions.ncclCommRegister.is_ok() && functions.ncclCommDeregister.is_ok();
+        let is_known = functions.ncclCommRegister.is_some() && functions.ncclCommDeregister.is_some();
         // A framework may end the communicator first, and then the registration could not be removed.
         if self.is_borrowed || !is_known {
             return None;
@@ -277,10 +267,6 @@ impl Raw {
         let handle = ptr::with_exposed_provenance_mut(registration.0);
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
         unsafe { self.library.functions.ncclCommDeregister(self.comm, handle) };
-    }
-
-    pub(super) fn library(&self) -> &'static Library {
-        self.library
     }
 
     fn state(&self) -> ncclResult_t {
@@ -301,8 +287,8 @@ impl Raw {
     ) -> Result<()> {
         let in_progress = ncclResult_t::ncclInProgress;
         let code = if code == in_progress && !self.comm.is_null() {
-            let look = || Some(self.state()).filter(|code| *code != in_progress);
-            poll(Wall::start(), deadline, wanted, look)?
+            let look = || Ok(Some(self.state()).filter(|code| *code != in_progress));
+            poll(Wall::start(), AWAKE, deadline, wanted, look)?
         } else {
             Some(code)
         };
@@ -333,29 +319,15 @@ fn config(ctas: Ctas) -> ncclConfig_t {
         magic: NCCL_API_MAGIC,
         version: NCCL_VERSION_CODE,
         blocking: 0,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
         maxCTAs: number(ctas.most),
         netName: ptr::null(),
-        splitShare: UNDEFINED,
-        trafficClass: UNDEFINED,
         commName: ptr::null(),
-        collnetEnable: UNDEFINED,
         CTAPolicy: if ctas.efficient { EFFICIENT } else { UNDEFINED },
-        shrinkShare: UNDEFINED,
         nvlsCTAs: number(ctas.nvls),
-        nChannelsPerNetPeer: UNDEFINED,
-        nvlinkCentricSched: UNDEFINED,
-        graphUsageMode: UNDEFINED,
-        numRmaCtx: UNDEFINED,
-        maxP2pPeers: UNDEFINED,
-        graphStreamOrdering: UNDEFINED,
         // Several communicators share a device, so collectives must run in the order in which they are issued.
         launchOrderImplicit: 1,
-        numRmaSig: UNDEFINED,
-        rmaEagerInit: UNDEFINED,
-        hostCftMode: UNDEFINED,
-        nvlsHostMode: UNDEFINED,
+        // SAFETY: numbers and addresses, which may have any bits; all other fields are such numbers.
+        ..unsafe { mem::transmute::<[i32; 30], ncclConfig_t>([UNDEFINED; 30]) }
     }
 }
 

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::cuda::driver::Driver;
 use crate::cuda::nccl::entry::Record;
 use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::raw::{Raw, Seat, detached};
@@ -16,6 +17,7 @@ pub(super) type Slot = Mutex<Option<Raw>>;
 
 /// See the module: every handle holds one reference.
 pub(super) struct Shared {
+    pub(super) driver: Arc<dyn Driver>,
     pub(super) seat: Seat,
     pub(super) deadline: Duration,
     pub(super) ledger: bool,
@@ -58,14 +60,8 @@ impl Shared {
         if ranks == 1 {
             return Record::read_all(&own_bytes);
         }
-        let wanted = || self.refuse().and_then(|()| self.look());
-        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, wanted);
-        let late = || Error::Deadline {
-            rank,
-            call: own.entry.to_string(),
-            waited_ms: deadline.as_millis() as u64,
-            missing: Vec::new(),
-        };
+        let gather = |raw: &Raw| raw.gather(&own_bytes, deadline, || self.wanted());
+        let late = || Error::deadline(rank, own.entry, deadline, Vec::new());
         let told = self.with_raw(&self.first, gather).and_then(|told| told.ok_or_else(late));
         told.and_then(|bytes| Record::read_all(&bytes)).map_err(|error| self.fail(error))
     }
@@ -77,6 +73,11 @@ impl Shared {
     /// Returns an error if a rank has failed or left.
     pub(super) fn look(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), |host| host.0.check())
+    }
+
+    /// Returns an error if nothing of the group is waited for any more.
+    pub(super) fn wanted(&self) -> Result<()> {
+        self.refuse().and_then(|()| self.look())
     }
 
     /// Keeps the first error, and returns it.

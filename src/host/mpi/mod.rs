@@ -9,7 +9,7 @@ mod wire;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::mpi::environment;
 use ::mpi::topology::Communicator;
@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::ranks::combine;
-use wire::{Message, Tag, Wire, pause};
+use wire::{Message, Tag, Wire};
 
 /// Bytes of a window, the part of the buffer that ranks sum at a time.
 const WINDOW_BYTES: usize = 4 << 20;
@@ -101,28 +101,11 @@ impl Mpi {
 
     /// Waits until all started messages have ended.
     fn wait(&self, call: &Call<'_>, under_way: &mut Vec<Message>) -> Result<()> {
-        let since = Instant::now();
-        while !self.wire.test(under_way)? {
+        self.wire.wait(under_way, call, call.deadline(), || {
             self.refuse()?;
-            if let Some((rank, why)) = self.wire.failure()? {
-                return Err(Error::PeerLost { rank, why });
-            }
-            if since.elapsed() >= call.deadline() {
-                let mut missing: Vec<u32> =
-                    under_way.iter().map(|message| self.wire.name_of(message.peer)).collect();
-                missing.sort_unstable();
-                missing.dedup();
-                let waited_ms = call.deadline().as_millis() as u64;
-                return Err(Error::Deadline {
-                    rank: self.wire.name_of(self.wire.rank),
-                    call: call.to_string(),
-                    waited_ms,
-                    missing,
-                });
-            }
-            pause(since);
-        }
-        Ok(())
+            let lost = self.wire.failure()?;
+            lost.map_or(Ok(()), |(rank, why)| Err(Error::PeerLost { rank, why }))
+        })
     }
 
     /// Compares the call with every other rank's.
@@ -144,10 +127,9 @@ impl Mpi {
         self.wait(call, under_way)?;
         let (places, _) = keys.as_chunks::<{ CallKey::BYTES }>();
         for peer in self.peers() {
-            let why = || "it sent a call that no rank makes; run the same version on all ranks".to_owned();
             let theirs = CallKey::from_bytes(&places[peer as usize]);
             let [own, other] = [self.wire.rank, peer].map(|rank| self.wire.name_of(rank));
-            let theirs = theirs.ok_or_else(|| Error::PeerLost { rank: other, why: why() })?;
+            let theirs = theirs.ok_or_else(|| Error::other_version(other, "call"))?;
             if theirs != call.key() {
                 return Err(call.key().mismatch(&theirs, own, other));
             }

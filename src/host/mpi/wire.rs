@@ -5,16 +5,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
+use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::mpi::ffi;
 use ::mpi::topology::Communicator;
 use ::mpi::{Threading, environment};
 
 use crate::error::{Error, Result};
+use crate::poll::{Wall, poll};
 use crate::text::sentence;
 
 /// The kind of a message. Messages of one kind between two ranks arrive in the order in which they were sent.
@@ -32,7 +33,6 @@ const FAILURE_BYTES: usize = 1024;
 
 /// Time for which a rank polls without sleeping: messages of a large buffer need many polls.
 const AWAKE: Duration = Duration::from_millis(1);
-const ASLEEP: Duration = Duration::from_micros(100);
 
 static LIBRARY: Mutex<()> = Mutex::new(());
 
@@ -96,20 +96,7 @@ impl Wire {
         wire.checked("MPI_Comm_idup", code)?;
         // SAFETY: the call has succeeded.
         let mut messages = vec![Message { request: unsafe { request.assume_init() }, peer: wire.rank }];
-        let since = Instant::now();
-        while !wire.test(&mut messages)? {
-            if since.elapsed() >= deadline {
-                let call = "MPI_Comm_idup".to_owned();
-                let waited_ms = deadline.as_millis() as u64;
-                return Err(Error::Deadline {
-                    rank: wire.name_of(wire.rank),
-                    call,
-                    waited_ms,
-                    missing: Vec::new(),
-                });
-            }
-            pause(since);
-        }
+        wire.wait(&mut messages, "MPI_Comm_idup", deadline, || Ok(()))?;
         // SAFETY: the request has ended, so the library no longer uses the place, which came from a box.
         wire.comm = *unsafe { Box::from_raw(duplicate) };
         let lock = library();
@@ -197,8 +184,27 @@ impl Wire {
         Ok(Message { request: unsafe { request.assume_init() }, peer: from })
     }
 
+    /// Waits until all messages have ended, as long as they are wanted.
+    pub(super) fn wait(
+        &self,
+        messages: &mut Vec<Message>,
+        call: impl Display,
+        deadline: Duration,
+        wanted: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let look = || Ok(self.test(messages)?.then_some(()));
+        if poll(Wall::start(), AWAKE, deadline, wanted, look)?.is_some() {
+            return Ok(());
+        }
+        let peers = messages.iter().map(|message| message.peer).filter(|peer| *peer != self.rank);
+        let mut missing: Vec<u32> = peers.map(|peer| self.name_of(peer)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        Err(Error::deadline(self.name_of(self.rank), call, deadline, missing))
+    }
+
     /// Drops the messages that have ended, and returns whether all have.
-    pub(super) fn test(&self, messages: &mut Vec<Message>) -> Result<bool> {
+    fn test(&self, messages: &mut Vec<Message>) -> Result<bool> {
         let mut outcome = Ok(());
         messages.retain_mut(|message| {
             let mut ended = 0;
@@ -268,9 +274,4 @@ impl Wire {
         let message = String::from_utf8_lossy(&bytes).into_owned();
         Err(Error::Collective { rank: self.name_of(self.rank), call, code, message })
     }
-}
-
-/// Lets other threads run between two tests.
-pub(super) fn pause(since: Instant) {
-    if since.elapsed() < AWAKE { thread::yield_now() } else { thread::sleep(ASLEEP) }
 }

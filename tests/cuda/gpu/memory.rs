@@ -119,6 +119,12 @@ impl Gpu {
         assert_eq!(unsafe { (driver().wait)(self.stream, event.0 as *mut c_void, 0) }, SUCCESS);
     }
 
+    /// Lets the stream wait for an event for which it must not wait now.
+    pub(crate) fn is_refused(&self, event: EventHandle) {
+        // SAFETY: as above.
+        assert_ne!(unsafe { (driver().wait)(self.stream, event.0 as *mut c_void, 0) }, SUCCESS);
+    }
+
     /// Fills memory on the stream with one value.
     pub(crate) fn fill(&self, address: *mut f32, value: f32, count: usize) {
         // SAFETY: device memory that is long enough.

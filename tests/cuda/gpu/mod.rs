@@ -5,6 +5,7 @@
 //! fail.
 
 mod calls;
+mod captures;
 mod conversions;
 #[cfg(feature = "cuda")]
 mod cudarc;

@@ -13,7 +13,7 @@ pub(crate) enum Call {
     Record { event: EventHandle, stream: StreamHandle },
     Wait { stream: StreamHandle, event: EventHandle },
     Query { event: EventHandle },
-    Zero { stream: StreamHandle, bytes: u64 },
+    Fill { stream: StreamHandle, bytes: u64 },
     Copy { stream: StreamHandle, bytes: usize },
     CopyOnDevice { stream: StreamHandle, bytes: u64 },
     CopyDown { stream: StreamHandle, bytes: u64 },

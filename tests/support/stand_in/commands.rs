@@ -36,7 +36,7 @@ pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
 
 #[derive(Clone)]
 pub(crate) enum Command {
-    Zero { address: DevicePtr, bytes: u64 },
+    Fill { address: DevicePtr, bytes: Vec<u8> },
     Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
     Launch { kernel: &'static str, shape: Shape, args: Box<Args> },
     CallHost { function: unsafe extern "C" fn(*mut c_void), argument: usize },
@@ -85,7 +85,9 @@ pub(crate) fn pointer(address: DevicePtr) -> *mut u8 {
 pub(crate) fn run(command: &Command, fibers: bool) {
     match command {
         // SAFETY: memory of the stand-in, as long as the call said.
-        Command::Zero { address, bytes } => unsafe { pointer(*address).write_bytes(0, *bytes as usize) },
+        Command::Fill { address, bytes } => unsafe {
+            pointer(*address).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        },
         // SAFETY: as above; the caller says that they do not overlap.
         Command::Copy { to, from, bytes } => unsafe {
             pointer(*to).copy_from_nonoverlapping(pointer(*from), *bytes as usize)

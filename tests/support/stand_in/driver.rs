@@ -4,8 +4,9 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
-use instep::cuda::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
+use instep::cuda::driver::{Driver, Graph, Kernel, Module, Shape};
 use instep::{DevicePtr, Error, EventHandle, Place, Result, StreamHandle};
 
 use super::calls::Call;
@@ -166,18 +167,26 @@ unsafe impl Driver for StandIn {
         self.give_back("free", address.0 as usize);
     }
 
-    fn allocate_mapped(&self, bytes: u64) -> Result<Mapped> {
-        let host = self.memory("allocate_mapped", bytes)?;
-        Ok(Mapped { host, device: DevicePtr(host.addr().get() as u64) })
+    fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>> {
+        self.memory("allocate_mapped", bytes)
     }
 
-    unsafe fn free_mapped(&self, memory: Mapped) {
-        self.give_back("free_mapped", memory.host.addr().get());
+    unsafe fn free_mapped(&self, memory: NonNull<u8>) {
+        self.give_back("free_mapped", memory.addr().get());
     }
 
-    unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+    unsafe fn fill(
+        &self,
+        address: DevicePtr,
+        element: &[u8],
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
         assert!(bytes > 0, "drivers refuse a fill of zero bytes");
-        self.command("zero", Call::Zero { stream, bytes }, Command::Zero { address, bytes })
+        let (count, rest) = (bytes as usize / element.len(), bytes as usize % element.len());
+        assert!(rest == 0 && address.0.is_multiple_of(element.len() as u64), "a fill by whole elements");
+        let filled = Command::Fill { address, bytes: element.repeat(count) };
+        self.command("fill", Call::Fill { stream, bytes }, filled)
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {

@@ -36,16 +36,12 @@ use ::core::ffi::{c_char, c_int, c_void};
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         pub struct Functions {
-            _library: ::libloading::Library,
-            $(pub $name: Result<unsafe extern \"C\" fn($($type),*) -> $result, ::libloading::Error>,)*
+            $(pub $name: Option<unsafe extern \"C\" fn($($type),*) -> $result>,)*
         }
 
         impl Functions {
-            pub unsafe fn from_library(library: ::libloading::Library) -> Functions {
-                Functions {
-                    $($name: library.get(stringify!($name)).map(|symbol| *symbol),)*
-                    _library: library,
-                }
+            pub unsafe fn new(address_of: impl Fn(&str) -> *const c_void) -> Functions {
+                Functions { $($name: ::core::mem::transmute(address_of(stringify!($name))),)* }
             }
 
             $(pub unsafe fn $name(&self, $($argument: $type),*) -> $result {
@@ -125,7 +121,8 @@ fn main() -> ExitCode {
     let check = env::args().any(|argument| argument == "--check");
     let outcome = abi(&root)
         .and_then(|text| {
-            settle(&root, "src/abi.rs", &compact(&text)?, check)?;
+            let shared = format!("{LAYOUT_MACRO}\npub(crate) use layout;");
+            settle(&root, "src/abi.rs", &compact(&text)?.replace(LAYOUT_MACRO, &shared), check)?;
             settle(&root, "kernels/abi_layout.h", &layout(&text)?, check)
         })
         .and_then(|()| nccl(&root))
@@ -299,7 +296,8 @@ fn nccl(root: &Path) -> Result<String, String> {
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
         .newtype_enum("nccl.*");
-    let bindings = compact(&generate(builder, NCCL_HEADER)?)?;
+    let bindings =
+        compact(&generate(builder, NCCL_HEADER)?)?.replace(LAYOUT_MACRO, "use crate::abi::layout;");
     let is_used = |line: &&str| {
         let number = line.strip_prefix("    pub const ").and_then(|number| number.split(':').next());
         number.is_none_or(|number| NCCL_NUMBERS.split(' ').any(|used| used == number))

@@ -50,7 +50,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Ends a capture; every stream leaves it, also if it was invalid.
+    /// Ends a capture; every stream leaves it, also if it was invalid. CUDA does not say so of a capture that is not joined:
+    /// then all streams but the first stay in it here.
     pub(crate) fn end_capture(&mut self, stream: usize) -> Answer<usize> {
         let stream = self.stream(stream)?;
         let handle = self.streams.get(stream)?.capture.ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -61,13 +62,18 @@ impl Gpu {
         if capture.mode != Mode::Relaxed && capture.thread != thread::current().id() {
             return Err(Code::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
         }
+        if capture.invalid.is_none() && !capture.is_joined() {
+            capture.last.remove(&stream);
+            capture.invalid = Some(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+            self.streams.get(stream)?.capture = None;
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+        }
         let capture = self.captures.remove(handle)?;
         for member in capture.last.keys() {
             self.streams.get(*member)?.capture = None;
         }
         match capture.invalid {
             Some(_) => Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
-            None if !capture.is_joined() => Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
             None => Ok(self.graphs.insert(Graph { nodes: capture.nodes })),
         }
     }

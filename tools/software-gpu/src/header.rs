@@ -816,6 +816,14 @@ unsafe extern "C" {
     ) -> CUresult;
 }
 unsafe extern "C" {
+    pub fn cuMemsetD16Async(
+        dstDevice: CUdeviceptr,
+        us: ::core::ffi::c_ushort,
+        N: usize,
+        hStream: CUstream,
+    ) -> CUresult;
+}
+unsafe extern "C" {
     pub fn cuMemsetD32Async(
         dstDevice: CUdeviceptr,
         ui: ::core::ffi::c_uint,

@@ -76,6 +76,7 @@ same! {
     cuPointerGetAttribute
     cuMemsetD8_v2
     cuMemsetD8Async
+    cuMemsetD16Async
     cuMemsetD32Async
     cuMemcpyHtoD_v2
     cuMemcpyDtoH_v2

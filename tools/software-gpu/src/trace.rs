@@ -4,7 +4,7 @@
 //! numbered in the order in which they were made, so two runs of a program with one thread write the same file.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -77,7 +77,7 @@ shown! {
     CUmemoryPool => |it| Value::Pool(it.expose_provenance());
     CUdeviceptr => |it| Value::Device(it);
     *const c_void, *mut c_void => |it| Value::Memory(it.expose_provenance() as u64);
-    c_int, c_uint, c_uchar => |it| Value::Number(it.into());
+    c_int, c_uint, c_uchar, c_ushort => |it| Value::Number(it.into());
     usize => |it| Value::Number(it as i64);
     CUdevice_attribute, CUpointer_attribute => |it| Value::Number(it.0.into());
     CUstreamCaptureMode, CUstreamCaptureStatus, CUdevResourceType => |it| Value::Number(it.0.into());

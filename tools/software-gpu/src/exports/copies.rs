@@ -2,7 +2,7 @@
 //!
 //! Pageable memory is read in the call, and written before the call returns, as the real driver does.
 
-use std::ffi::{c_uchar, c_uint, c_void};
+use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 
 use super::{exported, handle};
 use crate::header::{CUdeviceptr, CUstream};
@@ -48,6 +48,10 @@ exported! {
 
     call cuMemsetD8Async(gpu, to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) {
         gpu.fill(handle(stream), to, &[value], count)
+    }
+
+    call cuMemsetD16Async(gpu, to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream) {
+        gpu.fill(handle(stream), to, &value.to_ne_bytes(), count)
     }
 
     call cuMemsetD32Async(gpu, to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) {

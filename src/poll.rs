@@ -1,0 +1,139 @@
+//! Waits that nothing ends by a notification: each looks again and again, without a sleep at first.
+//!
+//! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer than that, and the
+//! trainer's thread would sleep for every bucket. Whether the wait is still wanted is asked only between sleeps.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+
+/// Length of a sleep.
+const NAP: Duration = Duration::from_micros(50);
+
+/// The clock of a wait, and its way to let time pass.
+pub(crate) trait Clock {
+    /// Returns the time since the wait began.
+    fn waited(&self) -> Duration;
+    /// Sleeps, or lets another thread of this core run if one is ready.
+    fn pause(&mut self, sleep: Option<Duration>);
+}
+
+/// The machine's clock.
+pub(crate) struct Wall(Instant);
+
+impl Wall {
+    pub(crate) fn start() -> Wall {
+        Wall(Instant::now())
+    }
+}
+
+impl Clock for Wall {
+    fn waited(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn pause(&mut self, sleep: Option<Duration>) {
+        sleep.map_or_else(thread::yield_now, thread::sleep);
+    }
+}
+
+/// Looks until there is an answer, and returns it; `None` once the deadline has passed. It does not sleep while the wait is
+/// shorter than `awake`.
+///
+/// # Errors
+/// An error of `wanted` or of a look ends the wait.
+pub(crate) fn poll<T>(
+    mut clock: impl Clock,
+    awake: Duration,
+    deadline: Duration,
+    wanted: impl Fn() -> Result<()>,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    loop {
+        if let Some(answer) = look()? {
+            return Ok(Some(answer));
+        }
+        let waited = clock.waited();
+        if waited < awake {
+            clock.pause(None);
+            continue;
+        }
+        wanted()?;
+        if waited >= deadline {
+            return Ok(None);
+        }
+        clock.pause(Some(NAP));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::error::Error;
+
+    /// A clock on which giving way takes 10 us and a sleep its time.
+    #[derive(Default)]
+    struct Counting {
+        waited: Duration,
+        given_way: u32,
+        sleeps: u32,
+    }
+
+    impl Clock for &mut Counting {
+        fn waited(&self) -> Duration {
+            self.waited
+        }
+
+        fn pause(&mut self, sleep: Option<Duration>) {
+            self.given_way += u32::from(sleep.is_none());
+            self.sleeps += u32::from(sleep.is_some());
+            self.waited += sleep.unwrap_or(Duration::from_micros(10));
+        }
+    }
+
+    const AWAKE: Duration = Duration::from_micros(50);
+    const DEADLINE: Duration = Duration::from_millis(1);
+
+    /// Waits for an answer that is there at the n-th look; returns the clock and how often the peers were asked about.
+    fn wait(looks: u32) -> (Counting, u32) {
+        let (mut clock, asked, mut left) = (Counting::default(), Cell::new(0), looks);
+        let wanted = || {
+            asked.set(asked.get() + 1);
+            Ok(())
+        };
+        let look = || {
+            left -= 1;
+            Ok((left == 0).then_some(looks))
+        };
+        assert_eq!(poll(&mut clock, AWAKE, DEADLINE, wanted, look), Ok(Some(looks)));
+        (clock, asked.get())
+    }
+
+    #[test]
+    fn a_call_that_ends_within_50_us_is_waited_for_without_a_sleep() {
+        for looks in 1..=6 {
+            let (clock, asked) = wait(looks);
+            assert_eq!((clock.given_way, clock.sleeps, asked), (looks - 1, 0, 0));
+        }
+    }
+
+    #[test]
+    fn a_longer_wait_sleeps_and_asks_about_the_peers_before_each_sleep() {
+        let (clock, asked) = wait(12);
+        assert_eq!((clock.given_way, clock.sleeps, asked), (5, 6, 6));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_or_when_it_is_no_longer_wanted_or_cannot_look() {
+        let mut clock = Counting::default();
+        assert_eq!(poll(&mut clock, AWAKE, DEADLINE, || Ok(()), || Ok(None::<()>)), Ok(None));
+        assert_eq!(clock.waited, DEADLINE);
+        let over = || Error::Hook("over".to_owned());
+        let unwanted = poll(Wall::start(), AWAKE, Duration::MAX, || Err(over()), || Ok(None::<()>));
+        let blind = poll(Wall::start(), AWAKE, Duration::MAX, || Ok(()), || Err::<Option<()>, _>(over()));
+        assert_eq!([unwanted, blind], [Err(over()), Err(over())]);
+    }
+}
