@@ -145,6 +145,7 @@ impl Gpu {
     pub(crate) fn forbid_unsafe_calls(&mut self) -> Answer<()> {
         let here = thread::current().id();
         let forbids = |capture: &Capture| match (HEEDED.get(), capture.mode) {
+            _ if capture.has_ended() => false,
             (Mode::Relaxed, _) | (_, Mode::Relaxed) => false,
             (Mode::Global, Mode::Global) => true,
             _ => capture.thread == here,

@@ -87,13 +87,14 @@ impl Gpu {
     /// Returns what is alive and belongs to the program, one line each.
     pub(crate) fn leaks(&self) -> Vec<String> {
         let handles = |kind: &str, count: usize| (count > 0).then(|| format!("{count} {kind}"));
+        let open_captures = self.captures.iter().filter(|(_, capture)| !capture.has_ended());
         let own_streams = self.streams.iter().filter(|(_, stream)| stream.made_by_the_program).count();
         let mut found: Vec<String> = [
             handles("streams", own_streams),
             handles("events", self.events.len()),
             handles("modules", self.modules.len()),
             handles("graphs", self.graphs.len() + self.executables.len()),
-            handles("captures that were not ended", self.captures.len()),
+            handles("captures that were not ended", open_captures.count()),
             handles("memory pools", self.pools.len()),
         ]
         .into_iter()

@@ -158,6 +158,11 @@ impl Capture {
         self.last.get(&stream).cloned().unwrap_or_default()
     }
 
+    /// Whether it was ended, although streams that were not joined are still in it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.invalid == Some(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+    }
+
     /// Whether every node comes before the end of the first stream.
     pub(crate) fn is_joined(&self) -> bool {
         let (mut reached, mut open) = (vec![false; self.nodes.len()], self.last_of(self.origin));
