@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// A clock on which giving way takes 10 us and a sleep its time.
+    /// A clock that advances by 10 us for each yield, and by the length of each sleep.
     #[derive(Default)]
     struct Counting {
         waited: Duration,

@@ -33,7 +33,8 @@
 // The checkpoint has no number of this name.
 #define INSTEP_ABSENT 2
 
-// Element type: float, IEEE 754 binary32. In a field for a type, 0 stands for the default that the field names.
+// Element type: float, IEEE 754 binary32. If a field for an element type is 0, it means the default that the field's
+// comment gives.
 #define INSTEP_F32 1
 
 // Element type: bfloat16.
@@ -164,7 +165,7 @@
 // A collective call: every rank gets rank 0's data.
 #define INSTEP_BROADCAST 1
 
-// States that an optimizer keeps per element, at most.
+// The most states that an optimizer keeps per element.
 #define INSTEP_STATES_AT_MOST 4
 
 // The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
@@ -1000,7 +1001,8 @@ instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *
 // Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
 // stepped. All ranks freeze the same parameters.
 //
-// Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
+// Any thread, one at a time, between passes. If `is_frozen` is 1, it waits for the last step of the
+// parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
 // Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may

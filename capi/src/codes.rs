@@ -6,7 +6,8 @@ use instep::{DType, Gradients, Master, Mode, Moments, SegmentAction, Unused};
 
 use crate::status::{Fault, Result};
 
-/// Element type: float, IEEE 754 binary32. In a field for a type, 0 stands for the default that the field names.
+/// Element type: float, IEEE 754 binary32. If a field for an element type is 0, it means the default that the field's
+/// comment gives.
 pub const INSTEP_F32: u32 = 1;
 /// Element type: bfloat16.
 pub const INSTEP_BF16: u32 = 2;

@@ -117,7 +117,8 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
 /// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
 /// stepped. All ranks freeze the same parameters.
 ///
-/// Any thread, one at a time, between passes. If it freezes, it waits for the last step of the parameter's bucket.
+/// Any thread, one at a time, between passes. If `is_frozen` is 1, it waits for the last step of the
+/// parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_frozen(
     stepper: *mut instep_stepper,

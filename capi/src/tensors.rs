@@ -13,7 +13,7 @@ use crate::arguments::{Growing, list, read, read_any};
 use crate::codes::zero;
 use crate::status::{Fault, INSTEP_LAYOUT, Result};
 
-/// States that an optimizer keeps per element, at most.
+/// The most states that an optimizer keeps per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
 /// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is none.

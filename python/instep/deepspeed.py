@@ -1,7 +1,8 @@
 """The op of DeepSpeed's CPU Adam: ``instep.deepspeed.install()`` replaces DeepSpeed's compiled op by this library's step.
 
 `DeepSpeedCPUAdam`, and thus ZeRO-Offload, then steps with this library and needs no compiler. A step is a call of
-``instep.torch.functional`` on DeepSpeed's tensors. No tensor is kept between calls. """
+``instep.torch.functional`` on DeepSpeed's tensors. No tensor is kept between calls.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Op:
         """Makes a parameter's update number ``step``, counted from 1.
 
         If a tensor or a number does not fit, raises ``ValueError`` or ``NotImplementedError`` before anything is written. The
-        error names the tensor or number as in ``instep.torch.functional``. """
+        error names the tensor or number as in ``instep.torch.functional``.
+        """
         rule = self._rule(optimizer_id)
         if step < 1:
             raise ValueError(f"step = {step}: out of range; use 1 for the first update")
@@ -100,7 +102,8 @@ class Op:
 
         The arithmetic is float64, but the update has rounded the values that it stored. The error of a restored value is at
         most 4 float32 epsilons times the largest of the old value, the new value and the summand. The summand is the change
-        for a parameter, the gradient for ``exp_avg``, and its square for ``exp_avg_sq``. """
+        for a parameter, the gradient for ``exp_avg``, and its square for ``exp_avg_sq``.
+        """
         rule = self._rule(optimizer_id)
         tensors = {"params": params, "grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
         for name, tensor in tensors.items():
@@ -140,7 +143,8 @@ def install() -> Op:
     """Replaces DeepSpeed's op by the library's, for every ``DeepSpeedCPUAdam`` that is made from now on.
 
     A second call does nothing. Raises ``RuntimeError`` if DeepSpeed has already loaded its own op, because existing
-    optimizers keep that op. Raises ``NotImplementedError`` for a DeepSpeed version that loads ops differently. """
+    optimizers keep that op. Raises ``NotImplementedError`` for a DeepSpeed version that loads ops differently.
+    """
     builder = importlib.import_module("deepspeed.ops.op_builder").CPUAdamBuilder
     loaded = getattr(builder, "_loaded_ops", None)
     if loaded is None:

@@ -54,7 +54,7 @@ pub(super) struct Runs {
     list: *const c_void,
     pub(super) count: usize,
     get: unsafe fn(*const c_void, usize) -> Run,
-    /// Whether the list is one of addresses.
+    /// Whether the elements of the list are plain addresses.
     is_raw: bool,
 }
 
@@ -73,7 +73,7 @@ impl Runs {
         unsafe { (self.get)(self.list, index) }
     }
 
-    /// Returns the list itself if it is one of addresses, which are faster to read than other runs.
+    /// Returns the list itself if its elements are plain addresses. Reading it is faster than calling `get`.
     pub(super) fn addresses(&self) -> Option<&[*mut c_void]> {
         // SAFETY: `list` then points to `count` addresses, borrowed for `'a`.
         self.is_raw.then(|| unsafe { std::slice::from_raw_parts(self.list.cast(), self.count) })

@@ -36,8 +36,8 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Makes the records for a step's launches; `None` if a launch reads more than its segments' records, or too many of
-    /// them.
+    /// Makes the records for a step's launches. Returns `None` if there are too many of them, if the step has several
+    /// rounds, or if a launch also needs values of control memory that are in no record.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,

@@ -165,8 +165,8 @@ impl Grid {
     }
 }
 
-/// Returns how many blocks share the tiles so that each has as many as the fullest, or one less. With `most` blocks a few
-/// would have one tile more than the others, and the others would wait for them.
+/// Returns how many blocks, at most `most`, take equal shares of the tiles. Only the last share may be smaller. With
+/// exactly `most` blocks the shares would be just as large, and the last blocks could get no tile.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_has_as_many_tiles_as_the_fullest_or_one_less() {
+    fn blocks_share_the_tiles_in_shares_of_the_least_size() {
         for most in [1, 2, 7, 8, 528] {
             for tiles in 0..3300 {
                 let blocks = even_shares(tiles, most);

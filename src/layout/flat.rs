@@ -85,7 +85,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses rows whose states, with the gaps after them, leave the bucket or reach the next parameter's.
+    /// Refuses rows whose padded states extend past the bucket's end, or into the states of the next parameter.
     fn refuse_rows_that_overlap(&self, layout: &Layout, len: u64) -> Result<()> {
         let next = self.segments.iter().skip(1).map(|segment| segment.start).chain([len]);
         for (segment, next) in self.segments.iter().zip(next).filter(|(segment, _)| segment.row > 0) {

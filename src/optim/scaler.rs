@@ -18,8 +18,8 @@ pub enum LossScale {
     /// factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). This implies
     /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks make the same
     /// decision, because they see the same sums. A pass that is abandoned, or in which no rank had data, does not
-    /// change the factor. The factor also stays the same if the new factor, or the reciprocal of its divisor, would not
-    /// be a normal f32.
+    /// change the factor. A new factor is not taken if it, or 1 / (new factor * gradient divisor), is not a normal f32.
+    /// The gradient divisor is the world size by default.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
     /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As `Dynamic`, it skips non-finite passes

@@ -147,7 +147,8 @@ impl Pool {
         Pool::with_threads(threads)
     }
 
-    /// Builds a pool of `threads` threads. The environment sets how long the threads stay awake.
+    /// Builds a pool of `threads` threads. After a launch they stay awake for `INSTEP_SPIN_US`
+    /// microseconds, by default 200.
     ///
     /// # Errors
     /// `Config` if `INSTEP_SPIN_US` is not a whole number, or `threads` is not 1 to [`MAX_THREADS`](Self::MAX_THREADS).

@@ -123,7 +123,8 @@ impl Default for Opening<'_> {
 /// A position that precedes all ops.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
-/// The last accesses to one bucket. A touch is the first Record of the compute stream after the trainer's.
+/// The last accesses to one bucket. A `touched` ticket is the first Record op on the compute stream after the trainer's
+/// access.
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,

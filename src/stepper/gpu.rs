@@ -66,8 +66,8 @@ impl StepperBuilder<'_> {
     }
 
     /// Builds the stepper on a GPU, on the caller's parameters and gradient buckets. [`Borrowed`] takes their device
-    /// addresses (`std::ptr::with_exposed_provenance_mut` makes a pointer of a `CUdeviceptr`). The same options are
-    /// rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
+    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). The same options
+    /// are rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
     /// an example.
     ///
     /// # Ordering

@@ -1,4 +1,5 @@
-//! Sharded tensors: their options, gathers of full tensors, and the options that exclude shards.
+//! Sharded tensors: the builder's options for them, gathers of full tensors, and refusals of options that need full
+//! gradients or parameters.
 //!
 //! A gather uses the memory of gradients and restores them. All refusals come before any collective call.
 

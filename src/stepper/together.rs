@@ -13,7 +13,8 @@ use crate::op::{Memory, Span};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
-/// The bytes of a [message of rank 0](Stepper::tell): 256 gradients of 16 bits, the least that a sharded plan has.
+/// The bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for them, because its gradients are at
+/// least 256 elements of 16 bits.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {

@@ -48,8 +48,9 @@ impl<D: Device> Stepper<D> {
     /// free, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
     ///
     /// All ranks must declare the same parameters, each before the same hand-overs. If ranks differ and their
-    /// collective [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If that all-reduce has already
-    /// started, the next pass's first collective returns it. With sums by the caller, ranks do not compare.
+    /// collective [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank
+    /// declares a parameter after that all-reduce has started, the next pass's first collective returns `Mismatch`
+    /// instead. With sums by the caller, ranks do not compare.
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where

@@ -20,7 +20,7 @@ pub const PRODUCT_PREFIX: &str = "mu_product.";
 /// The only state whose absence means a first step, with any step count.
 const MOMENTUM: &str = "momentum_buffer";
 
-/// Step counts are below this, before and after.
+/// Step counts are below this limit, before the replay and after it.
 pub(super) const COUNT_END: u64 = 1 << 63;
 
 /// The input, sorted.

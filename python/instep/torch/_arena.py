@@ -3,7 +3,8 @@
 States lie in the order in which parameters were registered, each at a multiple of 256 elements. No state therefore moves when
 DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. Step counts are in the native steps.
 These also write the counts as float32 numbers into a vector, which ``optimizer.state`` shows. When a rebuilt bucket takes
-over parameters, it takes over their counts too. """
+over parameters, it takes over their counts too.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ class Arena:
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
         """The entries of a dict that are this arena's tensors at the same address. If writes must be detected, only tensors
-        that were not written."""
+        that were not written.
+        """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
 
@@ -259,7 +261,8 @@ class Arena:
 
     def follow(self, indices: tuple[int, ...]) -> tuple[list[Tensor], Forms]:
         """Returns this rank's shards of parameters and their current properties. If the properties have changed, adopts or
-        refuses the change."""
+        refuses the change.
+        """
         params, forms = self.known.get(indices, (None, None))
         if params is None:
             params = [self.params[index] for index in indices]

@@ -1,7 +1,8 @@
 """The base class of the optimizers of `register_ddp` and `register_fsdp`: backward steps, and ``step`` does not.
 
 Every rank steps with the same settings. ``step`` refuses changes that come too late. Before a first step, it makes the states
-that ``torch.distributed.checkpoint`` expects. """
+that ``torch.distributed.checkpoint`` expects.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class BackwardOptimizer(FusedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. Warns if they were changed after they were stepped, because a loop may not call ``step``, which
-        refuses this."""
+        refuses this.
+        """
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)
 

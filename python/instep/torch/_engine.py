@@ -1,7 +1,8 @@
 """The engine of every optimizer of this package: arenas for its parameters, and steps over some of them.
 
 The engine orders nothing and waits for nothing: the caller decides when a gradient is complete. Calls for different
-parameters may come from different threads. """
+parameters may come from different threads.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +303,8 @@ def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
     """The byte of a bucket at which each gradient starts; None if a gradient cannot be stepped in place, or is not this
-    optimizer's."""
+    optimizer's.
+    """
     starts = []
     for param, grad in zip(params, grads):
         is_inside = grad.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()

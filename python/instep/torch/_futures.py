@@ -2,7 +2,8 @@
 
 An all-reduce ends on a thread of the process group. That thread runs the callback. It drops the callback and the tensors
 shortly after the trainer has continued. If the interpreter ended before that, the thread could not take the GIL and would
-abort the process. The interpreter's exit therefore waits for the thread. """
+abort the process. The interpreter's exit therefore waits for the thread.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +53,7 @@ def wait_for(futures: list[Future[Any]]) -> None:
     """Raises the error of any of them. On a GPU, makes the current stream wait for all of them.
 
     A callback runs on a separate stream, which waits only for the future that called it. For collected futures, this is the
-    last future. """
+    last future.
+    """
     for future in futures:
         future.wait()

@@ -1,6 +1,7 @@
 """Param groups: their hyperparameters, the further keys of ``torch.optim``, and what is refused.
 
-This module depends only on torch and the native half, and changes no group. """
+This module depends only on torch and the native half, and changes no group.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ _accepted: set[tuple[Any, ...]] = set()
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     """Refuses a group if its settings would not have the intended effect, or if its optimizer does not support its
-    formats."""
+    formats.
+    """
     params, settings = group["params"], group.copy()
     dtypes = frozenset([param.dtype for param in params])
     settings["params"] = None

@@ -1,7 +1,8 @@
 """Comparison of the ranks' settings, read one pass later.
 
 If a rank raised at once, the other ranks would wait for it in an all-reduce. Ranks therefore send their settings in every
-pass, and read the result one pass later. On a GPU this read waits only for work of the last pass. """
+pass, and read the result one pass later. On a GPU this read waits only for work of the last pass.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def prepare(function: Callable[..., None], *lists: Any, **options: Any) -> _nati
     The arguments are those of the function, without ``gradient_scale``. Call the result with ``lr=`` and ``gradient_scale=``,
     both optional. The result keeps the tensors' memory alive, and each call reads values and counts from this memory. It does
     not check the tensors again: if a tensor gets another ``data`` or size, prepare the call again. Autograd does not detect
-    that parameters change. """
+    that parameters change.
+    """
     rule = RULES.get(function.__name__.removesuffix("_"))
     if rule is None or function.__module__ != "instep.torch.functional":
         raise ValueError(f"{function!r}: not a step of instep.torch.functional; give one, such as adamw_")

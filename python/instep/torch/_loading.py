@@ -1,7 +1,8 @@
 """Checks states before they are loaded: they must be complete, of this optimizer, and of its sizes and formats.
 
 This module checks state dicts, and entries that a user puts into ``state``. It changes no optimizer, so a failed check has no
-effect. """
+effect.
+"""
 
 from __future__ import annotations
 

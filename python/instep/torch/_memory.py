@@ -1,6 +1,7 @@
 """The memory of optimizer states: its offset within a page, the size of its pages, and the tensors over it.
 
-This module depends only on torch. Memory starts as zeros, and lives as long as a tensor over it. """
+This module depends only on torch. Memory starts as zeros, and lives as long as a tensor over it.
+"""
 
 from __future__ import annotations
 

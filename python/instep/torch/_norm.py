@@ -1,7 +1,8 @@
 """Norms over gradients of several arenas, and the decisions that follow from them. Groups are clipped together or alone.
 
 Each rank computes the sums of squares of its own shards. The sums are exact integers, so ranks may add them up in any order,
-and all get the same bits. """
+and all get the same bits.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class GlobalNorm:
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
     """Adds up the sums of a group's ranks, and takes the largest of their magnitudes, for which each rank has its own
-    entry."""
+    entry.
+    """
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)
     for row, (limbs, largest) in zip(rows, sums):

@@ -149,7 +149,8 @@ class Offload:
 
     def prepare(self) -> bool:
         """Waits for all running work, before a backward pass. Returns True if a new step begins, and False if gradients
-        accumulate further."""
+        accumulate further.
+        """
         self.worker.refuse_closed()
         if self.is_open:
             self.abandon()
@@ -191,7 +192,8 @@ class Offload:
 
     def take(self, param: Tensor, grad: Optional[Tensor], is_last: bool = True) -> None:
         """Takes the gradient of a parameter. If it is None, the parameter is not stepped. The last gradient of a bucket
-        starts the bucket's copies."""
+        starts the bucket's copies.
+        """
         bucket, k = self.place_of[id(param)]
         with self._guard:
             if k in bucket.arrived:
@@ -235,7 +237,8 @@ class Offload:
     def end(self, is_last: bool = True, drops: bool = False) -> None:
         """Closes the pass: buckets with missing gradients are sent without them, and steps that waited may run.
 
-        With ``drops``, this rank takes part in the decision, but steps no further bucket. """
+        With ``drops``, this rank takes part in the decision, but steps no further bucket.
+        """
         for bucket in self.buckets:
             with self._guard:
                 arrived, bucket.arrived = bucket.arrived, {}
@@ -293,7 +296,8 @@ class Offload:
 
     def decision(self) -> Optional[tuple[float, float, bool]]:
         """The decision of the last pass: norm, clip coefficient, whether steps were skipped. It waits only for the
-        decision."""
+        decision.
+        """
         current = self.current
         if self.decider is None or current.number == 0 or self.is_open or self.goes_on:
             return self._outcome
@@ -407,7 +411,8 @@ class Offload:
 
     def _rank(self, bucket: Bucket) -> int:
         """The likely position of a bucket in the next forward pass: its position in the last one, or in the reverse order of
-        backward."""
+        backward.
+        """
         ranks = {id(one): k for k, one in enumerate(self._order)}
         return ranks.get(id(bucket), len(ranks) + len(self.buckets) - bucket.index)
 

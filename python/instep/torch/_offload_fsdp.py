@@ -2,7 +2,8 @@
 
 FSDP copies gradients down itself. PyTorch 2.15 ends such a copy before it calls a parameter's hook. Some older versions call
 the hook first; then the step waits for FSDP's own event. FSDP reads parameters only in `FSDPParamGroup.unshard`, so `unshard`
-waits for steps. """
+waits for steps.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def offload_shards(
     spread: Sequence[Any],
 ) -> Shards:
     """The engine of an optimizer. FSDP waits for it before it reads shards. The decision's norm is over the ranks of
-    `spread`."""
+    `spread`.
+    """
     names = {id(param): name for name, param in model.named_parameters()}
     buckets = [Bucket(index, params) for index, params in enumerate(reversed([params for params in units if params]))]
     decider = None
@@ -127,7 +129,8 @@ def _wait_for(offload: Offload, params: Sequence[Any]) -> None:
 
 def norm_beside(spread: Sequence[Any]) -> GlobalNorm:
     """A norm on the host. Ranks sum it over separate groups, so that its all-reduces overlap with the trainer's
-    collectives."""
+    collectives.
+    """
     groups = dict.fromkeys(group for holders in spread for group, _ in holders)
     own: dict[Any, Any] = {
         group: dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)

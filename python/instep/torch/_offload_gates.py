@@ -2,7 +2,8 @@
 
 A module may read a parameter of another module, as attention reads the weight of its output projection. The first pass finds
 such parameters: they have a gradient although their module was not called. From then on every module waits for these
-parameters. """
+parameters.
+"""
 
 from __future__ import annotations
 

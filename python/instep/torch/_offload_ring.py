@@ -1,7 +1,8 @@
 """A ring buffer of page-locked memory, into which gradients are copied down.
 
 The ring never grows: if there is not enough free memory, the caller waits until a step returns some. Memory may be returned
-in any order. A run is free once it and all earlier runs are returned. """
+in any order. A run is free once it and all earlier runs are returned.
+"""
 
 from __future__ import annotations
 

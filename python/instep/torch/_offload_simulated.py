@@ -2,7 +2,8 @@
 
 Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
 is NaN until the copy has ended. It stays NaN if the source was freed before. A step or a forward pass that runs too early
-therefore gets other bits. """
+therefore gets other bits.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Threads that run tasks in order, and end before the interpreter does.
 
 If the interpreter ended a thread in native code, the process would abort. At exit every thread therefore finishes its tasks.
-The thread that was started last finishes first, because a step may wait for copies but no copy waits for a step. """
+The thread that was started last finishes first, because a step may wait for copies but no copy waits for a step.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ class Waiting(FusedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict of this class, or of ``torch.optim``'s optimizer of this name, on any device and in any
-        dtype."""
+        dtype.
+        """
         if self._offload is not None:
             self._offload.settle()
             self._offload.follow()  # A model that was loaded before its states is not written after them.

@@ -2,7 +2,8 @@
 
 A checkpoint with ``use_reentrant=True`` runs a second backward pass inside a node of the first one. Parameters then get
 gradients in several passes, which all belong to one step. If a pass ends with an error, autograd drops its callbacks without
-calling them. """
+calling them.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ class Outermost:
             Variable._execution_engine.queue_callback(callback)
 
     def forget(self) -> None:
-        """Before a forward pass. Outside of backward no pass can be under way."""
+        """Forgets a pass that ended with an error. A forward pass calls this first; inside backward it does nothing."""
         if torch._C._current_graph_task_id() == -1:
             self._callback = None
 
     def close(self) -> None:
-        """The pass is over."""
+        """Ends the pass, and calls the function."""
         self._callback = None
         self.end()
 

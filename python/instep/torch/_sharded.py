@@ -1,7 +1,8 @@
 """Shards: this rank's part of a sharded tensor, and the ranks that have the other parts.
 
 A ``DTensor`` names both; the shards of FSDP1 are plain tensors. ``torch.distributed.tensor`` is imported only at the first
-``DTensor``, because the import is slow. """
+``DTensor``, because the import is slow.
+"""
 
 from __future__ import annotations
 

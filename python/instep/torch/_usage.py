@@ -41,7 +41,8 @@ class Usage:
 
     def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
         """Asks all ranks which of these parameters were used. Returns a future and flags; the flags are complete when the
-        future is."""
+        future is.
+        """
         flags = torch.tensor([id(param) in _used for param in params], dtype=torch.int32, device=device)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work.get_future(), flags

@@ -85,7 +85,8 @@ class Wrapped:
 
 class WrappedByDDP(Wrapped):
     """The parameters that DDP reduces. DDP's hooks are on the autograd nodes that accumulated the gradients when the model
-    was wrapped."""
+    was wrapped.
+    """
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor], frozen: Iterable[tuple[str, Tensor]]) -> None:
         super().__init__(model, stepped, frozen)

@@ -2,7 +2,8 @@
 
 DDP calls a hook for each bucket during backward. The hook starts the bucket's all-reduce. When the all-reduce ends, its
 future's callback steps the bucket. A clip or a gradient scaler needs the norm of all gradients first, so all buckets are then
-stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one parameter at a time. """
+stepped after the last all-reduce. PyTorch's ``_hook_then_optimizer`` is similar, but steps one parameter at a time.
+"""
 
 from __future__ import annotations
 

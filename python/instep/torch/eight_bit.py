@@ -1,6 +1,7 @@
 """AdamW with 8-bit states, under bitsandbytes' name and signature, so that only an import changes in a program.
 
-Options of bitsandbytes that this library does not implement are refused by name. """
+Options of bitsandbytes that this library does not implement are refused by name.
+"""
 
 from __future__ import annotations
 

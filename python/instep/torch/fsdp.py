@@ -4,7 +4,8 @@ FSDP reduces the gradients of a unit during backward, and gives each rank its sh
 one launch on a separate stream steps them, so the next unit's reduction does not wait for the step. A clip or a gradient
 scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's `register_fsdp` raises
 NotImplementedError. This module uses PyTorch's hooks after a gradient's accumulation (FSDP2) and its optimizers in backward
-(FSDP1). """
+(FSDP1).
+"""
 
 from __future__ import annotations
 
@@ -249,7 +250,8 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
 
     def _try(self, call: Callable[..., object], *given: Any) -> None:
         """Calls a task, unless the pass has failed. Backward raises the task's error after the sums for which other ranks
-        wait."""
+        wait.
+        """
         if self._failure is not None:
             return
         try:

@@ -2,7 +2,8 @@
 
 Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so only the import changes. At
 its first forward pass, DDP looks for such optimizers and asks PyTorch for a hook. For its own optimizers, this module
-provides the hook. """
+provides the hook.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 class InBackwardOptimizer(FusedOptimizer):
     """The optimizer of one parameter. The optimizers of one call have their states in common memory, so a bucket is one
-    launch."""
+    launch.
+    """
 
     _opt_called: bool
 

@@ -1,7 +1,8 @@
 """Training with states and steps on the host, during the device's forward and backward.
 
 The kind of model decides what `offload` steps: FSDP's shards, which already lie on the host; DDP's buckets after their
-all-reduce; or the gradients of a plain module. All three use the engine of `_offload_engine.py`. """
+all-reduce; or the gradients of a plain module. All three use the engine of `_offload_engine.py`.
+"""
 
 from __future__ import annotations
 

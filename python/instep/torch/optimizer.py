@@ -2,7 +2,8 @@
 
 States are tensors with their parameter's shape, as in ``torch.optim``, so each library loads the other's state dicts. The
 tensors in ``state`` are views of the memory that steps write. If a user replaces a tensor, the next step detects this by
-identity and address, and copies the new values into that memory. """
+identity and address, and copies the new values into that memory.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether GradScaler leaves its scale in gradients. It does with ``fused=True``, as in torch, and if backward
-        steps."""
+        steps.
+        """
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
@@ -216,7 +218,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return GlobalNorm(device)
 
     def _holders_of(self, param: Tensor) -> Holders:
-        """The ranks that have the rest of a parameter."""
+        """The process groups over which a parameter is sharded; none if this rank has all of it."""
         return holders_of(param)
 
     def _family(self) -> Sequence[FusedOptimizer]:

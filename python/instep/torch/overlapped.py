@@ -1,7 +1,8 @@
 """The registry of overlapped optimizers, with the names and meaning of PyTorch's ``_optimizer_overlap``.
 
 A second entry for a class is refused. PyTorch looks for the class in the values instead of the keys, so it silently replaces
-the first entry. """
+the first entry.
+"""
 
 from __future__ import annotations
 
