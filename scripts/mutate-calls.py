@@ -31,7 +31,7 @@ FAULTS = [
     ("an argument one field short", "INSTEP_GPU_PLANT", "short:{n}", range(1, 5), NORM, "software gpu: out of bounds: instep_begin"),
     ("accesses too small by one element", "INSTEP_GPU_PLANT", "narrow:{n}", range(5, 12), NORM,
      "software gpu: unclaimed: kernel instep_step"),
-    ("NCCL's call in progress taken for done", "INSTEP_NCCL_FAIL", "look:{n}=0", range(5, 20), NCCL + "two_ranks_learn",
+    ("NCCL's call in progress taken for done", "INSTEP_NCCL_FAIL", "look:{n}=0", range(9, 20), NCCL + "two_ranks_learn",
      "software gpu: race: nccl"),
     # The copy races with the all-gather, and with the allocation before it: whichever ran last is named.
     ("a wait for an all-gather that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(8, 20), STREAM,

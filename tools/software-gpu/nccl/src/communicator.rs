@@ -121,10 +121,16 @@ impl Communicator {
         }
     }
 
-    /// Moves the task on, and returns the state.
+    /// Returns the state for a program that asks, after the task has moved on.
     pub(crate) fn look(&self) -> Code {
         let mut state = self.state();
-        let told = settings::failure("look");
+        // A number must mean one call. How often a program looks while nothing is in progress, or until the other ranks have
+        // come too, depends on time.
+        let counts = match state.task {
+            None | Some((Task::Join | Task::Finalize, 0)) => false,
+            Some(_) => true,
+        };
+        let told = if counts { settings::failure("look") } else { None };
         if told == Some(Code::ncclSuccess.0) && state.error.is_none() {
             // A lie: the call is in progress as before.
             return Code::ncclSuccess;
@@ -132,6 +138,11 @@ impl Communicator {
         if let Some(code) = told {
             state.error.get_or_insert(Code(code));
         }
+        self.advance(&mut state)
+    }
+
+    /// Moves the task on, and returns the state.
+    fn advance(&self, state: &mut State) -> Code {
         if let Some(code) = state.error {
             return code;
         }
@@ -240,7 +251,7 @@ fn help() {
         let now = PROGRESS.load(Ordering::Relaxed);
         if OUTSTANDING.load(Ordering::Relaxed) > 0 && now == seen {
             for communicator in all() {
-                communicator.look();
+                communicator.advance(&mut communicator.state());
             }
             if let Some(driver) = driver() {
                 (driver.pump)();

@@ -2,7 +2,8 @@
 //!
 //! `INSTEP_NCCL_FAIL=ncclAllReduce:2=1` lets the second call fail with code 1; `look:3=6` is the third look at a
 //! communicator's state, which then stays in that error. Code 0 is a lie for a program that does not look again: this look
-//! answers success, and all is as before.
+//! answers success, and all is as before. A look counts while a call is in
+//! progress that does not wait for other ranks.
 
 use std::collections::BTreeMap;
 use std::env;
