@@ -182,7 +182,7 @@ pub use layout::{
     ParamId, Precision, Rounding, SegmentAction,
 };
 #[doc(inline)]
-pub use optim::types::*;
+pub use optim::table::*;
 pub use optim::{Clip, LossScale, LossScaler, LrSchedule, Optimizer, ScalerState};
 pub use pool::{Pool, Team};
 #[doc(inline)]

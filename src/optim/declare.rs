@@ -1,9 +1,9 @@
 //! The macro that turns a table into an optimizer: a plain struct, its defaults, its descriptor and access by name.
 //!
-//! Each file of this folder has one table, and checks that relate several fields. The names after `=>` are fields of
-//! the kernel's struct of hyperparameters, so a name that this struct lacks does not compile.
+//! `table.rs` has the tables. The names after `=>` are fields of the kernel's struct of hyperparameters, so a name that
+//! this struct lacks does not compile.
 
-/// Declares an optimizer; `adagrad.rs` is the shortest example.
+/// Declares an optimizer; Adagrad's table is the shortest example.
 macro_rules! optimizer {
     (
         $(#[doc = $about:literal])*
@@ -16,7 +16,7 @@ macro_rules! optimizer {
         source: $source:literal;
         kernel: $kernel:ident, $member:ident $({ $($constant:ident: $constant_value:expr),* })?;
         $(states: [$($state:literal),*] $(if $($on:ident)&+)?;)+
-        $(relations: $relations:path;)?
+        $(relations: $relations:expr;)?
         $(facts { $($fact:ident: $value:expr),* })?
     ) => {
         $(#[doc = $about])*
@@ -78,7 +78,8 @@ macro_rules! optimizer {
 
             fn hyper(&self) -> $crate::error::Result<$crate::abi::InstepHyper> {
                 $type::DESCRIPTOR.check(|name| self.get(name))?;
-                $($relations(self)?;)?
+                $(let relations: fn(&Self) -> $crate::error::Result<()> = $relations;
+                relations(self)?;)?
                 // Every byte of the union is set, as it is copied to where a GPU reads it.
                 let mut hyper = $crate::abi::InstepHyper { words: [0.0; 8] };
                 $(optimizer!(@hand_over $kind, self.$field, hyper.$member, $($part),+);)*

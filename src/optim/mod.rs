@@ -1,54 +1,42 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
-//! The update itself is only in the kernels' rule headers. A file of this module says which kernel runs and with which
-//! numbers, and names the optimizer's states. Validation rejects values that a kernel cannot check, above all NaN.
+//! The update itself is only in the kernels' rule headers. `table.rs` says which kernel runs and with which numbers, and
+//! names the optimizer's states. Validation rejects values that a kernel cannot check, above all NaN.
 
 mod custom;
 mod declare;
 mod descriptor;
 mod scaler;
 mod schedule;
-
-/// Declares the optimizers' files, their types, and [`ALL`] from one list, in the order of the kernels' table.
-macro_rules! optimizers {
-    ($($file:ident: $($type:ident),+;)*) => {
-        $(mod $file;)*
-
-        /// The types, for the crate's root.
-        pub(crate) mod types {
-            $(pub use super::$file::{$($type),+};)*
-        }
-
-        /// Every optimizer of this crate, in the order of the kernels' table.
-        pub const ALL: &[&Descriptor] = &[$($(types::$type::DESCRIPTOR),+),*];
-    };
-}
-
-optimizers! {
-    sgd: Sgd;
-    adam: Adam, AdamW;
-    adagrad: Adagrad;
-    rmsprop: RmsProp;
-    adadelta: Adadelta;
-    adamax: Adamax;
-    rprop: Rprop;
-    lion: Lion;
-    nadam: NAdam;
-    radam: RAdam;
-    lamb: Lamb;
-    ademamix: AdEmaMix;
-}
+pub(crate) mod table;
 
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub(crate) use descriptor::short;
 pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
 pub use scaler::{Clip, ExternalScaler, LossScale, LossScaler, ScalerState};
 pub use schedule::LrSchedule;
-pub use types::*;
+pub use table::*;
 
 use std::any::Any;
 
 use crate::error::{Error, Result, refuse};
+
+/// Every optimizer of this crate, in the order of the kernels' table.
+pub const ALL: &[&Descriptor] = &[
+    Sgd::DESCRIPTOR,
+    Adam::DESCRIPTOR,
+    AdamW::DESCRIPTOR,
+    Adagrad::DESCRIPTOR,
+    RmsProp::DESCRIPTOR,
+    Adadelta::DESCRIPTOR,
+    Adamax::DESCRIPTOR,
+    Rprop::DESCRIPTOR,
+    Lion::DESCRIPTOR,
+    NAdam::DESCRIPTOR,
+    RAdam::DESCRIPTOR,
+    Lamb::DESCRIPTOR,
+    AdEmaMix::DESCRIPTOR,
+];
 
 /// An optimizer with its hyperparameters.
 ///
