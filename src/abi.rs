@@ -1,7 +1,7 @@
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; `layout!` below each struct is the
-//! compiler's word that its layout is the C side's.
+//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only. The compiler holds every size,
+//! alignment and offset to those of the C side.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]
 
@@ -24,6 +24,22 @@ macro_rules! layout {
     };
 }
 pub(crate) use layout;
+
+/// Declares types with the offset of each field beside it, as plain data that may be all zeros.
+macro_rules! records {
+    ($($kind:ident $name:ident: $size:literal bytes, aligned to $alignment:literal {
+        $($at:literal => $field:ident: $type:ty,)*
+    })*) => {
+        $(
+            #[repr(C)]
+            #[derive(Copy, Clone)]
+            pub $kind $name { $(pub $field: $type,)* }
+            layout!($name: $size bytes, aligned to $alignment; $($field at $at),*);
+            // SAFETY: numbers, pointers that may be null, and optional functions.
+            unsafe impl bytemuck::Zeroable for $name {}
+        )*
+    };
+}
 
 pub const INSTEP_QUANTUM: u32 = 256;
 pub const INSTEP_TILE_ELEMENTS: u32 = 2048;
@@ -67,319 +83,232 @@ pub const INSTEP_ACTION_STEP: InstepSegmentAction = 0;
 pub const INSTEP_ACTION_AVERAGE: InstepSegmentAction = 1;
 pub const INSTEP_ACTION_LEAVE: InstepSegmentAction = 2;
 pub type InstepSegmentAction = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepSgdHyper {
-    pub lr: f64,
-    pub momentum: f64,
-    pub dampening: f64,
-    pub weight_decay: f64,
-    pub nesterov: u32,
-    pub maximize: u32,
+records! {
+    struct InstepSgdHyper: 40 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => momentum: f64,
+        16 => dampening: f64,
+        24 => weight_decay: f64,
+        32 => nesterov: u32,
+        36 => maximize: u32,
+    }
+    struct InstepAdamHyper: 56 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => eps: f64,
+        32 => weight_decay: f64,
+        40 => decoupled: u32,
+        44 => amsgrad: u32,
+        48 => maximize: u32,
+        52 => reserved: u32,
+    }
+    struct InstepAdagradHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => lr_decay: f64,
+        16 => weight_decay: f64,
+        24 => initial_accumulator_value: f64,
+        32 => eps: f64,
+        40 => maximize: u32,
+        44 => reserved: u32,
+    }
+    struct InstepRmsPropHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => alpha: f64,
+        16 => eps: f64,
+        24 => weight_decay: f64,
+        32 => momentum: f64,
+        40 => centered: u32,
+        44 => maximize: u32,
+    }
+    struct InstepAdadeltaHyper: 40 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => rho: f64,
+        16 => eps: f64,
+        24 => weight_decay: f64,
+        32 => maximize: u32,
+        36 => reserved: u32,
+    }
+    struct InstepAdamaxHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => eps: f64,
+        32 => weight_decay: f64,
+        40 => maximize: u32,
+        44 => reserved: u32,
+    }
+    struct InstepRpropHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => eta_minus: f64,
+        16 => eta_plus: f64,
+        24 => step_size_min: f64,
+        32 => step_size_max: f64,
+        40 => maximize: u32,
+        44 => reserved: u32,
+    }
+    struct InstepLionHyper: 40 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => weight_decay: f64,
+        32 => maximize: u32,
+        36 => reserved: u32,
+    }
+    struct InstepNAdamHyper: 56 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => eps: f64,
+        32 => weight_decay: f64,
+        40 => momentum_decay: f64,
+        48 => decoupled: u32,
+        52 => maximize: u32,
+    }
+    struct InstepRAdamHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => eps: f64,
+        32 => weight_decay: f64,
+        40 => decoupled: u32,
+        44 => maximize: u32,
+    }
+    struct InstepLambHyper: 48 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => eps: f64,
+        32 => weight_decay: f64,
+        40 => maximize: u32,
+        44 => reserved: u32,
+    }
+    struct InstepAdEmaMixHyper: 64 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => beta1: f64,
+        16 => beta2: f64,
+        24 => beta3: f64,
+        32 => alpha: f64,
+        40 => eps: f64,
+        48 => weight_decay: f64,
+        56 => maximize: u32,
+        60 => reserved: u32,
+    }
+    struct InstepCustomHyper: 8 bytes, aligned to 8 {
+        0 => lr: f64,
+    }
+    union InstepHyper: 64 bytes, aligned to 8 {
+        0 => sgd: InstepSgdHyper,
+        0 => adam: InstepAdamHyper,
+        0 => adagrad: InstepAdagradHyper,
+        0 => rmsprop: InstepRmsPropHyper,
+        0 => adadelta: InstepAdadeltaHyper,
+        0 => adamax: InstepAdamaxHyper,
+        0 => rprop: InstepRpropHyper,
+        0 => lion: InstepLionHyper,
+        0 => nadam: InstepNAdamHyper,
+        0 => radam: InstepRAdamHyper,
+        0 => lamb: InstepLambHyper,
+        0 => ademamix: InstepAdEmaMixHyper,
+        0 => custom: InstepCustomHyper,
+        0 => words: [f64; 8usize],
+    }
+    struct InstepCustomScalars: 24 bytes, aligned to 8 {
+        0 => lr: f64,
+        8 => step: u64,
+        16 => multiplier: f32,
+        20 => action: u32,
+    }
+    union InstepScalars: 48 bytes, aligned to 8 {
+        0 => custom: InstepCustomScalars,
+        0 => words: [u64; 6usize],
+    }
+    struct InstepRecord: 104 bytes, aligned to 8 {
+        0 => steps: u64,
+        8 => stepped: u32,
+        12 => hyper: u32,
+        16 => action: u32,
+        20 => optimizer: u16,
+        22 => grad_dtype: u16,
+        24 => tail: u64,
+        32 => contributors: u64,
+        40 => carried: [f64; 2usize],
+        56 => scalars: InstepScalars,
+    }
+    struct InstepNorms: 360 bytes, aligned to 8 {
+        0 => limbs: [[u64; 22usize]; 2usize],
+        352 => nonfinite: [u32; 2usize],
+    }
+    struct InstepControl: 272 bytes, aligned to 8 {
+        0 => next_loss_scale: f32,
+        4 => growth_tracker: u32,
+        8 => limbs: [u64; 22usize],
+        184 => passes: u64,
+        192 => norm: f64,
+        200 => previous_norm: f64,
+        208 => clip: f64,
+        216 => max_norm: f64,
+        224 => divisor: f64,
+        232 => loss_scale: f64,
+        240 => multiplier: f32,
+        244 => average_multiplier: f32,
+        248 => local_multiplier: f32,
+        252 => reserved: u32,
+        256 => max_abs_bits: u32,
+        260 => first_nonfinite_bucket: u32,
+        264 => skip: u32,
+        268 => decided: u32,
+    }
+    struct InstepTile: 64 bytes, aligned to 8 {
+        0 => param: u64,
+        8 => grad_offset: u64,
+        16 => state_offset: u64,
+        24 => element: u64,
+        32 => count: u32,
+        36 => record: u32,
+        40 => first: u32,
+        44 => first_record: u32,
+        48 => run: u32,
+        52 => bucket: u32,
+        56 => reserved: [u32; 2usize],
+    }
+    struct InstepBeginArgs: 144 bytes, aligned to 8 {
+        0 => control: *mut InstepControl,
+        8 => records: *mut InstepRecord,
+        16 => hypers: *mut InstepHyper,
+        24 => lr_multipliers: *mut f64,
+        32 => actions: *mut u32,
+        40 => record_count: u64,
+        48 => norms: *mut InstepNorms,
+        56 => ring: *const u32,
+        64 => slot_words: u64,
+        72 => slot_count: u64,
+        80 => divisor: f64,
+        88 => loss_scale: f64,
+        96 => previous_max_norm: f64,
+        104 => clip: f64,
+        112 => grad_scale: *const f32,
+        120 => found_inf: *const f32,
+        128 => further_controls: *mut InstepControl,
+        136 => further_count: u64,
+    }
+    struct InstepDecideArgs: 96 bytes, aligned to 8 {
+        0 => control: *mut InstepControl,
+        8 => contributors: *const ::core::ffi::c_void,
+        16 => max_norm: f64,
+        24 => growth_factor: f64,
+        32 => backoff_factor: f64,
+        40 => largest_loss_scale: f64,
+        48 => skip_nonfinite: u32,
+        52 => growth_interval: u32,
+        56 => pass_control: *mut InstepControl,
+        64 => bucket: u32,
+        68 => grad_dtype: u32,
+        72 => found_inf: *mut f32,
+        80 => set_controls: *mut InstepControl,
+        88 => set_count: u64,
+    }
 }
-layout!(InstepSgdHyper: 40 bytes, aligned to 8; lr at 0, momentum at 8, dampening at 16, weight_decay at 24,
-    nesterov at 32, maximize at 36);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAdamHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub decoupled: u32,
-    pub amsgrad: u32,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepAdamHyper: 56 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
-    decoupled at 40, amsgrad at 44, maximize at 48, reserved at 52);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAdagradHyper {
-    pub lr: f64,
-    pub lr_decay: f64,
-    pub weight_decay: f64,
-    pub initial_accumulator_value: f64,
-    pub eps: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepAdagradHyper: 48 bytes, aligned to 8; lr at 0, lr_decay at 8, weight_decay at 16,
-    initial_accumulator_value at 24, eps at 32, maximize at 40, reserved at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepRmsPropHyper {
-    pub lr: f64,
-    pub alpha: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum: f64,
-    pub centered: u32,
-    pub maximize: u32,
-}
-layout!(InstepRmsPropHyper: 48 bytes, aligned to 8; lr at 0, alpha at 8, eps at 16, weight_decay at 24, momentum at 32,
-    centered at 40, maximize at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAdadeltaHyper {
-    pub lr: f64,
-    pub rho: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepAdadeltaHyper: 40 bytes, aligned to 8; lr at 0, rho at 8, eps at 16, weight_decay at 24, maximize at 32,
-    reserved at 36);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAdamaxHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepAdamaxHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
-    maximize at 40, reserved at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepRpropHyper {
-    pub lr: f64,
-    pub eta_minus: f64,
-    pub eta_plus: f64,
-    pub step_size_min: f64,
-    pub step_size_max: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepRpropHyper: 48 bytes, aligned to 8; lr at 0, eta_minus at 8, eta_plus at 16, step_size_min at 24,
-    step_size_max at 32, maximize at 40, reserved at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepLionHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub weight_decay: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepLionHyper: 40 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, weight_decay at 24, maximize at 32,
-    reserved at 36);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepNAdamHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum_decay: f64,
-    pub decoupled: u32,
-    pub maximize: u32,
-}
-layout!(InstepNAdamHyper: 56 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
-    momentum_decay at 40, decoupled at 48, maximize at 52);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepRAdamHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub decoupled: u32,
-    pub maximize: u32,
-}
-layout!(InstepRAdamHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
-    decoupled at 40, maximize at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepLambHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepLambHyper: 48 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, eps at 24, weight_decay at 32,
-    maximize at 40, reserved at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAdEmaMixHyper {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub beta3: f64,
-    pub alpha: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: u32,
-    pub reserved: u32,
-}
-layout!(InstepAdEmaMixHyper: 64 bytes, aligned to 8; lr at 0, beta1 at 8, beta2 at 16, beta3 at 24, alpha at 32,
-    eps at 40, weight_decay at 48, maximize at 56, reserved at 60);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepCustomHyper {
-    pub lr: f64,
-}
-layout!(InstepCustomHyper: 8 bytes, aligned to 8; lr at 0);
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union InstepHyper {
-    pub sgd: InstepSgdHyper,
-    pub adam: InstepAdamHyper,
-    pub adagrad: InstepAdagradHyper,
-    pub rmsprop: InstepRmsPropHyper,
-    pub adadelta: InstepAdadeltaHyper,
-    pub adamax: InstepAdamaxHyper,
-    pub rprop: InstepRpropHyper,
-    pub lion: InstepLionHyper,
-    pub nadam: InstepNAdamHyper,
-    pub radam: InstepRAdamHyper,
-    pub lamb: InstepLambHyper,
-    pub ademamix: InstepAdEmaMixHyper,
-    pub custom: InstepCustomHyper,
-    pub words: [f64; 8usize],
-}
-layout!(InstepHyper: 64 bytes, aligned to 8; sgd at 0, adam at 0, adagrad at 0, rmsprop at 0, adadelta at 0,
-    adamax at 0, rprop at 0, lion at 0, nadam at 0, radam at 0, lamb at 0, ademamix at 0, custom at 0, words at 0);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepCustomScalars {
-    pub lr: f64,
-    pub step: u64,
-    pub multiplier: f32,
-    pub action: u32,
-}
-layout!(InstepCustomScalars: 24 bytes, aligned to 8; lr at 0, step at 8, multiplier at 16, action at 20);
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union InstepScalars {
-    pub custom: InstepCustomScalars,
-    pub words: [u64; 6usize],
-}
-layout!(InstepScalars: 48 bytes, aligned to 8; custom at 0, words at 0);
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct InstepRecord {
-    pub steps: u64,
-    pub stepped: u32,
-    pub hyper: u32,
-    pub action: u32,
-    pub optimizer: u16,
-    pub grad_dtype: u16,
-    pub tail: u64,
-    pub contributors: u64,
-    pub carried: [f64; 2usize],
-    pub scalars: InstepScalars,
-}
-layout!(InstepRecord: 104 bytes, aligned to 8; steps at 0, stepped at 8, hyper at 12, action at 16, optimizer at 20,
-    grad_dtype at 22, tail at 24, contributors at 32, carried at 40, scalars at 56);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepNorms {
-    pub limbs: [[u64; 22usize]; 2usize],
-    pub nonfinite: [u32; 2usize],
-}
-layout!(InstepNorms: 360 bytes, aligned to 8; limbs at 0, nonfinite at 352);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepControl {
-    pub next_loss_scale: f32,
-    pub growth_tracker: u32,
-    pub limbs: [u64; 22usize],
-    pub passes: u64,
-    pub norm: f64,
-    pub previous_norm: f64,
-    pub clip: f64,
-    pub max_norm: f64,
-    pub divisor: f64,
-    pub loss_scale: f64,
-    pub multiplier: f32,
-    pub average_multiplier: f32,
-    pub local_multiplier: f32,
-    pub reserved: u32,
-    pub max_abs_bits: u32,
-    pub first_nonfinite_bucket: u32,
-    pub skip: u32,
-    pub decided: u32,
-}
-layout!(InstepControl: 272 bytes, aligned to 8; next_loss_scale at 0, growth_tracker at 4, limbs at 8, passes at 184,
-    norm at 192, previous_norm at 200, clip at 208, max_norm at 216, divisor at 224, loss_scale at 232,
-    multiplier at 240, average_multiplier at 244, local_multiplier at 248, reserved at 252, max_abs_bits at 256,
-    first_nonfinite_bucket at 260, skip at 264, decided at 268);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepTile {
-    pub param: u64,
-    pub grad_offset: u64,
-    pub state_offset: u64,
-    pub element: u64,
-    pub count: u32,
-    pub record: u32,
-    pub first: u32,
-    pub first_record: u32,
-    pub run: u32,
-    pub bucket: u32,
-    pub reserved: [u32; 2usize],
-}
-layout!(InstepTile: 64 bytes, aligned to 8; param at 0, grad_offset at 8, state_offset at 16, element at 24,
-    count at 32, record at 36, first at 40, first_record at 44, run at 48, bucket at 52, reserved at 56);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepBeginArgs {
-    pub control: *mut InstepControl,
-    pub records: *mut InstepRecord,
-    pub hypers: *mut InstepHyper,
-    pub lr_multipliers: *mut f64,
-    pub actions: *mut u32,
-    pub record_count: u64,
-    pub norms: *mut InstepNorms,
-    pub ring: *const u32,
-    pub slot_words: u64,
-    pub slot_count: u64,
-    pub divisor: f64,
-    pub loss_scale: f64,
-    pub previous_max_norm: f64,
-    pub clip: f64,
-    pub grad_scale: *const f32,
-    pub found_inf: *const f32,
-    pub further_controls: *mut InstepControl,
-    pub further_count: u64,
-}
-layout!(InstepBeginArgs: 144 bytes, aligned to 8; control at 0, records at 8, hypers at 16, lr_multipliers at 24,
-    actions at 32, record_count at 40, norms at 48, ring at 56, slot_words at 64, slot_count at 72, divisor at 80,
-    loss_scale at 88, previous_max_norm at 96, clip at 104, grad_scale at 112, found_inf at 120,
-    further_controls at 128, further_count at 136);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepDecideArgs {
-    pub control: *mut InstepControl,
-    pub contributors: *const ::core::ffi::c_void,
-    pub max_norm: f64,
-    pub growth_factor: f64,
-    pub backoff_factor: f64,
-    pub largest_loss_scale: f64,
-    pub skip_nonfinite: u32,
-    pub growth_interval: u32,
-    pub pass_control: *mut InstepControl,
-    pub bucket: u32,
-    pub grad_dtype: u32,
-    pub found_inf: *mut f32,
-    pub set_controls: *mut InstepControl,
-    pub set_count: u64,
-}
-layout!(InstepDecideArgs: 96 bytes, aligned to 8; control at 0, contributors at 8, max_norm at 16, growth_factor at 24,
-    backoff_factor at 32, largest_loss_scale at 40, skip_nonfinite at 48, growth_interval at 52, pass_control at 56,
-    bucket at 64, grad_dtype at 68, found_inf at 72, set_controls at 80, set_count at 88);
 pub const INSTEP_PART_WHOLE: InstepStepPart = 0;
 pub const INSTEP_PART_MEASURE: InstepStepPart = 1;
 pub const INSTEP_PART_APPLY: InstepStepPart = 2;
@@ -389,183 +318,145 @@ pub const INSTEP_GRADIENTS_KEEP: InstepGradients = 0;
 pub const INSTEP_GRADIENTS_ZERO: InstepGradients = 1;
 pub const INSTEP_GRADIENTS_AVERAGE: InstepGradients = 2;
 pub type InstepGradients = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepStepArgs {
-    pub control: *mut InstepControl,
-    pub records: *mut InstepRecord,
-    pub tiles: *const InstepTile,
-    pub tile_count: u64,
-    pub param_base: *mut ::core::ffi::c_void,
-    pub grads: *mut ::core::ffi::c_void,
-    pub master: *mut ::core::ffi::c_void,
-    pub copy: *mut ::core::ffi::c_void,
-    pub ema: *mut f32,
-    pub states: [*mut ::core::ffi::c_void; 3usize],
-    pub scales: [*mut f32; 3usize],
-    pub norms: *mut InstepNorms,
-    pub seed: u64,
-    pub optimizer: u32,
-    pub state_count: u32,
-    pub bucket: u32,
-    pub param_dtype: u32,
-    pub grad_dtype: u32,
-    pub copy_dtype: u32,
-    pub master_kind: u32,
-    pub moments: u32,
-    pub stochastic: u32,
-    pub gradients: u32,
-    pub local: u32,
-    pub ema_from_sample: u32,
-    pub ema_weight: f32,
-    pub part: u32,
-    pub share: u64,
+records! {
+    struct InstepStepArgs: 200 bytes, aligned to 8 {
+        0 => control: *mut InstepControl,
+        8 => records: *mut InstepRecord,
+        16 => tiles: *const InstepTile,
+        24 => tile_count: u64,
+        32 => param_base: *mut ::core::ffi::c_void,
+        40 => grads: *mut ::core::ffi::c_void,
+        48 => master: *mut ::core::ffi::c_void,
+        56 => copy: *mut ::core::ffi::c_void,
+        64 => ema: *mut f32,
+        72 => states: [*mut ::core::ffi::c_void; 3usize],
+        96 => scales: [*mut f32; 3usize],
+        120 => norms: *mut InstepNorms,
+        128 => seed: u64,
+        136 => optimizer: u32,
+        140 => state_count: u32,
+        144 => bucket: u32,
+        148 => param_dtype: u32,
+        152 => grad_dtype: u32,
+        156 => copy_dtype: u32,
+        160 => master_kind: u32,
+        164 => moments: u32,
+        168 => stochastic: u32,
+        172 => gradients: u32,
+        176 => local: u32,
+        180 => ema_from_sample: u32,
+        184 => ema_weight: f32,
+        188 => part: u32,
+        192 => share: u64,
+    }
+    struct InstepBases: 88 bytes, aligned to 8 {
+        0 => param_base: *mut ::core::ffi::c_void,
+        8 => grads: *mut ::core::ffi::c_void,
+        16 => master: *mut ::core::ffi::c_void,
+        24 => copy: *mut ::core::ffi::c_void,
+        32 => ema: *mut f32,
+        40 => states: [*mut ::core::ffi::c_void; 3usize],
+        64 => scales: [*mut f32; 3usize],
+    }
+    struct InstepGiven: 3896 bytes, aligned to 8 {
+        0 => multiplier: f32,
+        4 => average_multiplier: f32,
+        8 => records: [InstepRecord; 24usize],
+        2504 => record_of: [u8; 1392usize],
+    }
+    struct InstepStepLaunch: 4096 bytes, aligned to 8 {
+        0 => args: InstepStepArgs,
+        200 => given: InstepGiven,
+    }
+    struct InstepStatus: 64 bytes, aligned to 8 {
+        0 => sequence: u64,
+        8 => norm: f64,
+        16 => clip: f64,
+        24 => loss_scale: f64,
+        32 => decided: u32,
+        36 => skipped: u32,
+        40 => first_nonfinite_bucket: u32,
+        44 => reserved: [u32; 5usize],
+    }
+    struct InstepPublishArgs: 24 bytes, aligned to 8 {
+        0 => control: *const InstepControl,
+        8 => ring: *mut InstepStatus,
+        16 => slot_count: u64,
+    }
+    struct InstepAddArgs: 32 bytes, aligned to 8 {
+        0 => from: *const ::core::ffi::c_void,
+        8 => to: *mut ::core::ffi::c_void,
+        16 => count: u64,
+        24 => dtype: u32,
+        28 => reserved: u32,
+    }
+    struct InstepCastArgs: 32 bytes, aligned to 8 {
+        0 => from: *const ::core::ffi::c_void,
+        8 => to: *mut ::core::ffi::c_void,
+        16 => count: u64,
+        24 => from_dtype: u32,
+        28 => to_dtype: u32,
+    }
+    struct InstepStored: 40 bytes, aligned to 8 {
+        0 => values: *mut ::core::ffi::c_void,
+        8 => second: *mut ::core::ffi::c_void,
+        16 => count: u64,
+        24 => format: u32,
+        28 => master_kind: u32,
+        32 => is_signed: u32,
+        36 => reserved: u32,
+    }
+    struct InstepKernels: 192 bytes, aligned to 8 {
+        0 => self_test: ::core::option::Option<unsafe extern "C" fn() -> u32>,
+        8 => begin: ::core::option::Option<unsafe extern "C" fn(args: *const InstepBeginArgs)>,
+        16 => decide: ::core::option::Option<unsafe extern "C" fn(args: *const InstepDecideArgs)>,
+        24 => norm: ::core::option::Option<
+            unsafe extern "C" fn(
+                args: *const InstepStepArgs,
+                bases: *const InstepBases,
+                first_tile: u64,
+                last_tile: u64,
+            ),
+        >,
+        32 => step: ::core::option::Option<
+            unsafe extern "C" fn(
+                args: *const InstepStepArgs,
+                bases: *const InstepBases,
+                first_tile: u64,
+                last_tile: u64,
+                ahead_bytes: u64,
+            ),
+        >,
+        40 => custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
+        48 => sum: ::core::option::Option<
+            unsafe extern "C" fn(
+                ranks: *const *mut ::core::ffi::c_void,
+                rank_count: u64,
+                dtype: u32,
+                first: u64,
+                last: u64,
+                to: *mut ::core::ffi::c_void,
+            ),
+        >,
+        56 => narrow: ::core::option::Option<
+            unsafe extern "C" fn(from: *const f32, to: *mut u16, dtype: u32, factor: f32, count: u64),
+        >,
+        64 => widen: ::core::option::Option<
+            unsafe extern "C" fn(from: *const u16, to: *mut f32, dtype: u32, factor: f32, count: u64),
+        >,
+        72 => decode: ::core::option::Option<unsafe extern "C" fn(from: *const InstepStored, to: *mut f32)>,
+        80 => encode: ::core::option::Option<unsafe extern "C" fn(from: *const f32, to: *const InstepStored)>,
+        88 => ceiling: ::core::option::Option<
+            unsafe extern "C" fn(
+                arrays: *const *mut f32,
+                array_count: u64,
+                factor: f32,
+                first: u64,
+                last: u64,
+                ahead_bytes: u64,
+            ),
+        >,
+        96 => signed_states: [u32; 12usize],
+        144 => scaled: [u32; 12usize],
+    }
 }
-layout!(InstepStepArgs: 200 bytes, aligned to 8; control at 0, records at 8, tiles at 16, tile_count at 24,
-    param_base at 32, grads at 40, master at 48, copy at 56, ema at 64, states at 72, scales at 96, norms at 120,
-    seed at 128, optimizer at 136, state_count at 140, bucket at 144, param_dtype at 148, grad_dtype at 152,
-    copy_dtype at 156, master_kind at 160, moments at 164, stochastic at 168, gradients at 172, local at 176,
-    ema_from_sample at 180, ema_weight at 184, part at 188, share at 192);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepBases {
-    pub param_base: *mut ::core::ffi::c_void,
-    pub grads: *mut ::core::ffi::c_void,
-    pub master: *mut ::core::ffi::c_void,
-    pub copy: *mut ::core::ffi::c_void,
-    pub ema: *mut f32,
-    pub states: [*mut ::core::ffi::c_void; 3usize],
-    pub scales: [*mut f32; 3usize],
-}
-layout!(InstepBases: 88 bytes, aligned to 8; param_base at 0, grads at 8, master at 16, copy at 24, ema at 32,
-    states at 40, scales at 64);
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct InstepGiven {
-    pub multiplier: f32,
-    pub average_multiplier: f32,
-    pub records: [InstepRecord; 24usize],
-    pub record_of: [u8; 1392usize],
-}
-layout!(InstepGiven: 3896 bytes, aligned to 8; multiplier at 0, average_multiplier at 4, records at 8,
-    record_of at 2504);
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct InstepStepLaunch {
-    pub args: InstepStepArgs,
-    pub given: InstepGiven,
-}
-layout!(InstepStepLaunch: 4096 bytes, aligned to 8; args at 0, given at 200);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepStatus {
-    pub sequence: u64,
-    pub norm: f64,
-    pub clip: f64,
-    pub loss_scale: f64,
-    pub decided: u32,
-    pub skipped: u32,
-    pub first_nonfinite_bucket: u32,
-    pub reserved: [u32; 5usize],
-}
-layout!(InstepStatus: 64 bytes, aligned to 8; sequence at 0, norm at 8, clip at 16, loss_scale at 24, decided at 32,
-    skipped at 36, first_nonfinite_bucket at 40, reserved at 44);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepPublishArgs {
-    pub control: *const InstepControl,
-    pub ring: *mut InstepStatus,
-    pub slot_count: u64,
-}
-layout!(InstepPublishArgs: 24 bytes, aligned to 8; control at 0, ring at 8, slot_count at 16);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepAddArgs {
-    pub from: *const ::core::ffi::c_void,
-    pub to: *mut ::core::ffi::c_void,
-    pub count: u64,
-    pub dtype: u32,
-    pub reserved: u32,
-}
-layout!(InstepAddArgs: 32 bytes, aligned to 8; from at 0, to at 8, count at 16, dtype at 24, reserved at 28);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepCastArgs {
-    pub from: *const ::core::ffi::c_void,
-    pub to: *mut ::core::ffi::c_void,
-    pub count: u64,
-    pub from_dtype: u32,
-    pub to_dtype: u32,
-}
-layout!(InstepCastArgs: 32 bytes, aligned to 8; from at 0, to at 8, count at 16, from_dtype at 24, to_dtype at 28);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepStored {
-    pub values: *mut ::core::ffi::c_void,
-    pub second: *mut ::core::ffi::c_void,
-    pub count: u64,
-    pub format: u32,
-    pub master_kind: u32,
-    pub is_signed: u32,
-    pub reserved: u32,
-}
-layout!(InstepStored: 40 bytes, aligned to 8; values at 0, second at 8, count at 16, format at 24, master_kind at 28,
-    is_signed at 32, reserved at 36);
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct InstepKernels {
-    pub self_test: ::core::option::Option<unsafe extern "C" fn() -> u32>,
-    pub begin: ::core::option::Option<unsafe extern "C" fn(args: *const InstepBeginArgs)>,
-    pub decide: ::core::option::Option<unsafe extern "C" fn(args: *const InstepDecideArgs)>,
-    pub norm: ::core::option::Option<
-        unsafe extern "C" fn(
-            args: *const InstepStepArgs,
-            bases: *const InstepBases,
-            first_tile: u64,
-            last_tile: u64,
-        ),
-    >,
-    pub step: ::core::option::Option<
-        unsafe extern "C" fn(
-            args: *const InstepStepArgs,
-            bases: *const InstepBases,
-            first_tile: u64,
-            last_tile: u64,
-            ahead_bytes: u64,
-        ),
-    >,
-    pub custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
-    pub sum: ::core::option::Option<
-        unsafe extern "C" fn(
-            ranks: *const *mut ::core::ffi::c_void,
-            rank_count: u64,
-            dtype: u32,
-            first: u64,
-            last: u64,
-            to: *mut ::core::ffi::c_void,
-        ),
-    >,
-    pub narrow: ::core::option::Option<
-        unsafe extern "C" fn(from: *const f32, to: *mut u16, dtype: u32, factor: f32, count: u64),
-    >,
-    pub widen: ::core::option::Option<
-        unsafe extern "C" fn(from: *const u16, to: *mut f32, dtype: u32, factor: f32, count: u64),
-    >,
-    pub decode: ::core::option::Option<unsafe extern "C" fn(from: *const InstepStored, to: *mut f32)>,
-    pub encode: ::core::option::Option<unsafe extern "C" fn(from: *const f32, to: *const InstepStored)>,
-    pub ceiling: ::core::option::Option<
-        unsafe extern "C" fn(
-            arrays: *const *mut f32,
-            array_count: u64,
-            factor: f32,
-            first: u64,
-            last: u64,
-            ahead_bytes: u64,
-        ),
-    >,
-    pub signed_states: [u32; 12usize],
-    pub scaled: [u32; 12usize],
-}
-layout!(InstepKernels: 192 bytes, aligned to 8; self_test at 0, begin at 8, decide at 16, norm at 24, step at 32,
-    custom at 40, sum at 48, narrow at 56, widen at 64, decode at 72, encode at 80, ceiling at 88, signed_states at 96,
-    scaled at 144);

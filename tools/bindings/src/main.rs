@@ -10,8 +10,8 @@ use std::{env, fs, process::ExitCode};
 const ABI_HEADER: &str = "\
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; `layout!` below each struct is the
-//! compiler's word that its layout is the C side's.
+//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only. The compiler holds every size,
+//! alignment and offset to those of the C side.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]";
 
@@ -25,6 +25,24 @@ macro_rules! layout {
             assert!(align_of::<$name>() == $alignment);
             $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
         };
+    };
+}";
+
+/// Stands after [`LAYOUT_MACRO`] in `src/abi.rs`.
+const RECORDS_MACRO: &str = "\
+/// Declares types with the offset of each field beside it, as plain data that may be all zeros.
+macro_rules! records {
+    ($($kind:ident $name:ident: $size:literal bytes, aligned to $alignment:literal {
+        $($at:literal => $field:ident: $type:ty,)*
+    })*) => {
+        $(
+            #[repr(C)]
+            #[derive(Copy, Clone)]
+            pub $kind $name { $(pub $field: $type,)* }
+            layout!($name: $size bytes, aligned to $alignment; $($field at $at),*);
+            // SAFETY: numbers, pointers that may be null, and optional functions.
+            unsafe impl bytemuck::Zeroable for $name {}
+        )*
     };
 }";
 
@@ -121,8 +139,8 @@ fn main() -> ExitCode {
     let check = env::args().any(|argument| argument == "--check");
     let outcome = abi(&root)
         .and_then(|text| {
-            let shared = format!("{LAYOUT_MACRO}\npub(crate) use layout;");
-            settle(&root, "src/abi.rs", &compact(&text)?.replace(LAYOUT_MACRO, &shared), check)?;
+            let shared = format!("{LAYOUT_MACRO}\npub(crate) use layout;\n\n{RECORDS_MACRO}");
+            settle(&root, "src/abi.rs", &records(&compact(&text)?)?.replace(LAYOUT_MACRO, &shared), check)?;
             settle(&root, "kernels/abi_layout.h", &layout(&text)?, check)
         })
         .and_then(|()| nccl(&root))
@@ -245,6 +263,38 @@ fn compact(bindings: &str) -> Result<String, String> {
     }
     if text.contains("::core::mem::") {
         return Err("bindgen spells its assertions in another way".to_owned());
+    }
+    Ok(text)
+}
+
+/// Moves each struct and the `layout!` below it into one call of the macro in [`RECORDS_MACRO`].
+fn records(compact: &str) -> Result<String, String> {
+    let mut parts = compact.split("#[repr(C)]\n");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let read = || {
+            let (derive, declared) = part.split_once('\n')?;
+            let (declared, rest) = declared.strip_prefix("pub ")?.split_once("}\nlayout!(")?;
+            let (head, fields) = declared.split_once(" {\n")?;
+            let (layout, rest) = rest.split_once(");\n")?;
+            let (size, offsets) = layout.split_once("; ")?;
+            let size = size.strip_prefix(head.split_once(' ')?.1)?;
+            let mut offsets = offsets.split(',').map(|offset| offset.rsplit_once(' ').map(|(_, at)| at));
+            let mut inside = String::new();
+            for field in fields.split_inclusive('\n') {
+                inside += &match field.strip_prefix("    pub ") {
+                    Some(field) => format!("        {} => {field}", offsets.next()??),
+                    None => format!("    {field}"),
+                };
+            }
+            let is_plain = derive.starts_with("#[derive(") && offsets.next().is_none();
+            is_plain.then(|| (format!("    {head}{size} {{\n{inside}    }}\n"), rest))
+        };
+        let (record, rest) = read().ok_or_else(|| format!("bindgen writes a type in another way: {part}"))?;
+        match text.strip_suffix("}\n").filter(|text| text.ends_with("    }\n")) {
+            Some(before) => text = format!("{before}{record}}}\n{rest}"),
+            None => text += &format!("records! {{\n{record}}}\n{rest}"),
+        }
     }
     Ok(text)
 }
