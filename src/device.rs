@@ -32,12 +32,14 @@ pub trait Device: Executor {
     /// `Poisoned` if any op has failed by then.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
 
-    /// Blocks the calling thread until the trainer's stream has run all its work. It does nothing on the host device,
-    /// where the trainer is the calling thread.
+    /// Blocks the calling thread until the trainer's stream has run all its work. It does nothing if the trainer is the
+    /// calling thread.
     ///
     /// # Errors
     /// Errors as for [`wait`](Device::wait).
-    fn synchronize(&mut self) -> Result<()>;
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
@@ -87,11 +89,13 @@ pub trait Executor {
     /// Returns where its memory lies.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks' numbers, unless every collective already compares it.
+    /// Compares a number with the other ranks' numbers. By default every collective already compares it.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
-    fn agree(&self, number: u64) -> Result<()>;
+    fn agree(&self, _number: u64) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns the address of a span's first byte in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
@@ -176,7 +180,9 @@ pub trait Executor {
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    fn take_stalls(&mut self) -> Result<Vec<Interval>>;
+    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
+        Ok(Vec::new())
+    }
 }
 
 /// The error for a bucket that the caller sums and hands over without an event: the stepper cannot know when the sum is

@@ -135,10 +135,6 @@ impl Executor for Forecast {
         Place::Host
     }
 
-    fn agree(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
     fn resolve(&self, _: Span) -> *mut u8 {
         ptr::null_mut()
     }
@@ -196,10 +192,6 @@ impl Executor for Forecast {
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         Ok(std::mem::take(&mut self.ran))
     }
-
-    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
-        Ok(Vec::new())
-    }
 }
 
 impl Device for Forecast {
@@ -211,10 +203,6 @@ impl Device for Forecast {
         let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();
         let trainer = &mut self.clocks[Stream::Compute.index()];
         *trainer = (*trainer).max(passed_ns);
-        Ok(())
-    }
-
-    fn synchronize(&mut self) -> Result<()> {
         Ok(())
     }
 

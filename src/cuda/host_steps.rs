@@ -20,7 +20,7 @@ use crate::handle::StreamHandle;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
 use crate::host::runner::{Parts, Runner};
-use crate::host::streams::caught;
+use crate::host::streams::{Run, caught};
 use crate::launch::{Assignment, Regions};
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};

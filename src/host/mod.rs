@@ -35,7 +35,7 @@ use crate::error::Result;
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
-use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
+use crate::op::{Memory, Op, Span, Ticket, TimedOp, Words};
 use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
@@ -45,7 +45,7 @@ static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.
 pub struct HostDevice {
-    streams: Arc<Streams>,
+    streams: Arc<Streams<Runner>>,
     memories: Arc<Memories>,
     isa: Isa,
     started: bool,
@@ -73,11 +73,6 @@ impl Executor for HostDevice {
 
     fn place(&self) -> Place {
         Place::Host
-    }
-
-    fn agree(&self, _: u64) -> Result<()> {
-        // On the host, ranks compare this number in every collective.
-        Ok(())
     }
 
     fn resolve(&self, span: Span) -> *mut u8 {
@@ -156,10 +151,6 @@ impl Executor for HostDevice {
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         Ok(self.streams.take_timed_ops())
     }
-
-    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
-        Ok(Vec::new())
-    }
 }
 
 impl Device for HostDevice {
@@ -176,10 +167,6 @@ impl Device for HostDevice {
 
     fn wait(&mut self, ticket: Ticket) -> Result<()> {
         self.streams.wait(ticket)
-    }
-
-    fn synchronize(&mut self) -> Result<()> {
-        Ok(())
     }
 
     fn end(&mut self) -> Result<()> {

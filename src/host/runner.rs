@@ -16,12 +16,13 @@ use crate::host::bucket_job::{BucketJob, Execution, Prefetches};
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
+use crate::host::streams::Run;
 use crate::launch::{
     Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
     first_control, first_records, first_sets, part_of_step,
 };
 use crate::layout::Plan;
-use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Words};
+use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Stream, Words, most_ops_per_pass};
 use crate::pool::{Job, Pool};
 
 /// Returns once the caller's sum of a bucket is complete.
@@ -134,16 +135,6 @@ impl Runner {
         })
     }
 
-    /// Returns the rank. Streams call it only when they are made, because the collective may be user code, and a later
-    /// panic of it would not be caught.
-    pub(crate) fn rank(&self) -> u32 {
-        self.comms.world.rank()
-    }
-
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
     /// Returns whether a bucket has been stepped, but not yet gathered from the other ranks. No op may be running.
     pub(crate) fn is_partly_gathered(&self, bucket: u32) -> bool {
         self.partly_gathered[bucket as usize].load(Ordering::Relaxed)
@@ -154,13 +145,54 @@ impl Runner {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).push_back(sum);
     }
 
-    /// Aborts the group on each of its communicators.
-    pub(crate) fn abort(&self, cause: &Error) {
+    fn work(&self, launches: &[Work]) -> Result<()> {
+        for work in launches {
+            match work {
+                Work::Kernel { job, .. } => self.pool.run(job),
+                Work::Custom(step) => step.run()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the part of a bucket's step between two stops.
+    fn step(&self, bucket: u32, stage: usize) -> Result<()> {
+        let work = &self.steps[bucket as usize];
+        self.work(&work[part_of_step(&self.stops[bucket as usize], stage, work.len())])
+    }
+
+    fn begin(&self) {
+        let args = begin_args(self.memories.regions(), &self.constants);
+        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked. By the
+        // schedule, no other op touches it now.
+        unsafe { self.kernels.begin(&args) }
+    }
+
+    fn decide(&self, bucket: Option<u32>) {
+        let args = decide_args(&self.plan, self.memories.regions(), &self.constants, bucket);
+        // SAFETY: control memory is this device's own, and by the schedule no other op touches it now.
+        unsafe { self.kernels.decide(&args) }
+    }
+}
+
+impl Run for Runner {
+    fn rank(&self) -> u32 {
+        self.comms.world.rank()
+    }
+
+    fn op_room(&self) -> usize {
+        most_ops_per_pass(&self.plan)
+    }
+
+    fn streams(&self) -> &'static [Stream] {
+        Stream::used(&self.plan)
+    }
+
+    fn abort(&self, cause: &Error) {
         self.comms.abort(cause);
     }
 
-    /// Runs one op to its end on the calling thread. The streams handle Wait and Record.
-    pub(crate) fn run(&self, op: &Op) -> Result<()> {
+    fn run(&self, op: &Op) -> Result<()> {
         match op.action {
             Action::Wait(_) | Action::Record(_) => {}
             Action::AwaitSum { bucket } => {
@@ -226,35 +258,6 @@ impl Runner {
             }
         }
         Ok(())
-    }
-
-    fn work(&self, launches: &[Work]) -> Result<()> {
-        for work in launches {
-            match work {
-                Work::Kernel { job, .. } => self.pool.run(job),
-                Work::Custom(step) => step.run()?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs the part of a bucket's step between two stops.
-    fn step(&self, bucket: u32, stage: usize) -> Result<()> {
-        let work = &self.steps[bucket as usize];
-        self.work(&work[part_of_step(&self.stops[bucket as usize], stage, work.len())])
-    }
-
-    fn begin(&self) {
-        let args = begin_args(self.memories.regions(), &self.constants);
-        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked. By the
-        // schedule, no other op touches it now.
-        unsafe { self.kernels.begin(&args) }
-    }
-
-    fn decide(&self, bucket: Option<u32>) {
-        let args = decide_args(&self.plan, self.memories.regions(), &self.constants, bucket);
-        // SAFETY: control memory is this device's own, and by the schedule no other op touches it now.
-        unsafe { self.kernels.decide(&args) }
     }
 }
 

@@ -10,13 +10,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::host::runner::Runner;
-use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp, most_ops_per_pass};
+use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp};
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors.
+    /// Returns the rank, for errors. Streams call it only when they are made, because the collective may be user code,
+    /// and a later panic of it would not be caught.
     fn rank(&self) -> u32;
 
     /// Returns the most ops that one pass queues on a stream.
@@ -25,37 +25,15 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// Returns the streams that have ops, except the trainer's.
     fn streams(&self) -> &'static [Stream];
 
-    /// Runs one op to its end. It may panic.
+    /// Runs one op to its end on the calling thread. It may panic. The streams handle Wait and Record.
     fn run(&self, op: &Op) -> Result<()>;
 
     /// Tells the group that this rank has failed.
     fn abort(&self, cause: &Error);
 }
 
-impl Run for Runner {
-    fn rank(&self) -> u32 {
-        self.rank()
-    }
-
-    fn op_room(&self) -> usize {
-        most_ops_per_pass(self.plan())
-    }
-
-    fn streams(&self) -> &'static [Stream] {
-        Stream::used(self.plan())
-    }
-
-    fn run(&self, op: &Op) -> Result<()> {
-        self.run(op)
-    }
-
-    fn abort(&self, cause: &Error) {
-        self.abort(cause);
-    }
-}
-
 /// The state that the stepper and its stream threads share. The threads keep it alive until their queues are empty.
-pub(crate) struct Streams<E = Runner> {
+pub(crate) struct Streams<E> {
     executor: E,
     rank: u32,
     origin: Instant,
