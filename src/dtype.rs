@@ -3,16 +3,17 @@
 //! This module has only names and sizes and depends on no other module; the kernels convert. f64, sparse and complex
 //! tensors are not supported, because a fused kernel for them would not be faster than the caller's own loop.
 
-/// An element type.
+/// An element type. The discriminants are the kernels' codes.
 #[non_exhaustive]
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE 754 binary32.
-    F32,
+    F32 = 0,
     /// bfloat16: the upper 16 bits of an f32, rounded.
-    BF16,
+    BF16 = 1,
     /// IEEE 754 binary16.
-    F16,
+    F16 = 2,
 }
 
 impl DType {

@@ -17,7 +17,7 @@ use crate::host::Isa;
 use crate::host::bucket_job::AHEAD_BYTES;
 use crate::host::kernels::Kernels;
 use crate::host::memories::Memories;
-use crate::launch::{Assignment, dtype_code, master_code};
+use crate::launch::Assignment;
 use crate::layout::{Bucket, ForeignBucket, Layout, Master, Moments, Plan, Precision, Storage};
 use crate::op::{Memory, Part, Span, step_bytes};
 use crate::optim::Optimizer;
@@ -137,8 +137,8 @@ impl Launcher {
                 values: at(memory, first),
                 second: if master == Master::F32 { std::ptr::null_mut() } else { master_at },
                 count,
-                format: dtype_code(dtype),
-                master_kind: master_code(master),
+                format: dtype as u32,
+                master_kind: master as u32,
                 is_signed: 1,
                 reserved: 0,
             };
@@ -146,7 +146,7 @@ impl Launcher {
             unsafe {
                 self.kernels.encode_at(values.as_ptr(), &stored);
                 if master == Master::F32 {
-                    (stored.values, stored.format) = (master_at, dtype_code(DType::F32));
+                    (stored.values, stored.format) = (master_at, DType::F32 as u32);
                     self.kernels.encode_at(values.as_ptr(), &stored);
                 }
             }

@@ -52,11 +52,7 @@ impl CallKey {
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = self.kind as u8;
-        bytes[1] = match self.dtype {
-            DType::F32 => 0,
-            DType::BF16 => 1,
-            DType::F16 => 2,
-        };
+        bytes[1] = self.dtype as u8;
         bytes[2] = self.bucket.is_some().into();
         bytes[4..8].copy_from_slice(&self.bucket.unwrap_or(0).to_le_bytes());
         for (at, number) in [(8, self.pass), (16, self.bytes), (24, self.agreement)] {

@@ -14,7 +14,6 @@ use crate::abi::InstepCastArgs;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::dtype_code;
 
 /// A kernel that copies values to memory of another type: inputs of a forward, or its outputs, as a
 /// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says.
@@ -84,8 +83,8 @@ impl CastKernel {
             from: pointer(from),
             to: pointer(to),
             count: len,
-            from_dtype: dtype_code(from_dtype),
-            to_dtype: dtype_code(to_dtype),
+            from_dtype: from_dtype as u32,
+            to_dtype: to_dtype as u32,
         };
         let shape = Shape::of_elements(len, self.max_blocks);
         let _entered = Entered::new(&*self.driver)?;

@@ -19,7 +19,7 @@ use crate::collective::Call;
 use crate::device::unknown_sum;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{action_code, decide_args, dtype_code, records_of};
+use crate::launch::{decide_args, records_of};
 use crate::layout::SegmentAction;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
@@ -206,7 +206,7 @@ impl CudaDevice {
     /// Makes the open pass leave a segment alone: by a fill on the stream, which a captured pass holds as well. The next
     /// Begin sets the action anew.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
-        let (driver, action) = (&self.cuda.driver, action_code(SegmentAction::Leave).to_ne_bytes());
+        let (driver, action) = (&self.cuda.driver, (SegmentAction::Leave as u32).to_ne_bytes());
         records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {
             let at = address(self.engine.memory.regions.records().wrapping_add(record));
             let at = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
@@ -220,7 +220,7 @@ impl CudaDevice {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();
         let [from, to] = [src, dst].map(|span| self.engine.memory.regions.resolve(span).cast::<c_void>());
-        let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
+        let args = InstepAddArgs { from, to, count, dtype: dtype as u32, reserved: 0 };
         let shape = Shape::of_elements(count, self.cuda.max_blocks);
         self.engine.launch(self.engine.kernels.add, shape, stream, &args)
     }

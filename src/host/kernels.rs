@@ -14,7 +14,6 @@ use crate::abi::{InstepBases, InstepBeginArgs, InstepDecideArgs, InstepKernels, 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::memories::StoredValues;
-use crate::launch::dtype_code;
 
 /// An instruction set that the kernels are built for. All of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -234,7 +233,7 @@ impl Kernels {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe {
             let (buffers, count) = (ranks.as_ptr().cast(), ranks.len() as u64);
-            self.table.sum.unwrap_unchecked()(buffers, count, dtype_code(dtype), first, last, to.cast())
+            self.table.sum.unwrap_unchecked()(buffers, count, dtype as u32, first, last, to.cast())
         }
     }
 
@@ -244,7 +243,7 @@ impl Kernels {
     /// If the lengths differ.
     pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
-        let (format, count) = (dtype_code(dtype), from.len() as u64);
+        let (format, count) = (dtype as u32, from.len() as u64);
         // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
@@ -255,7 +254,7 @@ impl Kernels {
     /// If the lengths differ.
     pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
         assert_eq!(from.len(), to.len());
-        let (format, count) = (dtype_code(dtype), from.len() as u64);
+        let (format, count) = (dtype as u32, from.len() as u64);
         // SAFETY: the entry exists in every build; the slices have the same length, and nothing else touches the result.
         unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }

@@ -20,8 +20,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, action_code, records_of,
-    status_of,
+    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, records_of, status_of,
 };
 use crate::layout::{Gradients, Plan, SegmentAction};
 use crate::op::{Memory, Span};
@@ -346,7 +345,7 @@ impl Memories {
     pub(crate) unsafe fn leave(&self, plan: &Plan, segment: u32) {
         for record in records_of(plan, self.regions(), segment) {
             // SAFETY: within bounds, aligned and initialised; touched by no thread now, by the contract.
-            unsafe { (*self.regions().records().add(record)).action = action_code(SegmentAction::Leave) }
+            unsafe { (*self.regions().records().add(record)).action = SegmentAction::Leave as u32 }
         }
     }
 

@@ -7,14 +7,14 @@
 
 use std::ptr;
 
+use bytemuck::Zeroable;
+
 use crate::abi::{
-    INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepRecord,
-    InstepScalars, InstepStatus,
+    INSTEP_NO_BUCKET, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepRecord, InstepStatus,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::assignment::Assignment;
-use crate::launch::codes::{action_code, dtype_code};
 use crate::launch::constants::StepConstants;
 use crate::launch::region::Regions;
 use crate::layout::Plan;
@@ -44,7 +44,7 @@ pub(crate) fn decide_args(
         growth_interval: scaler.growth_interval,
         pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
-        grad_dtype: dtype_code(counting.map_or(DType::F32, |bucket| bucket.storage.precision.grad)),
+        grad_dtype: counting.map_or(DType::F32, |bucket| bucket.storage.precision.grad) as u32,
         found_inf: external.map_or(ptr::null_mut(), |scaler| scaler.found_inf.as_ptr().cast()),
         set_controls,
         set_count,
@@ -56,23 +56,11 @@ pub(crate) fn decide_args(
 pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
     InstepBeginArgs {
         control,
-        records: ptr::null_mut(),
-        hypers: ptr::null_mut(),
-        lr_multipliers: ptr::null_mut(),
-        actions: ptr::null_mut(),
-        record_count: 0,
-        norms: ptr::null_mut(),
-        ring: ptr::null(),
-        slot_words: 0,
-        slot_count: 0,
         divisor: 1.0,
         loss_scale: 1.0,
         previous_max_norm: -1.0,
         clip: 1.0,
-        grad_scale: ptr::null(),
-        found_inf: ptr::null(),
-        further_controls: ptr::null_mut(),
-        further_count: 0,
+        ..InstepBeginArgs::zeroed()
     }
 }
 
@@ -84,19 +72,14 @@ pub(crate) fn decide_block(
 ) -> InstepDecideArgs {
     InstepDecideArgs {
         control,
-        contributors: ptr::null(),
         max_norm: max_norm.unwrap_or(-1.0),
         growth_factor: LossScaler::CONSTANT.growth_factor,
         backoff_factor: LossScaler::CONSTANT.backoff_factor,
-        largest_loss_scale: 0.0,
         skip_nonfinite: skip_nonfinite.into(),
         growth_interval: LossScaler::CONSTANT.growth_interval,
-        pass_control: ptr::null_mut(),
         bucket: INSTEP_NO_BUCKET,
-        grad_dtype: dtype_code(DType::F32),
-        found_inf: ptr::null_mut(),
-        set_controls: ptr::null_mut(),
-        set_count: 0,
+        grad_dtype: DType::F32 as u32,
+        ..InstepDecideArgs::zeroed()
     }
 }
 
@@ -126,23 +109,12 @@ pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
     let loss_scale = constants.loss_scale.initial();
     InstepControl {
         next_loss_scale: loss_scale as f32,
-        growth_tracker: 0,
-        limbs: [0; INSTEP_NORM_LIMBS as usize],
-        passes: 0,
-        norm: 0.0,
         previous_norm: -1.0,
         clip: 1.0,
         max_norm: -1.0,
-        divisor: 0.0,
         loss_scale,
-        multiplier: 0.0,
-        average_multiplier: 0.0,
-        local_multiplier: 0.0,
-        reserved: 0,
-        max_abs_bits: 0,
         first_nonfinite_bucket: INSTEP_NO_BUCKET,
-        skip: 0,
-        decided: 0,
+        ..InstepControl::zeroed()
     }
 }
 
@@ -170,7 +142,7 @@ pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
         decided: control.decided,
         skipped: control.skip,
         first_nonfinite_bucket: control.first_nonfinite_bucket,
-        reserved: [0; 5],
+        ..InstepStatus::zeroed()
     }
 }
 
@@ -186,17 +158,15 @@ pub(crate) fn first_records<'a>(
     (0..assignment.rounds()).flat_map(segments).map(move |(round, k, segment)| {
         let ((hyper, optimizer), bucket) = (assignment.optimizer(round, k), plan.bucket_of(segment));
         InstepRecord {
-            steps: 0,
-            stepped: 0,
             hyper,
-            action: action_code(segment.action),
+            action: segment.action as u32,
             // The table of optimizers has few rows, so an index fits 16 bits.
             optimizer: optimizer as u16,
-            grad_dtype: dtype_code(bucket.storage.precision.grad) as u16,
+            grad_dtype: bucket.storage.precision.grad as u16,
             tail: segment.tail.map_or(0, |at| address(bucket, at)),
             contributors: bucket.contributors.map_or(0, |at| address(bucket, at)),
             carried: [1.0; 2],
-            scalars: InstepScalars { words: [0; 6] },
+            ..InstepRecord::zeroed()
         }
     })
 }

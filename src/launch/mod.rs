@@ -4,7 +4,6 @@
 //! differ.
 
 mod assignment;
-mod codes;
 mod constants;
 mod control;
 mod custom;
@@ -13,7 +12,6 @@ mod settings;
 mod step;
 
 pub(crate) use assignment::{Assignment, NormStop, part_of_step, refuse_other_places, refuse_storage};
-pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;
 pub use control::StepCount;
 pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};

@@ -5,7 +5,6 @@
 
 use crate::abi::InstepHyper;
 use crate::launch::assignment::Assignment;
-use crate::launch::codes::action_code;
 use crate::launch::region::Counts;
 use crate::layout::{Plan, SegmentAction};
 use crate::op::Frozen;
@@ -61,7 +60,7 @@ impl Settings {
     /// Sets the action of steps on one record's segment.
     pub(crate) fn set_action(&mut self, record: usize, action: SegmentAction) {
         assert!(record < self.counts.records, "there is no such record");
-        self.words[self.counts.actions_at() / WORD + record] = action_code(action);
+        self.words[self.counts.actions_at() / WORD + record] = action as u32;
     }
 
     /// Returns the whole block.
@@ -77,7 +76,7 @@ pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> 
     let actions = &words[words.len() - assignment.record_count()..];
     let rounds = 0..assignment.rounds();
     for segment in 0..plan.segments().len() {
-        let leaves = |round| actions[assignment.record(round, segment)] == action_code(SegmentAction::Leave);
+        let leaves = |round| actions[assignment.record(round, segment)] == SegmentAction::Leave as u32;
         frozen.set(segment, rounds.clone().all(leaves));
     }
     frozen

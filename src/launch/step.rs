@@ -6,16 +6,22 @@
 
 use std::ptr;
 
+use bytemuck::Zeroable;
+
 use crate::abi::{
-    INSTEP_GRADIENTS_KEEP, INSTEP_LONGEST_RUN, INSTEP_MAX_STATES, INSTEP_PART_WHOLE, INSTEP_TILE_ELEMENTS,
-    InstepStepArgs, InstepTile,
+    INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16, INSTEP_DTYPE_F32, INSTEP_GRADIENTS_AVERAGE, INSTEP_GRADIENTS_KEEP,
+    INSTEP_GRADIENTS_ZERO, INSTEP_LONGEST_RUN, INSTEP_PART_WHOLE, INSTEP_TILE_ELEMENTS, InstepStepArgs,
+    InstepTile,
 };
 use crate::dtype::DType;
 use crate::launch::assignment::{Assignment, BucketLaunch};
-use crate::launch::codes::{dtype_code, gradients_code, master_code, moments_code, part_code};
 use crate::launch::region::Regions;
 use crate::layout::{Bucket, Gradients, Plan, Precision, Rounding, Storage};
 use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
+
+const _: () = assert!(DType::F32 as u32 == INSTEP_DTYPE_F32);
+const _: () = assert!(DType::BF16 as u32 == INSTEP_DTYPE_BF16);
+const _: () = assert!(DType::F16 as u32 == INSTEP_DTYPE_F16);
 
 /// The kind of launches: norms or steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +124,7 @@ impl Launch {
             } else {
                 ptr::null_mut()
             },
-            part: part_code(part),
+            part: part as u32,
             seed: seed(&described.storage, launch.round),
             ..stored_args(&described.storage, assignment.constants.ema_decay)
         };
@@ -237,39 +243,32 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
     has_changed
 }
 
+/// Returns the kernels' code for what a launch does with stepped gradients. Released gradients stay until an op
+/// releases them.
+fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
+    match gradients {
+        Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
+        Gradients::Average if is_last => INSTEP_GRADIENTS_AVERAGE,
+        Gradients::Keep | Gradients::Zero | Gradients::Average | Gradients::Release => INSTEP_GRADIENTS_KEEP,
+    }
+}
+
 /// Returns the arguments that depend only on the storage.
 fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     let Precision { param, grad, master, moments, rounding } = storage.precision;
     let (ema_from_sample, ema_weight) = average_weight(ema_decay);
     InstepStepArgs {
-        control: ptr::null_mut(),
-        records: ptr::null_mut(),
-        tiles: ptr::null(),
-        tile_count: 0,
-        param_base: ptr::null_mut(),
-        grads: ptr::null_mut(),
-        master: ptr::null_mut(),
-        copy: ptr::null_mut(),
-        ema: ptr::null_mut(),
-        states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
-        scales: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
-        seed: 0,
-        optimizer: 0,
-        state_count: 0,
-        bucket: 0,
-        param_dtype: dtype_code(param),
-        grad_dtype: dtype_code(grad),
-        copy_dtype: dtype_code(storage.copy.unwrap_or(DType::F32)),
-        master_kind: master_code(master),
-        moments: moments_code(moments),
+        param_dtype: param as u32,
+        grad_dtype: grad as u32,
+        copy_dtype: storage.copy.unwrap_or(DType::F32) as u32,
+        master_kind: master as u32,
+        moments: moments as u32,
         stochastic: (rounding != Rounding::Nearest).into(),
         gradients: INSTEP_GRADIENTS_KEEP,
-        local: 0,
         ema_from_sample,
         ema_weight,
-        norms: ptr::null_mut(),
         part: INSTEP_PART_WHOLE,
-        share: 0,
+        ..InstepStepArgs::zeroed()
     }
 }
 

@@ -6,44 +6,50 @@
 
 use std::collections::HashMap;
 
-use crate::abi::INSTEP_QUANTUM;
+use crate::abi::{
+    INSTEP_MASTER_F32, INSTEP_MASTER_NONE, INSTEP_MASTER_REMAINDER8, INSTEP_MASTER_REMAINDER16,
+    INSTEP_MOMENTS_8BIT, INSTEP_MOMENTS_BF16, INSTEP_MOMENTS_F32, INSTEP_QUANTUM,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result, refuse};
 use crate::layout::Layout;
 
-/// How the low bits of a 16-bit parameter's f32 value are stored, so that small updates are not lost.
+/// How the low bits of a 16-bit parameter's f32 value are stored, so that small updates are not lost. The discriminants
+/// are the kernels' codes.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
     /// They are not kept.
     #[default]
-    None,
+    None = INSTEP_MASTER_NONE,
     /// As a separate f32 weight, 4 bytes per element. The parameter is this weight, rounded to nearest even.
-    F32,
+    F32 = INSTEP_MASTER_F32,
     /// As the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per element. Master values
     /// have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded to the nearest, ties
     /// away from zero.
-    Remainder16,
+    Remainder16 = INSTEP_MASTER_REMAINDER16,
     /// As the 8 bits after those of the bf16 parameter, 1 byte per element. Both together are a weight with a 15-bit
     /// fraction.
-    Remainder8,
+    Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 
-/// Storage of optimizer states.
+/// Storage of optimizer states. The discriminants are the kernels' codes.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Moments {
     /// 4 bytes per element.
     #[default]
-    F32,
+    F32 = INSTEP_MOMENTS_F32,
     /// 2 bytes per element. An average that changes by less than 1/512 of itself in a step does not move, unless
     /// rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore never
     /// falls.
-    BF16,
+    BF16 = INSTEP_MOMENTS_BF16,
     /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
     /// With rounding to nearest, an average that changes by less than half a code (about 1/125 of itself near the
     /// block's largest) does not move. A second moment with decay rate 0.999 then falls too late, and steps are too
     /// small until it does. Use [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An eps below 2^-45
     /// is refused, because second moments that small become zero.
-    EightBit,
+    EightBit = INSTEP_MOMENTS_8BIT,
 }
 
 /// How values are rounded if they are stored in fewer bits than f32: parameters without a master, [24-bit

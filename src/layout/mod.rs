@@ -22,23 +22,25 @@ use names::NameIndex;
 
 use std::sync::Arc;
 
+use crate::abi::{INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP};
 use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
-/// What a step does with a parameter.
+/// What a step does with a parameter. The discriminants are the kernels' codes.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {
     /// Apply the optimizer.
     #[default]
-    Step,
+    Step = INSTEP_ACTION_STEP,
     /// Multiply the reduced gradient by 1/world_size in place, also in a skipped pass, because another optimizer
     /// updates the parameter. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide it
     /// by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
     /// skip.
-    Average,
+    Average = INSTEP_ACTION_AVERAGE,
     /// Touch nothing: the gradient stays the sum over ranks, and the parameter does not change.
-    Leave,
+    Leave = INSTEP_ACTION_LEAVE,
 }
 
 /// One registered parameter.
@@ -141,12 +143,9 @@ impl LayoutBuilder {
     /// assert_eq!(layout.parameter(layout.id("weight")?)?.shape, [64, 10]);
     /// # Ok::<(), instep::Error>(())
     /// ```
-    pub fn shape(mut self, dimensions: impl IntoIterator<Item = usize>) -> Self {
-        match self.parameters.last_mut() {
-            Some(last) => last.shape = dimensions.into_iter().map(|dimension| dimension as u64).collect(),
-            None => self.misplaced = Some("shape"),
-        }
-        self
+    pub fn shape(self, dimensions: impl IntoIterator<Item = usize>) -> Self {
+        let shape = dimensions.into_iter().map(|dimension| dimension as u64).collect();
+        self.last("shape", |last| last.shape = shape)
     }
 
     /// Sets the type of the parameter added last and of its gradient, instead of those in the group's
@@ -166,23 +165,15 @@ impl LayoutBuilder {
     ///
     /// # Source
     /// PyTorch gives a gradient its parameter's type, and DDP gives each type buckets of its own.
-    pub fn dtype(mut self, dtype: DType) -> Self {
-        match self.parameters.last_mut() {
-            Some(last) => last.dtype = Some(dtype),
-            None => self.misplaced = Some("dtype"),
-        }
-        self
+    pub fn dtype(self, dtype: DType) -> Self {
+        self.last("dtype", |last| last.dtype = Some(dtype))
     }
 
     /// Puts the parameter added last into a group, which may have hyperparameters of its own (see
     /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Groups share buckets and launches.
     pub fn in_group(mut self, name: impl Into<String>) -> Self {
         let group = self.groups.place(name.into());
-        match self.parameters.last_mut() {
-            Some(last) => last.group = group,
-            None => self.misplaced = Some("in_group"),
-        }
-        self
+        self.last("in_group", |last| last.group = group)
     }
 
     /// Says that the parameter added last is handed over up to `uses` times in a pass (tied weights). Its gradient
@@ -202,21 +193,13 @@ impl LayoutBuilder {
     /// assert_eq!(stepper.view::<f32>(tied)?, [-1.5, -2.5]);
     /// # Ok::<(), instep::Error>(())
     /// ```
-    pub fn uses(mut self, uses: u32) -> Self {
-        match self.parameters.last_mut() {
-            Some(last) => last.uses = uses,
-            None => self.misplaced = Some("uses"),
-        }
-        self
+    pub fn uses(self, uses: u32) -> Self {
+        self.last("uses", |last| last.uses = uses)
     }
 
     /// Says what the step does with the parameter added last.
-    pub fn action(mut self, action: SegmentAction) -> Self {
-        match self.parameters.last_mut() {
-            Some(last) => last.action = action,
-            None => self.misplaced = Some("action"),
-        }
-        self
+    pub fn action(self, action: SegmentAction) -> Self {
+        self.last("action", |last| last.action = action)
     }
 
     /// Makes the parameter added last local to each rank: its gradient is not reduced, each rank steps it with only its
@@ -241,10 +224,14 @@ impl LayoutBuilder {
     /// assert_eq!(ends, [(-0.5, 0.0), (-0.5, -1.0)]);
     /// # Ok::<(), instep::Error>(())
     /// ```
-    pub fn local(mut self) -> Self {
+    pub fn local(self) -> Self {
+        self.last("local", |last| last.local = true)
+    }
+
+    fn last(mut self, option: &'static str, set: impl FnOnce(&mut Parameter)) -> Self {
         match self.parameters.last_mut() {
-            Some(last) => last.local = true,
-            None => self.misplaced = Some("local"),
+            Some(last) => set(last),
+            None => self.misplaced = Some(option),
         }
         self
     }

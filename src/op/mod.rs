@@ -9,6 +9,7 @@ mod span;
 
 use std::fmt;
 
+use crate::abi::{INSTEP_PART_APPLY, INSTEP_PART_END, INSTEP_PART_MEASURE, INSTEP_PART_WHOLE};
 use crate::layout::{Bucket, Gradients, Master, Plan, SegmentAction, Storage};
 
 pub(crate) use agreement::Agreed;
@@ -297,12 +298,13 @@ pub struct Access {
 
 /// The part of a step that one launch runs. In order: all of it; the part up to the norms that scale the change; the
 /// rest after these norms; zeroing or averaging gradients after a custom optimizer.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    Whole,
-    Measure,
-    Apply,
-    End,
+    Whole = INSTEP_PART_WHOLE,
+    Measure = INSTEP_PART_MEASURE,
+    Apply = INSTEP_PART_APPLY,
+    End = INSTEP_PART_END,
 }
 
 impl Part {

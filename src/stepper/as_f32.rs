@@ -13,7 +13,6 @@ use crate::error::Result;
 use crate::host::Isa;
 use crate::host::kernels::Kernels;
 use crate::host::memories::StoredValues;
-use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Precision, Segment};
 use crate::op::{Access, Memory};
 use crate::stepper::stepper::Stepper;
@@ -178,10 +177,10 @@ impl<D: Device> Stepper<D> {
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage_of(segment);
         let code = match memory {
-            Memory::Params => dtype_code(storage.precision.param),
-            Memory::Grads => dtype_code(storage.precision.grad),
-            Memory::Copy => storage.copy.map_or(INSTEP_DTYPE_F32, dtype_code),
-            Memory::State(_) => moments_code(storage.precision.moments),
+            Memory::Params => storage.precision.param as u32,
+            Memory::Grads => storage.precision.grad as u32,
+            Memory::Copy => storage.copy.unwrap_or(DType::F32) as u32,
+            Memory::State(_) => storage.precision.moments as u32,
             _ => INSTEP_DTYPE_F32,
         };
         let Memory::State(state) = memory else { return (code, true) };
@@ -199,7 +198,7 @@ impl<D: Device> Stepper<D> {
     ) -> StoredValues<'b> {
         let (format, is_signed) = self.format(memory, segment);
         let has_remainders = second.is_some() && format != INSTEP_MOMENTS_8BIT;
-        let master = master_code(self.plan.storage_of(segment).precision.master);
+        let master = self.plan.storage_of(segment).precision.master as u32;
         StoredValues {
             values: &mut values.words,
             second: second.map(|bytes| &mut *bytes.words),
