@@ -14,10 +14,8 @@ mod claims;
 mod control_access;
 pub(crate) mod counts;
 mod foresight;
-mod freezing;
 mod gpu;
 mod graphs;
-mod join;
 mod learning_rates;
 mod offload;
 mod open_pass;
@@ -28,10 +26,10 @@ mod shards;
 mod state;
 #[allow(clippy::module_inception)] // The file has the main type of the folder.
 mod stepper;
+mod taking_part;
 mod tensor;
 mod together;
 mod unshard;
-mod unused;
 mod views;
 
 pub use crate::launch::StepCount;

@@ -1,0 +1,177 @@
+//! What takes no part in a pass: frozen parameters, parameters that no rank used, and a rank that has run out of data.
+//!
+//! Schedule and settings change together. A frozen or unused parameter takes no gradient and is not stepped, and no
+//! bucket waits for it. Unused parameters, which PyTorch's `find_unused_parameters` finds too, are named by the trainer:
+//! the stepper's own buckets can count the ranks with a gradient, but borrowed ones have no room for counts. The results
+//! have the bits of `Unused::Skip` when no rank writes the gradient.
+//!
+//! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
+//! stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce also counts
+//! the ranks with data. PyTorch's `Join`, in contrast, makes an extra collective before each iteration and broadcasts
+//! parameters at the end.
+
+use crate::device::Device;
+use crate::error::{Result, refuse};
+use crate::layout::ParamId;
+use crate::schedule::Opening;
+use crate::stepper::state::options::Unused;
+use crate::stepper::stepper::Stepper;
+
+impl<D: Device> Stepper<D> {
+    /// Freezes or unfreezes a parameter from the next pass on. A frozen parameter can be read at any time in a pass and
+    /// takes no gradient. Its value, state and step count do not change, and no bucket waits for it. A bucket in which
+    /// every parameter is frozen is neither reduced nor stepped. In any other bucket, the gradient of a frozen
+    /// parameter is reduced as zeros. All ranks must freeze the same parameters. If they differ, the next collective
+    /// that [compares](Self::set_lr) returns `Mismatch`. A rank that froze everything makes no collective, so the other
+    /// ranks get a `Deadline` or `PeerLost`.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// let layout = Layout::builder().param("backbone", 2).param("head", 2).build()?;
+    /// let (backbone, head) = (layout.id("backbone")?, layout.id("head")?);
+    /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// stepper.set_frozen(backbone, true)?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(head, &[1.0, 1.0])?;
+    /// pass.grad_ready(head)?; // the bucket is on its way
+    /// assert_eq!(pass.params().get(backbone)?, [0.0, 0.0]); // but not this part of it
+    /// assert!(pass.grads().get_mut(backbone).is_err());
+    /// pass.finish()?;
+    /// assert_eq!((stepper.step_count(backbone)?, stepper.step_count(head)?), (0, 1));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits until the last pass has begun on the optim stream. Freezing also waits for the last step of the
+    /// parameter's bucket.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.
+    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        let param = self.layout.index(id)?;
+        self.refuse_open_pass()?;
+        self.run.get_mut().touch(|schedule| schedule.touch_frozen(param, frozen))?;
+        self.agreement.forget();
+        self.write_frozen(param, frozen);
+        Ok(())
+    }
+
+    /// Returns whether a parameter is frozen.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn is_frozen(&self, id: ParamId) -> Result<bool> {
+        let param = self.layout.index(id)?;
+        Ok(self.run.borrow().schedule.is_frozen(param))
+    }
+
+    /// Declares parameters for which no rank has a gradient in the open pass. Their values, states and step counts do
+    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets no longer wait for
+    /// them, and they can still be read.
+    ///
+    /// If such a gradient was written in this pass and not handed over, it is replaced by zeros before it is reduced.
+    /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper does not write the
+    /// gradients, so they must be zeros. With [`Accumulation::Summed`](crate::Accumulation), the gradient keeps the
+    /// sums of earlier micro-batches.
+    ///
+    /// ```
+    /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("used", 1).param("unused", 1).build()?;
+    /// let [used, unused] = [layout.id("used")?, layout.id("unused")?];
+    /// let (mut params, mut grads) = ([1.0f32; 2], [0.0f32; 2]);
+    /// let memory = Borrowed::new()
+    ///     .param(used, params.as_mut_ptr())
+    ///     .param(unused, params.as_mut_ptr().wrapping_add(1))
+    ///     .bucket(ForeignBucket::new(2).gradient(used, 0).gradient(unused, 1), grads.as_mut_ptr());
+    /// let builder = Stepper::builder(&layout, AdamW::default());
+    /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
+    /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
+    /// let mut pass = stepper.begin()?;
+    /// pass.write(used.grad(), &[1.0])?;
+    /// pass.set_unused(&[unused])?;
+    /// pass.finish()?;
+    /// assert_eq!((stepper.step_count(used)?, stepper.step_count(unused)?), (1, 0));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Does not wait. In Eager, call it before the hand-over of each parameter that it names; in Normed and Sequential,
+    /// before the pass is finished. In a captured pass it is part of the capture. If all parameters of a bucket are
+    /// unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If the order of buckets is
+    /// free, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
+    ///
+    /// All ranks must declare the same parameters, each before the same hand-overs. If ranks differ and their
+    /// collective [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank
+    /// declares a parameter after that all-reduce has started, the next pass's first collective returns `Mismatch`
+    /// instead. With sums by the caller, ranks do not compare.
+    ///
+    /// # Errors
+    /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where
+    /// buckets count ranks; `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
+    /// parameters was handed over; `Layout` if an id is of another layout. Nothing has changed then.
+    pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
+        refuse! {
+            "unused" = "Skip", if self.unused == Unused::Skip
+                => "ranks count for themselves what they use",
+                "leave the gradient unwritten, or build with another Unused";
+            "uneven_inputs" = "set", if self.plan.buckets().iter().any(|bucket| bucket.contributors.is_some())
+                => "a rank without data cannot know what the others did not use", "build with Unused::Skip instead";
+        }
+        let places = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
+        for param in &places {
+            self.note_hand_over(*param);
+        }
+        let run = self.run.get_mut();
+        run.schedule.leave_unused(&places)?;
+        run.submit();
+        Ok(())
+    }
+
+    /// Takes part in one pass without data. A rank without data calls this until it returns false, which means that no
+    /// rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on the
+    /// other ranks. A call counts as one pass, whatever the number of micro-batches on the other ranks. Ordinary passes
+    /// may follow once it has returned false.
+    ///
+    /// ```
+    /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 1).build()?;
+    /// let weights = in_process(2, |comm| {
+    ///     let batches = [3, 1][comm.rank() as usize];
+    ///     let sgd = Sgd { lr: 1.0, ..Default::default() };
+    ///     let mut stepper =
+    ///         Stepper::builder(&layout, sgd).uneven_inputs(Divisor::ContributingRanks).host(comm)?;
+    ///     let w = layout.id("w")?;
+    ///     for _ in 0..batches {
+    ///         let mut pass = stepper.begin()?;
+    ///         pass.grads().write(w, &[1.0])?;
+    ///         pass.finish()?;
+    ///     }
+    ///     while stepper.join()? {}
+    ///     instep::Result::Ok((stepper.view::<f32>(w)?[0], stepper.step_count(w)?))
+    /// })?;
+    /// assert_eq!(weights, [(-3.0, 3); 2]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for the pass's last reduce, not for the steps.
+    ///
+    /// # Errors
+    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a
+    /// pass is open, `Poisoned` after a failure.
+    pub fn join(&mut self) -> Result<bool> {
+        refuse! {
+            "uneven_inputs" = "unset", if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none())
+                => "joining needs it", "build with StepperBuilder::uneven_inputs";
+        }
+        self.refuse_capture()?;
+        self.open(Opening { joined: true, ..Opening::default() })?;
+        let run = self.run.get_mut();
+        run.schedule.finish()?;
+        run.submit();
+        self.rates.step += 1;
+        Ok(self.read_contributors()? != Some(0))
+    }
+}
