@@ -311,17 +311,26 @@ impl std::fmt::Debug for Pool {
 mod tests {
     use super::*;
 
-    struct Count(Vec<AtomicUsize>);
+    struct Count(Vec<AtomicUsize>, u64);
 
-    impl Chunks for Arc<Count> {
+    impl Chunks for Count {
         fn chunk_count(&self) -> usize {
             self.0.len()
         }
         fn bytes(&self) -> u64 {
-            WAKE_BYTES
+            self.1
         }
         fn run_chunk(&self, chunk: usize) {
             self.0[chunk].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn launch(pool: &Pool, launches: usize, chunks: usize, bytes: u64) {
+        let count = Arc::new(Count((0..chunks).map(|_| AtomicUsize::new(0)).collect(), bytes));
+        let job = Job::new(Arc::clone(&count));
+        for launch in 1..=launches {
+            pool.run(&job);
+            assert!(count.0.iter().all(|c| c.load(Ordering::Relaxed) == launch));
         }
     }
 
@@ -340,14 +349,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..4 {
                 let pool = pool.clone();
-                scope.spawn(move || {
-                    let count = Arc::new(Count((0..57).map(|_| AtomicUsize::new(0)).collect()));
-                    let job = Job::new(Arc::clone(&count));
-                    for launch in 1..=200 {
-                        pool.run(&job);
-                        assert!(count.0.iter().all(|c| c.load(Ordering::Relaxed) == launch));
-                    }
-                });
+                scope.spawn(move || launch(&pool, 200, 57, WAKE_BYTES));
             }
         });
     }

@@ -38,7 +38,7 @@ pub(super) fn run(team: &dyn Team, threads: usize, job: &Arc<Job>) {
 mod tests {
     use std::thread;
 
-    use super::super::{Chunks, Pool};
+    use super::super::{Pool, tests::launch};
     use super::*;
 
     /// A team that makes this many calls at the same time, whatever number is asked for.
@@ -51,33 +51,10 @@ mod tests {
         }
     }
 
-    struct Count(Vec<AtomicUsize>, u64);
-
-    impl Chunks for Arc<Count> {
-        fn chunk_count(&self) -> usize {
-            self.0.len()
-        }
-        fn bytes(&self) -> u64 {
-            self.1
-        }
-        fn run_chunk(&self, chunk: usize) {
-            self.0[chunk].fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn launches(pool: &Pool, chunks: usize, bytes: u64) {
-        let count = Arc::new(Count((0..chunks).map(|_| AtomicUsize::new(0)).collect(), bytes));
-        let job = Job::new(Arc::clone(&count));
-        for launch in 1..=20 {
-            pool.run(&job);
-            assert!(count.0.iter().all(|c| c.load(Ordering::Relaxed) == launch));
-        }
-    }
-
     #[test]
     fn every_chunk_runs_once_however_often_a_team_calls() {
         for calls in [0, 1, 3, 5] {
-            launches(&Pool::of_team(3, Arc::new(Calls(calls))).unwrap(), 57, SPLIT_BYTES);
+            launch(&Pool::of_team(3, Arc::new(Calls(calls))).unwrap(), 20, 57, SPLIT_BYTES);
         }
     }
 
@@ -92,8 +69,8 @@ mod tests {
     #[test]
     fn a_launch_that_cannot_be_split_or_is_short_stays_on_its_thread() {
         let pool = Pool::of_team(3, Arc::new(Refuses)).unwrap();
-        launches(&pool, 57, SPLIT_BYTES - 1);
-        launches(&pool, 1, SPLIT_BYTES);
-        launches(&Pool::of_team(1, Arc::new(Refuses)).unwrap(), 57, SPLIT_BYTES);
+        launch(&pool, 20, 57, SPLIT_BYTES - 1);
+        launch(&pool, 20, 1, SPLIT_BYTES);
+        launch(&Pool::of_team(1, Arc::new(Refuses)).unwrap(), 20, 57, SPLIT_BYTES);
     }
 }
