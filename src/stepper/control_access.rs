@@ -7,7 +7,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::InstepHyper;
 use crate::device::{Claimed, Device};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -19,12 +18,6 @@ use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Sets one optimizer's hyperparameters from the next pass on. Called between passes, after `touch_settings`.
-    pub(super) fn write_hyper(&mut self, index: usize, hyper: InstepHyper) {
-        self.settings.set_hyper(index, &hyper);
-        self.settings_changed = true;
-    }
-
     /// Freezes or unfreezes a parameter from the next pass on. Called between passes, after `touch_frozen`.
     pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);

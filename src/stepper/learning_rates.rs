@@ -3,12 +3,13 @@
 //! Every change is written to the settings, which the next Begin reads. Nothing is rebuilt, and a captured graph stays
 //! valid. All ranks must make the same changes.
 
+use crate::abi::InstepHyper;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::layout::ParamId;
+use crate::layout::{ParamId, Plan};
 use crate::optim::{LrSchedule, Value};
 use crate::schedule::Schedule;
-use crate::stepper::state::optimizers::OptimizerKey;
+use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey, Optimizers};
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
@@ -30,11 +31,7 @@ impl<D: Device> Stepper<D> {
         let key = optimizer.into();
         let id = self.optimizers.find(key)?;
         self.rates.refuse_scheduled(id, key)?;
-        self.run.get_mut().touch(Schedule::touch_settings)?;
-        let hyper = self.optimizers.set_lr(id, lr)?;
-        self.agreement.forget();
-        self.write_hyper(id.0 as usize, hyper);
-        Ok(())
+        self.change_hyper(id, |optimizers, _| optimizers.set_lr(id, lr))
     }
 
     /// Sets one or more hyperparameters of an optimizer from the next pass on. If a value is refused, none is set. The
@@ -81,10 +78,20 @@ impl<D: Device> Stepper<D> {
         if changes.iter().any(|(name, _)| *name == "lr") {
             self.rates.refuse_scheduled(id, key)?;
         }
+        self.change_hyper(id, |optimizers, plan| optimizers.set_hyper(id, changes, plan))
+    }
+
+    /// Changes an optimizer's hyperparameters from the next pass on.
+    fn change_hyper(
+        &mut self,
+        id: OptimizerId,
+        change: impl FnOnce(&mut Optimizers, &Plan) -> Result<InstepHyper>,
+    ) -> Result<()> {
         self.run.get_mut().touch(Schedule::touch_settings)?;
-        let hyper = self.optimizers.set_hyper(id, changes, &self.plan)?;
+        let hyper = change(&mut self.optimizers, &self.plan)?;
         self.agreement.forget();
-        self.write_hyper(id.0 as usize, hyper);
+        self.settings.set_hyper(id.0 as usize, &hyper);
+        self.settings_changed = true;
         Ok(())
     }
 
@@ -189,10 +196,7 @@ impl<D: Device> Stepper<D> {
             if self.optimizers.lr(id).to_bits() == lr.to_bits() {
                 continue;
             }
-            self.run.get_mut().touch(Schedule::touch_settings)?;
-            let hyper = self.optimizers.set_lr(id, lr)?;
-            self.agreement.forget();
-            self.write_hyper(id.0 as usize, hyper);
+            self.change_hyper(id, |optimizers, _| optimizers.set_lr(id, lr))?;
         }
         Ok(())
     }
