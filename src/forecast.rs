@@ -9,9 +9,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStatus};
-use crate::collective::{Call, Collective, CollectiveKind};
 use crate::device::{Claimed, Device, Executor};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::launch::{
@@ -75,7 +73,6 @@ impl Forecast {
         *clock = clock.saturating_add(ns);
     }
 
-    /// Returns how many bytes an op moves.
     fn moved_bytes(&self, op: &Op) -> u64 {
         match op.action {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
@@ -213,47 +210,4 @@ impl Device for Forecast {
     fn now_ns(&self) -> u64 {
         self.clocks[Stream::Compute.index()]
     }
-}
-
-/// The communicator of one rank whose group does not really exist.
-pub(crate) struct Foreseen {
-    pub(crate) rank: u32,
-    pub(crate) world_size: u32,
-}
-
-impl Collective for Foreseen {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn world_size(&self) -> u32 {
-        self.world_size
-    }
-
-    fn sums(&self, _: DType) -> bool {
-        true
-    }
-
-    fn knows(&self, _: CollectiveKind) -> bool {
-        true
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
-        Ok(Arc::new(Foreseen { ..*self }))
-    }
-
-    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
-        let place = ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
-        Ok(Arc::new(Foreseen { rank: place as u32, world_size: ranks.len() as u32 }))
-    }
-
-    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        Err(Error::unsupported(
-            call.kind,
-            "nothing is sent in a forecast",
-            "build the stepper with `host` or `cuda`",
-        ))
-    }
-
-    fn abort(&self, _: &Error) {}
 }

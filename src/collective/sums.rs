@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::collective::{Call, Collective, refused_kind};
+use crate::collective::{Call, Collective, CollectiveKind, place_in, refused_kind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -63,7 +63,7 @@ impl Sums {
     /// Says that the caller sums, and that this is rank `rank` of `world_size`. Parameters must be
     /// [replicated](crate::Strategy::Replicated).
     pub fn by_caller(rank: u32, world_size: u32) -> Sums {
-        Sums { comm: Arc::new(NoCalls { rank, world_size }), are_by_caller: true }
+        Sums { comm: Arc::new(NoCalls { rank, world_size, is_foreseen: false }), are_by_caller: true }
     }
 }
 
@@ -90,10 +90,12 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The ranks of a device that makes no collective calls.
+/// The ranks of a device that makes no collective calls: the caller sums, or the device only foresees times.
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
+    /// Whether no strategy is refused for calls that these ranks do not make.
+    pub(crate) is_foreseen: bool,
 }
 
 impl Collective for NoCalls {
@@ -111,6 +113,19 @@ impl Collective for NoCalls {
 
     fn sums(&self, _: DType) -> bool {
         true
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        self.is_foreseen || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(NoCalls { ..*self }))
+    }
+
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        let rank = place_in(ranks, self.rank, self.world_size)?;
+        Ok(Arc::new(NoCalls { rank, world_size: ranks.len() as u32, ..*self }))
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {

@@ -77,7 +77,8 @@ impl HostSteps {
     ) -> Result<HostSteps> {
         let memories = Arc::new(Memories::at(regions.clone()));
         // The device's own communicators would outlive a device that hangs.
-        let no_calls = NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size() };
+        let no_calls =
+            NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), is_foreseen: false };
         let parts = Parts {
             plan: Arc::clone(plan),
             memories: Arc::clone(&memories),

@@ -5,9 +5,10 @@
 
 use std::ops::{Deref, DerefMut};
 
+use crate::collective::NoCalls;
 use crate::device::Device;
 use crate::error::Result;
-use crate::forecast::{Cost, Forecast, Foreseen};
+use crate::forecast::{Cost, Forecast};
 use crate::op::{Memory, Op};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::stepper::Stepper;
@@ -50,7 +51,8 @@ impl StepperBuilder<'_> {
         cost: impl FnMut(&Op, u64) -> u64 + Send + 'static,
     ) -> Result<Foresight> {
         let cost: Cost = Box::new(cost);
-        let stepper = self.assemble(Foreseen { rank, world_size }.into(), None, |parts| {
+        let comm = NoCalls { rank, world_size, is_foreseen: true };
+        let stepper = self.assemble(comm.into(), None, |parts| {
             Ok((Forecast::new(parts.plan, &parts.assignment, cost)?, parts.comms))
         })?;
         Ok(Foresight(stepper))
