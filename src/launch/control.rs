@@ -14,8 +14,7 @@ use crate::abi::{
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::launch::assignment::Assignment;
-use crate::launch::constants::StepConstants;
+use crate::launch::assignment::{Assignment, StepConstants};
 use crate::launch::region::Regions;
 use crate::layout::Plan;
 use crate::optim::{LossScale, LossScaler};

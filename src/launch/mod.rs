@@ -4,15 +4,15 @@
 //! differ.
 
 mod assignment;
-mod constants;
 mod control;
 mod custom;
 mod region;
 mod settings;
 mod step;
 
-pub(crate) use assignment::{Assignment, NormStop, part_of_step, refuse_other_places, refuse_storage};
-pub(crate) use constants::StepConstants;
+pub(crate) use assignment::{
+    Assignment, NormStop, StepConstants, part_of_step, refuse_other_places, refuse_storage,
+};
 pub use control::StepCount;
 pub(crate) use control::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
 pub(crate) use control::{
