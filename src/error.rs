@@ -276,7 +276,6 @@ impl Error {
         Error::Unsupported(Refusal::new(thing, wrong, remedy))
     }
 
-    /// Makes a [`Deadline`](Error::Deadline).
     pub(crate) fn deadline(rank: u32, call: impl ToString, waited: Duration, missing: Vec<u32>) -> Self {
         let (call, waited_ms) = (call.to_string(), waited.as_millis() as u64);
         Error::Deadline { rank, call, waited_ms, missing }

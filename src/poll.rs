@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-/// Length of a sleep.
 const NAP: Duration = Duration::from_micros(50);
 
 /// The clock of a wait, and its way to let time pass.
@@ -19,7 +18,6 @@ pub(crate) trait Clock {
     fn pause(&mut self, sleep: Option<Duration>);
 }
 
-/// The machine's clock.
 pub(crate) struct Wall(Instant);
 
 impl Wall {

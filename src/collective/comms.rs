@@ -70,7 +70,6 @@ impl Comms {
         std::iter::once(&*self.world).chain(self.gathers.as_deref()).chain(of_groups)
     }
 
-    /// Ends the group, on each of its communicators.
     pub(crate) fn abort(&self, cause: &Error) {
         self.iter().for_each(|comm| comm.abort(cause));
     }

@@ -58,7 +58,6 @@ impl Stream {
         }
     }
 
-    /// Returns whether every plan uses the stream.
     pub(crate) fn is_always_used(self) -> bool {
         matches!(self, Stream::Compute | Stream::Reduce | Stream::Optim)
     }

@@ -207,7 +207,6 @@ pub enum Clip {
 }
 
 impl Clip {
-    /// Returns the limit of the norm.
     pub(crate) fn max_norm(self) -> f64 {
         match self {
             Clip::Global(max_norm) | Clip::Previous(max_norm) | Clip::PerBucket(max_norm) => max_norm,

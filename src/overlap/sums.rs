@@ -18,7 +18,6 @@ use crate::overlap::bucket::{BucketSum, EnqueuedSum, SumPlace, clear_padding};
 type OnHost = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 type OnGpu = dyn FnMut(&EnqueuedSum<'_>) -> Result<()> + Send;
 
-/// The hook.
 enum Hook {
     OnHost(Box<OnHost>),
     OnGpu(Box<OnGpu>),

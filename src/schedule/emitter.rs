@@ -25,7 +25,6 @@ impl Mark {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Emitter {
     clocks: [[u64; STREAMS]; STREAMS],

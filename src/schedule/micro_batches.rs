@@ -62,7 +62,6 @@ impl Schedule {
         self.open && self.readiness.has_contributed(param)
     }
 
-    /// Returns whether the open pass is at its last micro-batch.
     pub(crate) fn is_last_micro_batch(&self) -> bool {
         self.micro_batches_left == 0
     }

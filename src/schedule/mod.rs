@@ -140,7 +140,6 @@ struct LastAccess {
     downloaded: Option<Mark>,
     /// With offload, the last release of parameters on the device. The next upload must wait for it.
     released: Option<Mark>,
-    /// Whether sharded parameters are unsharded.
     is_unsharded: bool,
 }
 
@@ -153,7 +152,6 @@ pub struct Schedule {
     readiness: Readiness,
     pass: u64,
     open: bool,
-    /// Whether the last pass was abandoned.
     abandoned: bool,
     /// The options of the open pass, without its broadcast, which has been written.
     opening: Opening<'static>,
@@ -257,7 +255,6 @@ impl Schedule {
         self.open
     }
 
-    /// Returns whether steps run on the host.
     pub(crate) fn is_offloaded(&self) -> bool {
         self.plan.is_offloaded()
     }
@@ -370,12 +367,10 @@ impl Schedule {
         self.readiness.is_frozen(param)
     }
 
-    /// Refuses access to a parameter that was handed over.
     pub(crate) fn refuse_handed_over(&self, param: usize) -> Result<()> {
         if self.open { self.readiness.refuse_handed_over(param) } else { Ok(()) }
     }
 
-    /// Refuses a gradient of a frozen parameter.
     pub(crate) fn refuse_frozen(&self, param: usize) -> Result<()> {
         self.readiness.refuse_frozen(param)
     }
@@ -433,7 +428,6 @@ impl Schedule {
         Ok(if self.policy.mode == Mode::Eager { launched } else { Vec::new() })
     }
 
-    /// Refuses to open a second pass.
     pub(crate) fn require_closed(&self) -> Result<()> {
         if self.open {
             return Err(Error::order("pass", "one is open already", "finish or abandon it first"));
@@ -441,7 +435,6 @@ impl Schedule {
         Ok(())
     }
 
-    /// Refuses calls that need an open pass.
     pub(crate) fn require_open(&self) -> Result<()> {
         if self.open { Ok(()) } else { Err(Error::order("pass", "none is open", "begin one first")) }
     }

@@ -8,7 +8,6 @@
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Readiness {
     /// Names for error messages.
@@ -104,18 +103,15 @@ impl Readiness {
         }
     }
 
-    /// Returns whether a bucket waits only for its release.
     pub(super) fn waits_for_release(&self, bucket: u32) -> bool {
         let is_waiting = self.pending[bucket as usize] == 0 && !self.is_launched[bucket as usize];
         is_waiting && !self.keeps_order && !self.complete.contains(&bucket)
     }
 
-    /// Returns whether any parameter was declared unused in this pass.
     pub(super) fn has_unused(&self) -> bool {
         self.unused_count > 0
     }
 
-    /// Returns whether the parameter was declared unused in this pass.
     pub(super) fn is_unused(&self, param: usize) -> bool {
         self.unused[param]
     }
@@ -142,7 +138,6 @@ impl Readiness {
         self.contributed[param]
     }
 
-    /// Returns the name of a parameter.
     pub(super) fn name(&self, param: usize) -> &str {
         &self.names[param]
     }
@@ -157,7 +152,6 @@ impl Readiness {
         }
     }
 
-    /// Returns whether the parameter is frozen.
     pub(super) fn is_frozen(&self, param: usize) -> bool {
         self.frozen[param]
     }
@@ -166,7 +160,6 @@ impl Readiness {
         self.thawed[bucket as usize] == 0
     }
 
-    /// Returns whether the parameter was handed over.
     pub(super) fn is_handed_over(&self, param: usize) -> bool {
         self.uses_left[param] == 0
     }
@@ -184,7 +177,6 @@ impl Readiness {
         Err(Error::order(format_args!("`{}`", self.names[param]), wrong, remedy))
     }
 
-    /// Refuses access to a parameter that was handed over.
     pub(super) fn refuse_handed_over(&self, param: usize) -> Result<()> {
         if !self.is_handed_over(param) || self.left_out[param] {
             return Ok(());
@@ -248,7 +240,6 @@ impl Readiness {
         self.is_launched[bucket as usize]
     }
 
-    /// Returns the buckets launched in this pass, in order.
     pub(super) fn launched(&self) -> &[u32] {
         &self.launched
     }

@@ -136,20 +136,14 @@ impl<'a> StepperBuilder<'a> {
     /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
     /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first, then one for each call
     /// of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
-    pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
-        match self.places(params) {
-            Some(params) => self.register(Target::Params(params), optimizer),
-            None => self,
-        }
+    pub fn optimizer_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        self.register_for(params, Target::Params, optimizer)
     }
 
     /// Adds an optimizer to single parameters. It steps with the same gradients, after the parameters' earlier
     /// optimizers (their own or their group's), as [`then`](Self::then) does for a group.
-    pub fn then_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
-        match self.places(params) {
-            Some(params) => self.register(Target::FurtherParams(params), optimizer),
-            None => self,
-        }
+    pub fn then_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        self.register_for(params, Target::FurtherParams, optimizer)
     }
 
     /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper has no state for it. If
@@ -172,11 +166,8 @@ impl<'a> StepperBuilder<'a> {
     ///
     /// # Source
     /// `register_hook=False` of PyTorch's `_apply_optimizer_in_backward`.
-    pub fn attach(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
-        match self.places(params) {
-            Some(params) => self.register(Target::Nothing(params), optimizer),
-            None => self,
-        }
+    pub fn attach(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        self.register_for(params, Target::Nothing, optimizer)
     }
 
     /// Steps only these parameters. All others have no states, and their gradients are averaged for an optimizer
@@ -185,6 +176,18 @@ impl<'a> StepperBuilder<'a> {
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
+    }
+
+    fn register_for(
+        mut self,
+        params: &[ParamId],
+        target: fn(Vec<usize>) -> Target,
+        optimizer: impl Optimizer + 'static,
+    ) -> Self {
+        match self.places(params) {
+            Some(params) => self.register(target(params), optimizer),
+            None => self,
+        }
     }
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {

@@ -168,7 +168,6 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.of(self.layout.index(id)?).collect())
     }
 
-    /// Returns the optimizers that step a parameter.
     pub(crate) fn stepping(&self, id: ParamId) -> Result<Vec<OptimizerId>> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }

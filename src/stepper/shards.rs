@@ -105,7 +105,6 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Shards a plan according to the options.
     pub(super) fn sharded(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
         if self.strategy == Strategy::Replicated {

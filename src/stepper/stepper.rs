@@ -53,7 +53,6 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) unused: Unused,
     /// Whether the open pass is being captured. Other calls are refused until its end.
     pub(super) is_capturing: bool,
-    /// Number of abandoned passes.
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
@@ -164,7 +163,6 @@ impl<D: Device> Stepper<D> {
         self.agreement.number(&changing, frozen)
     }
 
-    /// Aborts the group's collectives on all ranks.
     pub(super) fn abort_group(&self, cause: &Error) {
         self.comms.abort(cause);
     }

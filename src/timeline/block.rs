@@ -85,7 +85,6 @@ pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval>
 }
 
 impl Block {
-    /// Returns whether this block opens a pass.
     pub(super) fn opens_pass(&self) -> bool {
         self.kind == Kind::Control && self.name == "begin"
     }

@@ -7,7 +7,6 @@ use std::fmt::{self, Write};
 
 use crate::timeline::Interval;
 
-/// Width of the picture.
 const WIDTH: f64 = 1200.0;
 /// Horizontal position of text to the left of the plot.
 pub(super) const MARGIN: f64 = 24.0;
@@ -17,7 +16,6 @@ pub(super) const LEFT: f64 = 110.0;
 pub(super) const RIGHT: f64 = WIDTH - MARGIN;
 /// Height of the room below the plot.
 const BELOW: f64 = 50.0;
-/// The most ticks on the axis.
 const TICKS: u64 = 12;
 
 const STYLE: &str = "text{font:13px Helvetica,Arial,sans-serif;fill:#24292f}.title{font-size:17px;font-weight:bold}\
@@ -101,7 +99,6 @@ impl Canvas {
         self.draw_box(class, [x, y, width, height], words)
     }
 
-    /// Draws a line from one point to another.
     pub(super) fn draw_line(&mut self, class: &str, [x1, y1, x2, y2]: [f64; 4]) -> fmt::Result {
         write!(self.text, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" ")?;
         writeln!(self.text, "x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>")

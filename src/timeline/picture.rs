@@ -183,7 +183,6 @@ impl Rows {
         Stream::ALL.into_iter().filter(move |stream| self.has[stream.index()])
     }
 
-    /// Returns where a lane starts.
     fn top(self, lane: usize) -> f64 {
         TOP + lane as f64 * (HEADING + self.streams().count() as f64 * PITCH + FOOT)
     }

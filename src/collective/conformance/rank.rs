@@ -47,7 +47,6 @@ impl Rank {
         self.rank + 1 == self.ranks
     }
 
-    /// Types that the communicator claims to sum.
     pub(super) fn summed_types(&self) -> impl Iterator<Item = DType> + '_ {
         [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| self.comm.sums(*dtype))
     }

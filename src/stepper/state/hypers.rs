@@ -36,7 +36,6 @@ impl Optimizers {
         }
     }
 
-    /// Returns the learning rate of an optimizer of this stepper.
     pub(crate) fn lr(&mut self, id: OptimizerId) -> f64 {
         *self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut()
     }
@@ -87,7 +86,6 @@ impl Optimizers {
         checked
     }
 
-    /// Returns the parameters that an optimizer steps.
     fn stepped_by(&self, id: OptimizerId) -> impl Iterator<Item = usize> + '_ {
         (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
@@ -122,7 +120,6 @@ impl Optimizers {
         Ok(hyper)
     }
 
-    /// Sets a parameter's learning-rate multiplier.
     pub(crate) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
         for index in &self.lists[param] {
             check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;

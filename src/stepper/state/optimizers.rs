@@ -117,7 +117,7 @@ impl Optimizers {
         let groups = layout.groups();
         let place = |name: &String| layout.require_group("group", name);
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
-        let mut further: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
+        let mut further: Vec<(usize, Box<dyn Optimizer>)> = Vec::new();
         let mut own: Vec<(Target, Box<dyn Optimizer>)> = Vec::new();
         for Registered { target, optimizer } in registered {
             match target {
@@ -127,23 +127,20 @@ impl Optimizers {
                             => "has an optimizer already", "register a second one with StepperBuilder::then";
                     }
                 }
-                Target::Further(name) => further[place(&name)?].push(optimizer),
+                Target::Further(name) => further.push((place(&name)?, optimizer)),
                 target => own.push((target, optimizer)),
             }
         }
         let mut entries = Vec::new();
         let names: Vec<Arc<str>> = groups.iter().map(|name| name.as_str().into()).collect();
         let mut of_group: Vec<Vec<u32>> = groups.iter().map(|_| Vec::new()).collect();
-        let first =
-            first.into_iter().map(|own| own.or_else(|| common.map(|common| common.as_rule().boxed())));
-        let first: Vec<_> = first.enumerate().collect();
-        let further =
-            further.into_iter().enumerate().flat_map(|(g, all)| all.into_iter().map(move |o| (g, Some(o))));
-        for (group, optimizer) in first.into_iter().chain(further) {
-            if let Some(optimizer) = optimizer {
-                of_group[group].push(entries.len() as u32);
-                entries.push(Entry::new(Some(Arc::clone(&names[group])), optimizer, true));
-            }
+        let first = first.into_iter().enumerate().filter_map(|(group, own)| {
+            Some((group, own.or_else(|| common.map(|common| common.as_rule().boxed()))?))
+        });
+        further.sort_by_key(|(group, _)| *group);
+        for (group, optimizer) in first.chain(further) {
+            of_group[group].push(entries.len() as u32);
+            entries.push(Entry::new(Some(Arc::clone(&names[group])), optimizer, true));
         }
         let mut lists: Vec<Vec<u32>> =
             layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
@@ -207,7 +204,6 @@ impl Optimizers {
         self.names = self.collect_names();
     }
 
-    /// Returns the round in which an optimizer steps a parameter.
     pub(crate) fn round(&self, param: usize, id: OptimizerId) -> Option<usize> {
         self.lists[param].iter().position(|index| *index == id.0)
     }
@@ -304,7 +300,6 @@ impl Optimizers {
             .and_then(|index| self.entries[*index as usize].optimizer.as_rule().carried())
     }
 
-    /// Returns the optimizers that step a parameter, in order.
     pub(crate) fn stepping(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
         self.lists[param].iter().copied().map(OptimizerId)
     }
@@ -347,7 +342,6 @@ impl Optimizers {
         })
     }
 
-    /// Returns a parameter's learning-rate multiplier.
     pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
         self.lr_multipliers.get(&param).copied().unwrap_or(1.0)
     }
@@ -365,7 +359,6 @@ impl Optimizers {
         })
     }
 
-    /// Returns the number of optimizers of a group.
     pub(crate) fn of_group(&self, group: &str) -> usize {
         self.by_group.get(group).map_or(0, Vec::len)
     }

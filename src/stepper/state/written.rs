@@ -59,7 +59,6 @@ impl ParamsWritten {
         self.is_any
     }
 
-    /// Returns whether the next pass broadcasts.
     pub(crate) fn is_broadcast_due(&self) -> bool {
         !self.is_shared || self.is_any
     }
