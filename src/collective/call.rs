@@ -289,11 +289,6 @@ impl<'a> Call<'a> {
     pub fn unknown_kind(&self) -> Error {
         refused_kind(self.key.kind)
     }
-
-    /// Returns whether two ranks' calls belong together.
-    pub fn agrees_with(&self, other: &Call<'_>) -> bool {
-        self.key == other.key
-    }
 }
 
 impl Deref for Call<'_> {
