@@ -11,9 +11,9 @@ use super::BucketStep;
 use super::builder::BucketStepBuilder;
 #[cfg(feature = "cuda")]
 use super::element::StepElement;
-use super::engine::Engine;
 use super::norm::{GradNorm, NormOnGpu};
 use super::scaling::Scaling;
+use super::settings::Engine;
 use super::tensors::{Lent, StepTensors};
 use crate::cuda::{BucketEngine, Cuda};
 use crate::error::{Result, refuse};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::BucketStep;
 use super::builder::{BucketStepBuilder, Parts};
-use super::engine::Engine;
 use super::norm::GradNorm;
 use super::scaling::Scaling;
+use super::settings::Engine;
 use super::tensors::{Lent, StepTensors};
 use crate::abi::InstepControl;
 use crate::error::{Error, Result};

@@ -5,7 +5,6 @@
 
 mod builder;
 mod element;
-mod engine;
 mod gpu;
 mod host;
 mod marks;

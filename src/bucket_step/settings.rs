@@ -1,15 +1,27 @@
 //! Changes to a bucket between two steps, on either device: hyperparameters, frozen parameters, step counts.
 //!
-//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper.
+//! A change is checked as a whole before it takes effect. Names and meanings are those of the stepper. The devices
+//! implement only what [`Engine`] asks for.
 
 use super::builder::group_of;
-use super::engine::Engine;
 use super::tensors::Lent;
 use super::{BucketStep, GroupOptimizer};
 use crate::error::{Error, Result};
-use crate::launch::{StepCount, refuse_storage};
+use crate::launch::{Progress, Settings, StepCount, refuse_storage};
 use crate::layout::{ParamId, SegmentAction};
 use crate::optim::{Optimizer, Value};
+
+/// The device's part of a [`BucketStep`](super::BucketStep). Only this crate can implement it.
+pub trait Engine {
+    /// Replaces the settings from the next step on, without waiting.
+    fn write_settings(&mut self, settings: &Settings);
+
+    /// Waits for all steps, and returns a record's progress.
+    fn read_progress(&self, record: usize) -> Result<Progress>;
+
+    /// Waits for all steps, and sets a record's progress.
+    fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
+}
 
 impl<E: Engine> BucketStep<E> {
     /// Sets the learning rate of a group, such as [`DEFAULT_GROUP`](crate::DEFAULT_GROUP), from the next step on.
