@@ -5,7 +5,6 @@
 
 use std::io::{self, Write};
 
-/// See the module.
 pub(super) struct Patient<W> {
     out: W,
     /// If this is false, errors are reported at once.

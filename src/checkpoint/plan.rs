@@ -35,7 +35,6 @@ pub(super) struct Piece<'h> {
     pub(super) part: Part,
 }
 
-/// Which one.
 pub(super) enum Part {
     Value,
     State(Cow<'static, str>),

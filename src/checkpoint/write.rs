@@ -158,7 +158,6 @@ pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
     Ok(all)
 }
 
-/// The stepper's scalars.
 fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scalar>> {
     let mut own = BTreeMap::from([(SCHEDULE_STEP.into(), Scalar::U64(stepper.schedule_step()))]);
     if stepper.clips_by_previous_norm()

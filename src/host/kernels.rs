@@ -149,7 +149,6 @@ impl Kernels {
         }
     }
 
-    /// Returns the instruction set of this build.
     pub(crate) fn isa(self) -> Isa {
         self.isa
     }

@@ -84,7 +84,6 @@ impl Arena {
 }
 
 impl Arena {
-    /// Returns the address and the length of the arena.
     pub(crate) fn run(&self) -> (NonNull<u8>, u64) {
         (self.base, self.bytes)
     }
@@ -267,7 +266,6 @@ impl Memories {
         unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
-    /// Returns whether parameters and gradients are the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
         self.are_borrowed
     }
@@ -384,7 +382,6 @@ impl Memories {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
-    /// Returns the status of the last published pass.
     pub(crate) fn latest(&self) -> Option<InstepStatus> {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }

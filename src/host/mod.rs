@@ -60,7 +60,6 @@ impl HostDevice {
         Ok(HostDevice { streams, memories, isa, started: false })
     }
 
-    /// Returns the kernels' instruction set.
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }

@@ -170,12 +170,10 @@ impl<E: Run> Streams<E> {
         &self.executor
     }
 
-    /// Returns whether the times of ops are measured.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// Returns whether ops run on the caller's thread.
     pub(crate) fn is_inline(&self) -> bool {
         self.is_inline
     }

@@ -208,12 +208,10 @@ impl Assignment {
         self.rounds.len()
     }
 
-    /// Returns the number of states in all rounds.
     pub(crate) fn state_count(&self) -> usize {
         self.state_count
     }
 
-    /// Returns the number of a round's first state.
     pub(crate) fn first_state(&self, round: usize) -> usize {
         self.rounds[round].first_state
     }

@@ -190,7 +190,6 @@ impl Progress {
         Progress { count: record.steps + u64::from(record.stepped), carried }
     }
 
-    /// Sets a record to this progress.
     pub(crate) fn set(self, record: &mut InstepRecord) {
         (record.steps, record.stepped) = (self.count, 0);
         record.carried = [self.carried; 2];

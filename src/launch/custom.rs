@@ -18,7 +18,6 @@ pub(crate) struct CustomParam {
     /// Its record, which has the scalars.
     pub(crate) record: usize,
     segment: usize,
-    /// Elements.
     pub(crate) len: u64,
     pub(crate) param: *mut f32,
     pub(crate) grad: *mut f32,

@@ -188,7 +188,6 @@ impl Regions {
         pieces.iter().zip(now).filter(|(new, now)| new != now).map(|(new, _)| new)
     }
 
-    /// Returns the size of each memory in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
         let tensors = self.tensors.iter().map(|(memory, region)| (*memory, region.bytes()));
         let others = [(Memory::Control, self.control.bytes()), (Memory::Settings, self.settings.bytes())];

@@ -39,7 +39,6 @@ impl Settings {
         settings
     }
 
-    /// Sets one optimizer's hyperparameters.
     pub(crate) fn set_hyper(&mut self, index: usize, hyper: &InstepHyper) {
         const WORDS: usize = size_of::<InstepHyper>() / WORD;
         assert!(index < self.counts.hypers, "there is no such optimizer");
@@ -47,7 +46,6 @@ impl Settings {
         to.copy_from_slice(bytemuck::cast_slice(&hyper.to_words()));
     }
 
-    /// Sets one record's learning-rate multiplier.
     pub(crate) fn set_lr_multiplier(&mut self, record: usize, multiplier: f64) {
         assert!(record < self.counts.records, "there is no such record");
         let at = self.counts.multipliers_at() / WORD + record * 2;
@@ -57,7 +55,6 @@ impl Settings {
         }
     }
 
-    /// Sets the action of steps on one record's segment.
     pub(crate) fn set_action(&mut self, record: usize, action: SegmentAction) {
         assert!(record < self.counts.records, "there is no such record");
         self.words[self.counts.actions_at() / WORD + record] = action as u32;

@@ -27,7 +27,6 @@ pub struct Plan {
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
     pub(super) gradients: Gradients,
-    /// Whether parameters are sharded too.
     pub(super) shards_params: bool,
     /// Whether steps run on the host, in the host's memory.
     pub(super) is_offloaded: bool,

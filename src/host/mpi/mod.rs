@@ -108,7 +108,6 @@ impl Mpi {
         })
     }
 
-    /// Compares the call with every other rank's.
     fn compare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<()> {
         let Scratch { keys, under_way, .. } = scratch;
         keys.resize(self.wire.ranks as usize * CallKey::BYTES, 0);
