@@ -53,10 +53,6 @@ class Named(FusedOptimizer):
         raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
 
 
-def _given(**running: Any) -> dict[str, Any]:
-    """The options for how torch runs a step, without those that are off. They have no effect."""
-    return {name: value for name, value in running.items() if value}
-
 '''
 
 def typed(name, default):
@@ -91,8 +87,7 @@ def class_of(key, descriptor):
     keywords = {**others, **{name: RUNNING[name] for name in missing}, **OWN}
     taken = [f"{name}: {kind}" for name, kind in positional.items()] + ["*"]
     taken += [f"{name}: {kind}" for name, kind in keywords.items()]
-    handed = [f"{name}={name}" for name in (*positional, *others, *OWN)]
-    handed += [f"**_given({', '.join(f'{name}={name}' for name in missing)})"] if missing else []
+    handed = [f'"{name}": {name}' for name in (*positional, *others)]
     return "\n".join([
         f"class {descriptor.name}({bases}):",
         f'    """{descriptor.name} in one fused launch.',
@@ -107,9 +102,11 @@ def class_of(key, descriptor):
         "    def __init__(",
         wrapped(", ".join(["self, params: Iterable[Any]", *taken]) + ",", 8),
         "    ) -> None:",
-        "        super().__init__(",
-        wrapped(", ".join(["params", f'"{key}"', *handed]) + ",", 12),
-        "        )",
+        "        hyper: dict[str, Any] = {",
+        wrapped(", ".join(handed) + ",", 12),
+        "        }",
+        *(line for name in missing for line in (f"        if {name}:", f'            hyper["{name}"] = {name}')),
+        f'        self._make(params, "{key}", hyper, {", ".join(OWN)})',
         "",
     ])
 

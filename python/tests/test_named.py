@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import io
 import pathlib
+import warnings
 
 import pytest
 import torch
@@ -156,3 +157,73 @@ def test_a_constructor_leaves_to_the_first_step_what_only_a_step_needs(key):
         set_grads([own], 1)
         one.step()
     assert torch.equal(param, other) and optimizer._engine is not twin._engine
+
+
+GIVEN = {
+    "parameters": lambda some: some,
+    "a generator": lambda some: (param for param in some),
+    "a tuple": tuple,
+    "names": lambda some: [(f"layer.{k}", param) for k, param in enumerate(some)],
+    "a group of one parameter": lambda some: [{"params": some[0], "lr": 0.5, "note": "mine"}],
+    "a group": lambda some: [{"lr": 0.5, "params": some}],
+    "a group of a tuple": lambda some: [{"params": tuple(some)}],
+    "a group of nothing": lambda some: [{"params": []}],
+    "groups": lambda some: [{"params": some[:1]}, {"params": some[1:], "weight_decay": 0.0}],
+    "tensors": lambda some: [param.detach() for param in some],
+    "a parameter twice": lambda some: [some[0], some[0]],
+    "a parameter in two groups": lambda some: [{"params": some[:1]}, {"params": some[:1]}],
+    "no leaf": lambda some: [torch.nn.Parameter(torch.zeros(300), requires_grad=False).add_(some[0])],
+    "no tensor": lambda some: [0.5],
+    "no params": lambda some: [{"lr": 0.5}],
+    "nothing": lambda some: [],
+    "a parameter": lambda some: some[0],
+    "a set": lambda some: {some[0]},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("key", ["adamw", "sgd", "lion"])
+def test_a_constructor_leaves_and_refuses_what_torchs_own_code_does(key, given, monkeypatch):
+    """The first group of plain parameters does not pass through torch's add_param_group; here it does the second time."""
+
+    def made(*_):
+        some = params()
+        groups = GIVEN[given](some)
+        lists = [one["params"] for one in groups if isinstance(one, dict) and "params" in one] if type(groups) is list else []
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer = CLASSES[key](groups)
+        except Exception as error:
+            return type(error), str(error)
+        places = {id(param): k for k, param in enumerate(some)}
+        number = lambda param: places.get(id(param), param.shape)
+        kept = [{**group, "params": list(map(number, group["params"]))} for group in optimizer.param_groups]
+        assert not any(group["params"] is own for group in optimizer.param_groups for own in [groups, *lists])
+        assert all(own is one for own, one in zip(optimizer.param_groups, groups) if isinstance(one, dict))
+        types = {name: type(value) for name, value in vars(optimizer).items()}
+        return [list(group.items()) for group in kept], types, [str(one.message) for one in caught]
+
+    fast = made()
+    monkeypatch.setattr(instep.torch.optimizer, "completed", lambda *_: False)
+    assert fast == made()
+
+
+@pytest.mark.parametrize("key", [key for key in NAMES if hasattr(torch.optim, OPTIMIZERS[key].name)])
+def test_an_instance_has_every_attribute_of_torchs(key):
+    torchs = vars(getattr(torch.optim, OPTIMIZERS[key].name)(params()))
+    own = vars(CLASSES[key](params()))
+    assert {name: type(value) for name, value in torchs.items() if name in own} == {n: type(own[n]) for n in torchs}
+    assert all(not own[name] for name in torchs if name.endswith("_hooks"))
+
+
+def test_groups_that_differ_in_turn_are_each_checked():
+    for _ in range(2):
+        for decay in (0.1, 0.0, 0.2):
+            AdamW(params(), weight_decay=decay)
+            with pytest.raises(ValueError, match="weight_decay"):
+                AdamW(params(), weight_decay=-decay - 1.0)
+        with pytest.raises(TypeError, match="weight_decay"):
+            AdamW(params(), weight_decay="0.1")
+        with pytest.raises(ValueError, match="lr"):
+            AdamW([{"params": params(), "lr": torch.ones(2)}])

@@ -6,9 +6,8 @@ second moment in float16 underflows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 
@@ -24,9 +23,8 @@ LEAST_ROW = 128
 with shorter rows they would take more memory than they save."""
 
 
-@dataclass(frozen=True)
-class Formats:
-    """The formats in which values are stored."""
+class Formats(NamedTuple):
+    """The formats in which values are stored. `formats` makes them from a user's options."""
 
     states: Optional[str] = None
     """``"float32"``, ``"bfloat16"`` or ``"8bit"``; None for the parameter's type."""
@@ -37,16 +35,10 @@ class Formats:
     min_8bit_size: int = 0
     """Parameters of fewer elements have float32 states instead of 8-bit ones, as in bitsandbytes."""
 
-    def __post_init__(self) -> None:
-        for name, known in (("states", STATE_TYPES), ("master", MASTER_TYPES)):
-            word = getattr(self, name)
-            if word is not None and word not in known:
-                raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
-
     def of_size(self, elements: int, row: Optional[int] = None) -> Formats:
         """The formats of a parameter with this number of elements, and with rows of this length if it is sharded by rows."""
         is_small = self.states == "8bit" and (elements < self.min_8bit_size or row is not None and row < LEAST_ROW)
-        return replace(self, states="float32", min_8bit_size=0) if is_small else self
+        return self._replace(states="float32", min_8bit_size=0) if is_small else self
 
     def states_of(self, dtype: torch.dtype) -> str:
         """The states' format for parameters of this type, such as ``"float32"``."""
@@ -64,8 +56,13 @@ class Formats:
 
 
 @lru_cache(64)
-def formats(states: Optional[str], master: Optional[str], seed: Optional[int], min_8bit_size: int) -> Formats:
+def formats(
+    states: Optional[str] = None, master: Optional[str] = None, seed: Optional[int] = None, min_8bit_size: int = 0
+) -> Formats:
     """The formats for these options. They are cached: a program may make an optimizer for each of thousands of parameters."""
+    for name, word, known in (("states", states, STATE_TYPES), ("master", master, MASTER_TYPES)):
+        if word is not None and word not in known:
+            raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
     return Formats(states, master, seed, min_8bit_size)
 
 

@@ -18,7 +18,7 @@ from ._formats import QUANTUM, STATE_TYPES, WORDS, Formats
 from ._groups import TOGETHER, Hyper, hyper_of, kept_states, refuse_settings
 from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, shard_of
 
-MOST_ACCEPTED = 1024
+MOST_ACCEPTED = 8
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
 """States whose first value is a hyperparameter. The first step takes the hyperparameter, not the value in memory."""
@@ -87,8 +87,9 @@ def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict
     return {"step": torch.tensor(0.0), name: value}
 
 
-_accepted: set[tuple[Any, ...]] = set()
-"""Settings of groups that were accepted, without the parameters: a program may make an optimizer for each of thousands."""
+_accepted: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+"""Settings of groups that were accepted, by optimizer, formats and dtypes: a program may make an optimizer for each of
+thousands of parameters."""
 
 
 def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
@@ -96,21 +97,21 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     formats.
     """
     params, settings = group["params"], group.copy()
-    dtypes = frozenset([param.dtype for param in params])
+    # Most programs that make many optimizers give each of them one parameter.
+    dtypes = (params[0].dtype,) if len(params) == 1 else frozenset([param.dtype for param in params])
     settings["params"] = None
-    values = tuple(settings.values())
-    asked = (key, formats, dtypes, tuple(settings), values)
+    accepted = _accepted.setdefault((key, formats, dtypes), [])
     try:
-        if asked in _accepted:
+        if settings in accepted:
             return
-    except TypeError:  # A list has no hash.
+    except Exception:  # Arrays and large tensors have no such equality. What a user's class raises is refused below.
         pass
     refuse_settings(key, group)
     _refuse_formats(key, formats, dtypes, hyper_of(key, group))
     # A group with a tensor is not remembered, because the number in the tensor may change.
-    is_plain = all(isinstance(part, (float, int, str, NoneType)) for value in values for part in _parts(value))
-    if is_plain and len(_accepted) < MOST_ACCEPTED:
-        _accepted.add(asked)
+    if all(isinstance(part, (float, int, str, NoneType)) for value in settings.values() for part in _parts(value)):
+        accepted.append(settings)
+        del accepted[:-MOST_ACCEPTED]
 
 
 def _parts(value: Any) -> tuple[Any, ...]:

@@ -12,6 +12,22 @@ import torch
 
 from .named import Named, Number, Pair
 
+OTHERS = {
+    "optim_bits": (32, "states have 8 bits; leave it out"),
+    "args": (None, "leave it out"),
+    "percentile_clipping": (100, "use max_norm="),
+    "block_wise": (True, "scales are of blocks; leave it out"),
+    "is_paged": (False, "states lie where their parameter does; leave it out"),
+}
+"""Options of bitsandbytes: the only supported value, and what to do instead of giving another one."""
+SUPPORTED = tuple(value for value, _ in OTHERS.values())
+
+
+def _refuse_others(given: tuple[Any, ...]) -> None:
+    for (name, (supported, cure)), value in zip(OTHERS.items(), given):
+        if value != supported:
+            raise NotImplementedError(f"{name} = {value!r}: not supported; {cure}")
+
 
 class AdamW8bit(Named, torch.optim.AdamW):
     """AdamW with 8-bit states and the signature of bitsandbytes' class of this name.
@@ -41,28 +57,8 @@ class AdamW8bit(Named, torch.optim.AdamW):
         seed: Optional[int] = None,
         threads: Optional[int] = None,
     ) -> None:
-        others = {
-            "optim_bits": (optim_bits, 32, "states have 8 bits; leave it out"),
-            "args": (args, None, "leave it out"),
-            "percentile_clipping": (percentile_clipping, 100, "use max_norm="),
-            "block_wise": (block_wise, True, "scales are of blocks; leave it out"),
-            "is_paged": (is_paged, False, "states lie where their parameter does; leave it out"),
-        }
-        for name, (value, default, cure) in others.items():
-            if value != default:
-                raise NotImplementedError(f"{name} = {value!r}: not supported; {cure}")
-        super().__init__(
-            params,
-            "adamw",
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            states="8bit",
-            min_8bit_size=min_8bit_size,
-            max_norm=max_norm,
-            master=master,
-            seed=seed,
-            threads=threads,
-        )
+        others = optim_bits, args, percentile_clipping, block_wise, is_paged
+        if others != SUPPORTED:
+            _refuse_others(others)
+        hyper = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        self._make(params, "adamw", hyper, max_norm, "8bit", master, seed, threads, min_8bit_size)

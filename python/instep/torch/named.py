@@ -35,10 +35,6 @@ class Named(FusedOptimizer):
         raise NotImplementedError("share_memory: states lie over memory of this process; make one optimizer in each")
 
 
-def _given(**running: Any) -> dict[str, Any]:
-    """The options for how torch runs a step, without those that are off. They have no effect."""
-    return {name: value for name, value in running.items() if value}
-
 
 class SGD(Named, torch.optim.SGD):
     """SGD in one fused launch.
@@ -58,11 +54,13 @@ class SGD(Named, torch.optim.SGD):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "sgd", lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-            maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused, max_norm=max_norm,
-            states=states, master=master, seed=seed, threads=threads, **_given(capturable=capturable),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
+            "maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused,
+        }
+        if capturable:
+            hyper["capturable"] = capturable
+        self._make(params, "sgd", hyper, max_norm, states, master, seed, threads)
 
 
 class Adam(Named, torch.optim.Adam):
@@ -82,12 +80,12 @@ class Adam(Named, torch.optim.Adam):
         decoupled_weight_decay: bool = False, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "adam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, foreach=foreach,
-            maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
-            decoupled_weight_decay=decoupled_weight_decay, max_norm=max_norm, states=states, master=master, seed=seed,
-            threads=threads,
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "foreach": foreach,
+            "maximize": maximize, "capturable": capturable, "differentiable": differentiable, "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        self._make(params, "adam", hyper, max_norm, states, master, seed, threads)
 
 
 class AdamW(Named, torch.optim.AdamW):
@@ -107,11 +105,12 @@ class AdamW(Named, torch.optim.AdamW):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused, max_norm=max_norm,
-            states=states, master=master, seed=seed, threads=threads,
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+            "maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable,
+            "fused": fused,
+        }
+        self._make(params, "adamw", hyper, max_norm, states, master, seed, threads)
 
 
 class Adagrad(Named, torch.optim.Adagrad):
@@ -131,12 +130,14 @@ class Adagrad(Named, torch.optim.Adagrad):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay,
-            initial_accumulator_value=initial_accumulator_value, eps=eps, foreach=foreach, maximize=maximize,
-            differentiable=differentiable, fused=fused, max_norm=max_norm, states=states, master=master, seed=seed,
-            threads=threads, **_given(capturable=capturable),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value, "eps": eps, "foreach": foreach,
+            "maximize": maximize, "differentiable": differentiable, "fused": fused,
+        }
+        if capturable:
+            hyper["capturable"] = capturable
+        self._make(params, "adagrad", hyper, max_norm, states, master, seed, threads)
 
 
 class RMSprop(Named, torch.optim.RMSprop):
@@ -156,11 +157,14 @@ class RMSprop(Named, torch.optim.RMSprop):
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "rmsprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum,
-            centered=centered, capturable=capturable, foreach=foreach, maximize=maximize, differentiable=differentiable,
-            max_norm=max_norm, states=states, master=master, seed=seed, threads=threads, **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+            "centered": centered, "capturable": capturable, "foreach": foreach, "maximize": maximize,
+            "differentiable": differentiable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "rmsprop", hyper, max_norm, states, master, seed, threads)
 
 
 class Adadelta(Named, torch.optim.Adadelta):
@@ -180,11 +184,13 @@ class Adadelta(Named, torch.optim.Adadelta):
         states: Optional[str] = None, master: Optional[str] = None, seed: Optional[int] = None,
         threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "adadelta", lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, foreach=foreach,
-            capturable=capturable, maximize=maximize, differentiable=differentiable, max_norm=max_norm, states=states,
-            master=master, seed=seed, threads=threads, **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "foreach": foreach,
+            "capturable": capturable, "maximize": maximize, "differentiable": differentiable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "adadelta", hyper, max_norm, states, master, seed, threads)
 
 
 class Adamax(Named, torch.optim.Adamax):
@@ -205,11 +211,13 @@ class Adamax(Named, torch.optim.Adamax):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "adamax", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=foreach,
-            maximize=maximize, differentiable=differentiable, capturable=capturable, max_norm=max_norm, states=states,
-            master=master, seed=seed, threads=threads, **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "foreach": foreach,
+            "maximize": maximize, "differentiable": differentiable, "capturable": capturable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "adamax", hyper, max_norm, states, master, seed, threads)
 
 
 class Rprop(Named, torch.optim.Rprop):
@@ -229,11 +237,13 @@ class Rprop(Named, torch.optim.Rprop):
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "rprop", lr=lr, etas=etas, step_sizes=step_sizes, capturable=capturable, foreach=foreach,
-            maximize=maximize, differentiable=differentiable, max_norm=max_norm, states=states, master=master,
-            seed=seed, threads=threads, **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "etas": etas, "step_sizes": step_sizes, "capturable": capturable, "foreach": foreach,
+            "maximize": maximize, "differentiable": differentiable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "rprop", hyper, max_norm, states, master, seed, threads)
 
 
 class Lion(Named):
@@ -252,11 +262,18 @@ class Lion(Named):
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "lion", lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, max_norm=max_norm,
-            states=states, master=master, seed=seed, threads=threads, **_given(foreach=foreach, capturable=capturable,
-            differentiable=differentiable, fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize,
+        }
+        if foreach:
+            hyper["foreach"] = foreach
+        if capturable:
+            hyper["capturable"] = capturable
+        if differentiable:
+            hyper["differentiable"] = differentiable
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "lion", hyper, max_norm, states, master, seed, threads)
 
 
 class NAdam(Named, torch.optim.NAdam):
@@ -277,12 +294,14 @@ class NAdam(Named, torch.optim.NAdam):
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "nadam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay,
-            decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
-            **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
+            "decoupled_weight_decay": decoupled_weight_decay, "foreach": foreach, "maximize": maximize,
+            "capturable": capturable, "differentiable": differentiable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "nadam", hyper, max_norm, states, master, seed, threads)
 
 
 class RAdam(Named, torch.optim.RAdam):
@@ -303,12 +322,14 @@ class RAdam(Named, torch.optim.RAdam):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "radam", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay, foreach=foreach, maximize=maximize, capturable=capturable,
-            differentiable=differentiable, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
-            **_given(fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay, "foreach": foreach, "maximize": maximize,
+            "capturable": capturable, "differentiable": differentiable,
+        }
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "radam", hyper, max_norm, states, master, seed, threads)
 
 
 class LAMB(Named):
@@ -329,11 +350,18 @@ class LAMB(Named):
         max_norm: Optional[float] = None, states: Optional[str] = None, master: Optional[str] = None,
         seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "lamb", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize,
-            max_norm=max_norm, states=states, master=master, seed=seed, threads=threads, **_given(foreach=foreach,
-            capturable=capturable, differentiable=differentiable, fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
+        }
+        if foreach:
+            hyper["foreach"] = foreach
+        if capturable:
+            hyper["capturable"] = capturable
+        if differentiable:
+            hyper["differentiable"] = differentiable
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "lamb", hyper, max_norm, states, master, seed, threads)
 
 
 class AdEMAMix(Named):
@@ -353,8 +381,16 @@ class AdEMAMix(Named):
         fused: Optional[bool] = None, max_norm: Optional[float] = None, states: Optional[str] = None,
         master: Optional[str] = None, seed: Optional[int] = None, threads: Optional[int] = None,
     ) -> None:
-        super().__init__(
-            params, "ademamix", lr=lr, betas=betas, beta3=beta3, alpha=alpha, eps=eps, weight_decay=weight_decay,
-            maximize=maximize, max_norm=max_norm, states=states, master=master, seed=seed, threads=threads,
-            **_given(foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused),
-        )
+        hyper: dict[str, Any] = {
+            "lr": lr, "betas": betas, "beta3": beta3, "alpha": alpha, "eps": eps, "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        if foreach:
+            hyper["foreach"] = foreach
+        if capturable:
+            hyper["capturable"] = capturable
+        if differentiable:
+            hyper["differentiable"] = differentiable
+        if fused:
+            hyper["fused"] = fused
+        self._make(params, "ademamix", hyper, max_norm, states, master, seed, threads)

@@ -16,17 +16,18 @@ from typing import Any, ClassVar, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .. import OPTIMIZERS, _native
 from ._arena import Arena
 from ._engine import Batch, Engine
 from ._formats import formats
-from ._groups import TOGETHER, Hyper, Settings, clips_of, defaults_of, kept_states, settings_of
+from ._groups import TOGETHER, Hyper, Settings, clips_of, completed, defaults_of, kept_states, settings_of
 from ._kinds import first_state, kind_of, refuse_group
 from ._listed import refuse_repeated, refuse_shared
 from ._loading import Saved, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
-from ._sharded import Holders, elements_of, holders_of, refuse_unsteppable, shard_of
+from ._sharded import PLAIN, Holders, elements_of, holders_of, refuse_unsteppable, shard_of
 from ._state import GroupSnapshot, Place, Reader, StateSnapshot, let_go, replaced
 
 Check = tuple[Callable[[Any], bool], str]
@@ -38,7 +39,7 @@ SIZE: Check = (lambda size: size >= 0, "0 or more")
 THREADS: Check = (lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}")
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(Optimizer):
     """Steps parameters with an optimizer of the library.
 
     Arguments:
@@ -77,37 +78,56 @@ class FusedOptimizer(torch.optim.Optimizer):
         min_8bit_size: int = 0,
         **hyperparameters: Any,
     ) -> None:
-        self._key = key_of(optimizer)
-        if not hyperparameters.keys() <= settings_of(self._key):
-            known = OPTIMIZERS[self._key].defaults
-            unknown = sorted(hyperparameters.keys() - settings_of(self._key))
+        key = key_of(optimizer)
+        if not hyperparameters.keys() <= settings_of(key):
+            known = OPTIMIZERS[key].defaults
+            unknown = sorted(hyperparameters.keys() - settings_of(key))
             raise TypeError(
-                f"{', '.join(unknown)}: {OPTIMIZERS[self._key].name} has no such hyperparameter; use {', '.join(known)}"
+                f"{', '.join(unknown)}: {OPTIMIZERS[key].name} has no such hyperparameter; use {', '.join(known)}"
             )
+        self._make(params, key, hyperparameters, max_norm, states, master, seed, threads, min_8bit_size)
+
+    def _make(
+        self,
+        params: Iterable[Any],
+        key: str,
+        hyperparameters: dict[str, Any],
+        max_norm: Optional[float],
+        states: Optional[str],
+        master: Optional[str],
+        seed: Optional[int],
+        threads: Optional[int],
+        min_8bit_size: int = 0,
+    ) -> None:
+        """Initialises the optimizer. Its arguments have positions, because keywords would take a fifth of a construction."""
+        self._key = key
         self._max_norm = None if max_norm is None else _number("max_norm", max_norm, float, *MAX_NORM)
         seed = None if seed is None else _number("seed", seed, int, *SEED)
-        size = 0 if min_8bit_size in (0, None) else _number("min_8bit_size", min_8bit_size, int, *SIZE)
-        self._formats = formats(states, master, seed, size)
+        if type(min_8bit_size) is not int or min_8bit_size < 0:
+            min_8bit_size = 0 if min_8bit_size is None else _number("min_8bit_size", min_8bit_size, int, *SIZE)
+        self._formats = formats(states, master, seed, min_8bit_size)
         self._threads = None if threads is None else _number("threads", threads, int, *THREADS)
         self._reset()
         # A named class also has a base class of torch.optim, whose constructor takes other arguments.
-        torch.optim.Optimizer.__init__(self, params, {**defaults_of(self._key), **hyperparameters})
+        Optimizer.__init__(self, params, defaults_of(key) | hyperparameters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Steps further parameters, with their own hyperparameters, from the next step on."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        if self.param_groups or not completed(param_group, self.defaults):
+            super().add_param_group(param_group)
+        else:
+            self.param_groups.append(param_group)
         try:
-            refuse_group(self._key, self._formats, group)
-            self._refuse_params(group["params"])
+            refuse_group(self._key, self._formats, param_group)
+            self._refuse_params(param_group["params"])
         except Exception:
             self.param_groups.pop()
             raise
         if self._key != "adagrad":
             return
-        for param in group["params"]:
+        for param in param_group["params"]:
             # torch makes these states when the optimizer is made, not at the first step.
-            first = first_state(self._key, self._formats, param, self._settings.of(group))
+            first = first_state(self._key, self._formats, param, self._settings.of(param_group))
             if first:
                 self.state[param] = first
 
@@ -116,7 +136,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if len(params) > 1:
             refuse_repeated(params)
         for param in params:
-            refuse_unsteppable(self._key, self._formats, param, self._holders_of(param))
+            holders = self._holders_of(param)
+            if holders or type(param) not in PLAIN:
+                refuse_unsteppable(self._key, self._formats, param, holders)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -366,7 +388,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict of this class, or of torch's optimizer of this name, on any device and in any type."""
 
-        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        def take(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             saved_groups = [
                 _clipped_as(own, saved if saved["params"] or own["params"] else {**own, **saved})
                 for own, saved in zip(self.param_groups, given["param_groups"])
@@ -400,7 +422,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if options is not None:
             self._key, self._max_norm, self._formats, self._threads = options
             self._reset()
-        torch.optim.Optimizer.__setstate__(self, state)
+        Optimizer.__setstate__(self, state)
         for group in self.param_groups:
             group.update(with_defaults(self._key, group))
         # Every parameter gets a new dict, so the loaded one stays the caller's.
