@@ -27,12 +27,22 @@ EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's table of functions; None in a torch before 2.9."""
 
 
+def _increment_version() -> Callable[[list[Tensor]], None]:
+    """torch's ``increment_version`` for a list, without the part of it that is in Python if this torch has the other part."""
+    direct: Any = getattr(torch._C, "_increment_version", None)
+    try:
+        direct([])
+    except TypeError:
+        return torch.autograd.graph.increment_version
+    return direct
+
+
 class Rule:
     """An optimizer as a function over lists."""
 
     def __init__(self, key: str) -> None:
         self.key, descriptor = key, OPTIMIZERS[key]
-        functions = torch.get_num_threads, torch.autograd.graph.increment_version, openmp()
+        functions = torch.get_num_threads, _increment_version(), openmp()
         self.native = _native.Lists(key, torch.Tensor, torch.nn.Parameter, EXCHANGE, functions)
         states = _native.all_state_names(key)
         always = _native.state_names(key, dict(descriptor.defaults))

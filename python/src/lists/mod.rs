@@ -30,7 +30,7 @@ use found::{
     CARRIED, COPIES, COUNTS, Finder, Format, Found, GRADS, PARAMS, STATES, read_progress, refuse_negative,
     refuse_unfit, refused_count,
 };
-use moved::{LEAST_SHARED, Move};
+use moved::{LEAST_DETACHED, LEAST_MEAN, LEAST_SHARED, Move};
 use plan::{Key, Plan, optimizer};
 
 /// Plans that an optimizer keeps. A model has one plan; a program that steps each parameter separately has one plan per
@@ -195,9 +195,11 @@ impl Lists {
             let text = format!("tensors: {tensors} for {into} to write; give one for each");
             return Err(PyValueError::new_err(text));
         }
-        let mut moves = Vec::with_capacity(lists[0].len());
-        let mut spans = Vec::new();
-        for k in 0..lists[0].len() {
+        let count = lists[0].len();
+        let mut moves = Vec::with_capacity(count);
+        // Each list by itself, for its tensors often lie in its order, which the sort then keeps.
+        let mut spans = vec![(0, 0, 0); 2 * count];
+        for k in 0..count {
             let (into, tensor) = (lists[0].get_item(k)?, lists[1].get_item(k)?);
             let [own, other] = [(&into, "into"), (&tensor, "tensors")].map(|(tensor, list)| {
                 let name = || format!("{list}[{k}]");
@@ -216,30 +218,40 @@ impl Lists {
                 )));
             }
             let len = own.len() as usize;
-            for (view, list) in [(&own, "into"), (&other, "tensors")] {
-                spans.push((view.address, view.address + len * view.word.size(), list, k));
+            for (view, number) in [(&own, k), (&other, count + k)] {
+                spans[number] = (view.address, view.address + len * view.word.size(), number);
             }
             moves.push(Move { into: (own.address, own.word), from: (other.address, other.word), len });
         }
-        spans.retain(|(start, end, ..)| end > start);
-        spans.sort_unstable();
-        let (mut any, mut written) = ((0, "", 0), (0, "", 0));
-        for (start, end, list, k) in spans {
-            let (reach, other, at) = if list == "into" { any } else { written };
+        spans.retain(|(start, end, _)| end > start);
+        spans.sort_by_key(|(start, ..)| *start);
+        let (mut any, mut written) = ((0, 0), (0, 0));
+        for (start, end, number) in spans {
+            let (reach, other) = if number < count { any } else { written };
             if start < reach {
-                let text = format!("{other}[{at}] and {list}[{k}]: overlap; give each its own memory");
+                let name = |number: usize| match number.checked_sub(count) {
+                    Some(k) => format!("tensors[{k}]"),
+                    None => format!("into[{number}]"),
+                };
+                let text = format!("{} and {}: overlap; give each its own memory", name(other), name(number));
                 return Err(PyValueError::new_err(text));
             }
-            any = any.max((end, list, k));
-            if list == "into" {
-                written = written.max((end, list, k));
+            any = any.max((end, number));
+            if number < count {
+                written = written.max((end, number));
             }
         }
         let elements: usize = moves.iter().map(|one| one.len).sum();
         let threads = match threads {
-            None if elements < LEAST_SHARED => 1,
+            None if elements < LEAST_SHARED.max(count * LEAST_MEAN) => 1,
             threads => self.threads(py, threads)?,
         };
+        if threads == 1 && elements < LEAST_DETACHED {
+            // SAFETY: as below.
+            unsafe { moved::run(&moves, adds, 1, None) };
+            self.torch.increment_version.call1(py, (&lists[0],))?;
+            return Ok(());
+        }
         // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
         let openmp = unsafe { OpenMp::at(self.openmp()) };
         // SAFETY: dense tensors of these types that do not overlap, as checked; the lists keep them alive.

@@ -17,6 +17,10 @@ use crate::tensors::Word;
 const CHUNK: usize = 1 << 15;
 /// The smallest number of elements for which a second thread saves time.
 pub(super) const LEAST_SHARED: usize = 1 << 17;
+/// The smallest mean length of a tensor for which it does: shorter ones take longer to read from Python than to copy.
+pub(super) const LEAST_MEAN: usize = 256;
+/// The smallest number of elements for which the GIL is released. Fewer take less time than to release it.
+pub(super) const LEAST_DETACHED: usize = 1 << 12;
 
 /// Elements of a block, in which loops are unrolled.
 const BLOCK: usize = 64;
