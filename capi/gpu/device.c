@@ -127,6 +127,7 @@ static void bucket(const instep_cuda* gpu, void* stream, float results[3][ELEMEN
     take(square, results[2]);
     take(grads, (float[ELEMENTS]){0});
     OK(instep_norm_free(norm));
+    if (gpu != NULL) SAYS(INSTEP_UNSUPPORTED, "bucket step: on a GPU, where", instep_bucket_step_step_again(step, NULL));
     OK(instep_bucket_step_free(step));
     OK(instep_layout_free(layout));
 }

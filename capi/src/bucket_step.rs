@@ -95,6 +95,31 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
+/// Steps the tensors of the last instep_bucket_step_step again. Nothing of them is read or checked again, which saves much of
+/// the time of a small step. INSTEP_ORDER if there was no such call, or if instep_norm_add was called after it. The tensors
+/// must still be valid and must not overlap.
+///
+/// Any thread, one at a time. On the CPU alone: a step on a GPU is refused with INSTEP_UNSUPPORTED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_step_again(
+    step: *mut instep_bucket_step,
+    scaling: *const instep_scaling,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let factors = unsafe { self::scaling(scaling)? };
+        BUCKET_STEPS.with(step, |step| match &mut step.engine {
+            // SAFETY: the header's contract.
+            Engine::Host(host) => Ok(unsafe { host.step_again(factors)? }),
+            Engine::Cuda(_) => {
+                let text =
+                    "bucket step: on a GPU, where every step takes its tensors; call instep_bucket_step_step";
+                Err(Fault::new(INSTEP_UNSUPPORTED, text))
+            }
+        })
+    })
+}
+
 /// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
 /// they are. Use it for schedules.
 ///

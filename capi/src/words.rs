@@ -3,7 +3,7 @@
 //! A test reads the library's sources and fails if an error has a name without an entry here.
 
 /// Names of Rust, and the C name of each. If a name is a prefix of another, the longer one comes first.
-const WORDS: [(&str, &str); 21] = [
+const WORDS: [(&str, &str); 22] = [
     ("Borrowed::param", "instep_memory.params"),
     ("Clip::Global", "INSTEP_CLIP_GLOBAL"),
     ("Clip::PerBucket", "INSTEP_CLIP_PER_BUCKET"),
@@ -25,6 +25,7 @@ const WORDS: [(&str, &str); 21] = [
     ("Unused::Skip", "INSTEP_UNUSED_SKIP"),
     ("Unused::StepZero", "INSTEP_UNUSED_STEP_ZERO"),
     ("call bucket_ready", "call instep_stepper_bucket_ready"),
+    ("call step first", "call instep_bucket_step_step first"),
 ];
 
 /// Returns an error's text in the words of the header.

@@ -200,6 +200,9 @@ static void bucket_steps(void) {
     SAYS(INSTEP_ARGUMENT, "stream: given to a step on the CPU",
          instep_bucket_step_step(step, &tensors, NULL, NULL, &scaling));
 
+    SAYS(INSTEP_ORDER, "bucket of `w`: has no tensors of a step; call instep_bucket_step_step first",
+         instep_bucket_step_step_again(step, NULL));
+
     instep_norm* norm;
     instep_decision decision = {.size = sizeof decision};
     OK(instep_norm_create(NULL, &norm));
@@ -249,6 +252,26 @@ static void bucket_steps(void) {
     CHECK(count == 0);
     OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL));
     CHECK(params[0] == 0);
+
+    grads[0] = 4;
+    broken = tensors;
+    broken.grads.address = params;
+    ANSWERS(INSTEP_LAYOUT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling, .clip = 2};
+    ANSWERS(INSTEP_CONFIG, instep_bucket_step_step_again(step, &scaling));
+    scaling.clip = 0.5;
+    OK(instep_bucket_step_step_again(step, &scaling));
+    OK(instep_bucket_step_step_again(step, NULL));
+    CHECK(params[0] == -6 && params[1] == -1.5f);
+    OK(instep_bucket_step_progress(step, 0, &count, NULL));
+    CHECK(count == 3);
+    OK(instep_norm_create(NULL, &norm));
+    OK(instep_norm_begin(norm, NULL, NULL));
+    OK(instep_norm_add(norm, step, &tensors.grads, NULL));
+    ANSWERS(INSTEP_ORDER, instep_bucket_step_step_again(step, NULL));
+    OK(instep_norm_free(norm));
+    ANSWERS(INSTEP_NULL, instep_bucket_step_step_again(NULL, NULL));
+    CHECK(params[0] == -6);
     OK(instep_bucket_step_free(step));
     OK(instep_layout_free(layout));
 }

@@ -28,7 +28,7 @@ EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def _increment_version() -> Callable[[list[Tensor]], None]:
-    """torch's ``increment_version`` for a list, without the part of it that is in Python if this torch has the other part."""
+    """Returns the half of torch's ``increment_version`` that is in C++, or all of it if this torch has no such half."""
     direct: Any = getattr(torch._C, "_increment_version", None)
     try:
         direct([])
