@@ -93,11 +93,12 @@ def copies(count: int, elements: int) -> Sides:
     }
 
 
-def constructors(count: int, elements: int) -> Sides:
+def constructors(count: int, elements: int, name: str) -> Sides:
     params = [torch.nn.Parameter(torch.zeros(elements)) for _ in range(count)]
+    own, torchs = getattr(instep.torch, name), getattr(torch.optim, name.removesuffix("8bit"))
     return {
-        "instep.torch.AdamW": lambda: lambda: [instep.torch.AdamW([param]) for param in params],
-        "torch.optim.AdamW": lambda: lambda: [torch.optim.AdamW([param]) for param in params],
+        f"instep.torch.{name}": lambda: lambda: [own([param]) for param in params],
+        f"torch.optim.{torchs.__name__}": lambda: lambda: [torchs([param]) for param in params],
     }
 
 
@@ -117,7 +118,8 @@ def main() -> None:
                     if kind in only:
                         measure(threads, count, elements, arguments.rounds, of_kind(count, elements))
         if "construction" in only:
-            measure(threads, 2000, 16, arguments.rounds, constructors(2000, 16))
+            for name in ("AdamW", "Adam", "SGD", "AdamW8bit"):
+                measure(threads, 2000, 16, arguments.rounds, constructors(2000, 16, name))
 
 
 def measure(threads: int, count: int, elements: int, rounds: int, sides: Sides) -> None:
