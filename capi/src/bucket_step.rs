@@ -109,8 +109,11 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
         // SAFETY: the header's contract.
         let factors = unsafe { self::scaling(scaling)? };
         BUCKET_STEPS.with(step, |step| match &mut step.engine {
-            // SAFETY: the header's contract.
-            Engine::Host(host) => Ok(unsafe { host.step_again(factors)? }),
+            Engine::Host(host) => {
+                // SAFETY: the header's contract.
+                unsafe { host.step_again(factors)? };
+                Ok(())
+            }
             Engine::Cuda(_) => {
                 let text =
                     "bucket step: on a GPU, where every step takes its tensors; call instep_bucket_step_step";
