@@ -1,7 +1,7 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of each stream plus Record -> Wait, computed by vector clocks. Accesses are byte ranges,
-//! so disjoint views of one arena do not conflict. The trainer's own reads and writes are part of the list. The checker
+//! so disjoint views of one arena do not conflict. Collectives that may be one launch have no order. The trainer's own reads and writes are part of the list. The checker
 //! trusts the caller's event after a sum, which orders only that bucket's bytes. This file does not know the modes: it
 //! checks any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of by range.
 
@@ -105,6 +105,9 @@ pub struct Checker<'plan> {
     plan: &'plan Plan,
     states: usize,
     entries: usize,
+    /// The latest entry, if it is an op, and the first entry that may be one launch with it.
+    latest: Option<Op>,
+    together: usize,
     left_alone: Frozen,
     /// `clocks[s][t]`: how many entries of stream t come before the next op of stream s.
     clocks: [[u64; STREAMS]; STREAMS],
@@ -122,6 +125,8 @@ impl<'plan> Checker<'plan> {
             plan,
             states,
             entries: 0,
+            latest: None,
+            together: 0,
             left_alone: Frozen::default(),
             clocks: Default::default(),
             ticks: Default::default(),
@@ -136,6 +141,11 @@ impl<'plan> Checker<'plan> {
         let entry = self.entries;
         self.entries += 1;
         let mut stream = Stream::Compute;
+        let op = if let Traced::Op(op) = traced { Some(*op) } else { None };
+        let latest = std::mem::replace(&mut self.latest, op);
+        if !op.zip(latest).is_some_and(|(op, latest)| op.joins(&latest, self.plan)) {
+            self.together = entry;
+        }
         match traced {
             Traced::Trainer(access) => self.access(stream, entry, *access),
             Traced::Freeze { segment, frozen } => self.left_alone.set(*segment as usize, *frozen),
@@ -213,7 +223,7 @@ impl<'plan> Checker<'plan> {
     }
 
     fn access(&mut self, stream: Stream, entry: usize, Access { span, writes }: Access) {
-        let clock = self.clocks[stream.index()];
+        let (clock, together) = (self.clocks[stream.index()], self.together..entry);
         let now = Past { stream: stream.index(), place: clock[stream.index()], entry, awaited: None };
         let cells = self.memories.entry(span.memory).or_default();
         split(cells, span.start);
@@ -224,7 +234,9 @@ impl<'plan> Checker<'plan> {
                 Some((start, cell)) if *start == next => {
                     let earlier = cell.reads.iter().flatten().filter(|_| writes).chain(&cell.write);
                     // One report per cell is enough to find the missing wait.
-                    if let Some(past) = { earlier }.find(|past| !past.precedes(now.stream, &clock)) {
+                    let races =
+                        |past: &&Past| together.contains(&past.entry) || !past.precedes(now.stream, &clock);
+                    if let Some(past) = { earlier }.find(races) {
                         self.hazards.push(Hazard::Race {
                             first: past.entry,
                             second: entry,
@@ -271,6 +283,7 @@ fn split(cells: &mut BTreeMap<u64, Cell>, at: u64) {
 mod tests {
     use super::*;
     use crate::layout::{BucketCaps, Layout, Storage, Tails};
+    use crate::op::{CollectiveKind, Group};
 
     fn plan() -> Plan {
         let layout = Layout::builder().param("a", 256).build().unwrap();
@@ -289,6 +302,22 @@ mod tests {
         assert_eq!(found, [Hazard::Race { first: 0, second: 1, memory: Memory::Grads, byte: 60 }]);
         let apart = [zero(Stream::Reduce, 0, 60), zero(Stream::Optim, 60, 200)];
         assert_eq!(check(&plan(), 0, &apart), []);
+    }
+
+    #[test]
+    fn collectives_that_may_be_one_launch_race_where_they_overlap() {
+        let sum = |start, end| {
+            let (kind, span) = (CollectiveKind::AllReduce, Span { memory: Memory::Grads, start, end });
+            let (group, pass, bucket) = (Group::World, 1, None);
+            let action = Action::Collective { kind, group, pass, agreement: 0, bucket, src: span, dst: span };
+            Traced::Op(Op { stream: Stream::Reduce, action })
+        };
+        // Its read and its write.
+        let races = [Hazard::Race { first: 0, second: 2, memory: Memory::Grads, byte: 8 }; 2];
+        assert_eq!(check(&plan(), 0, &[sum(0, 16), sum(16, 24), sum(8, 16)]), races);
+        let ticket = Ticket { stream: Stream::Reduce, tick: 1 };
+        let record = Traced::Op(Op { stream: Stream::Reduce, action: Action::Record(ticket) });
+        assert_eq!(check(&plan(), 0, &[sum(0, 16), record, sum(8, 16)]), []);
     }
 
     #[test]

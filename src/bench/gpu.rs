@@ -92,7 +92,7 @@ impl GpuLauncher {
             let _entered = Entered::new(&*driver)?;
             (Event::new(&driver, true)?, Event::new(&driver, true)?)
         };
-        let (states, stream) = (optimizer.state_names().len(), device.stream(Stream::Optim));
+        let (states, stream) = (optimizer.state_names().len(), device.streams.stream(Stream::Optim));
         let mut launcher = GpuLauncher {
             device,
             driver,
@@ -107,7 +107,7 @@ impl GpuLauncher {
             sm_copy: None,
         };
         let half = (0..launcher.plan.buckets().len() as u32).map(|k| launcher.step_bytes(k) / 2).sum();
-        let plug = launcher.driver.l2_bytes();
+        let plug = launcher.driver.gpu().l2_bytes;
         launcher.prepare([half, plug])?;
         Ok(launcher)
     }
@@ -196,7 +196,7 @@ impl GpuLauncher {
 
     /// Copies from the first half of the plug to the second, which evicts everything else from the cache.
     pub(super) fn copy_plug(&mut self) -> Result<()> {
-        let ([from, to], bytes) = (self.plug, self.driver.l2_bytes());
+        let ([from, to], bytes) = (self.plug, self.driver.gpu().l2_bytes);
         // SAFETY: memory of our own, that long.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
@@ -212,7 +212,7 @@ impl GpuLauncher {
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
-        let blocks = COPY_BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
+        let blocks = COPY_BLOCKS_PER_MULTIPROCESSOR * self.driver.gpu().multiprocessors;
         let shape = Shape { blocks, threads: COPY_THREADS };
         let Some((_, kernel)) = self.sm_copy else { panic!("load_sm_copy comes first") };
         let at: *const c_void = ptr::from_ref(&args).cast();

@@ -263,7 +263,7 @@ impl Load {
                 let [from, to] = self.activations.map(|activation| activation.0);
                 let (count, gradient_count) = (activation_bytes / 16, self.size.elements() as u64 / 4);
                 let args = ElementwiseArgs { from, to, gradient: gradient.0, count, gradient_count };
-                let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
+                let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.gpu().multiprocessors;
                 // SAFETY: the kernel's struct; what it names is as long as the size says.
                 unsafe {
                     launch(

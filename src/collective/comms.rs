@@ -6,6 +6,7 @@
 //! compared in the groups of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section
 //! 3.2.2, hybrid sharding.)
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,24 +83,35 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collective of an op. `call` gets the key and the number of ranks.
+    /// Takes part in the collectives of ops that may be one launch. `call` gets a key, the number of ranks, and source and
+    /// destination.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].
     pub(crate) fn enqueue<'a>(
         &'a self,
-        op: &Op,
+        ops: &[Op],
         plan: &Plan,
-        call: impl FnOnce(CallKey, u32) -> Call<'a>,
+        call: impl Fn(CallKey, u32, [Span; 2]) -> Call<'a>,
     ) -> Result<()> {
-        let Action::Collective { kind, group, pass, agreement, bucket, src, dst } = op.action else {
+        let Some((Op { stream, action: Action::Collective { group, .. } }, rest)) = ops.split_first() else {
             return Ok(());
         };
-        let (comm, bytes) = (self.of(op.stream, group), src.bytes().max(dst.bytes()));
-        let dtype = Span::dtype_of_call(kind, [src, dst], plan);
-        let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
-        let mut call = call(key, comm.world_size()).with_words(&self.words);
-        comm.enqueue(&mut call).map_err(|error| self.words.add_to(error, agreement))
+        let (comm, latest) = (self.of(*stream, *group), Cell::new(0));
+        let mut calls = ops.iter().filter_map(|op| {
+            let Action::Collective { kind, pass, agreement, bucket, src, dst, .. } = op.action else {
+                return None;
+            };
+            latest.set(agreement);
+            let (dtype, bytes) = (Span::dtype_of_call(kind, [src, dst], plan), src.bytes().max(dst.bytes()));
+            let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+            Some(call(key, comm.world_size(), [src, dst]).with_words(&self.words))
+        });
+        let outcome = match calls.next() {
+            Some(mut only) if rest.is_empty() => comm.enqueue(&mut only),
+            first => comm.enqueue_all(&mut first.into_iter().chain(calls)),
+        };
+        outcome.map_err(|error| self.words.add_to(error, latest.get()))
     }
 }
 

@@ -142,6 +142,15 @@ pub trait Collective: Send + Sync {
     /// are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
+    /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An implementation
+    /// may start them together; the default makes one after the other.
+    ///
+    /// # Errors
+    /// Errors as for [`enqueue`](Self::enqueue).
+    fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
+        calls.map(|mut call| self.enqueue(&mut call)).collect()
+    }
+
     /// Returns an error that occurred after `enqueue` returned, if any. For example, another rank may be lost during a
     /// sum on a GPU. It is called while the host waits, so it must not block.
     /// [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) uses this call of the host collective to detect failures.

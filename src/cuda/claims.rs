@@ -13,30 +13,39 @@ use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
 
 impl CudaDevice {
-    /// Lets the driver check the stream's work against an op's claim until the result is dropped; `None` if the driver
-    /// checks nothing.
-    pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
-        let judge = self.cuda.driver.judge().filter(|_| op.action.is_work())?;
+    /// Lets the driver check the stream's work against the claim of ops in one launch until the result is dropped; `None`
+    /// if the driver checks nothing.
+    pub(super) fn claim(&self, ops: &[Op], stream: StreamHandle) -> Option<Claim> {
+        let judge = self.cuda.driver.judge().filter(|_| ops[0].action.is_work())?;
         let (regions, unsharded) = (&self.engine.memory.regions, &self.engine.memory.unsharded);
         let mut ranges = Vec::new();
         let mut add = |(address, bytes), kind: Kind| ranges.push(Range::new(address, bytes, kind));
-        op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
-            let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
-            if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
-                return add((at.addr(), span.bytes()), kind);
+        for op in ops {
+            op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
+                let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
+                if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
+                    return add((at.addr(), span.bytes()), kind);
+                }
+                regions.runs(span).for_each(|run| add(run, kind));
+                for at in self.of_the_callers_scaler(span).into_iter().flatten() {
+                    add((at.as_ptr().addr(), size_of::<f32>() as u64), kind);
+                }
+            });
+            self.tables(op, &mut add);
+            // Code outside this library may touch memory of its own.
+            let is_foreign = match op.action {
+                Action::Measure { .. } | Action::Step { .. } => {
+                    self.each_launch_of(op).any(|launch| launch.custom.is_some())
+                }
+                action => matches!(action, Action::Collective { .. }),
+            };
+            if is_foreign {
+                let all = regions.sizes().map(|(memory, _)| Span { memory, start: 0, end: u64::MAX });
+                all.for_each(|span| regions.runs(span).for_each(|run| add(run, Kind::Guarded)));
+                unsharded.runs().for_each(|run| add(run, Kind::Guarded));
             }
-            regions.runs(span).for_each(|run| add(run, kind));
-            for at in self.of_the_callers_scaler(span).into_iter().flatten() {
-                add((at.as_ptr().addr(), size_of::<f32>() as u64), kind);
-            }
-        });
-        self.tables(op, &mut add);
-        if self.runs_code_of_users(op) {
-            let all = regions.sizes().map(|(memory, _)| Span { memory, start: 0, end: u64::MAX });
-            all.for_each(|span| regions.runs(span).for_each(|run| add(run, Kind::Guarded)));
-            unsharded.runs().for_each(|run| add(run, Kind::Guarded));
         }
-        let name = CString::new(op.to_string()).unwrap_or_default();
+        let name = CString::new(ops[0].to_string()).unwrap_or_default();
         Some(judge.hold(stream, &name, &ranges))
     }
 
@@ -74,17 +83,6 @@ impl CudaDevice {
             }
             Action::Control(Phase::Publish) => add(self.status.ring.run(), Kind::Write),
             _ => {}
-        }
-    }
-
-    /// Whether code outside this library enqueues work of the op. Such code may touch memory of its own.
-    fn runs_code_of_users(&self, op: &Op) -> bool {
-        match op.action {
-            Action::Measure { .. } | Action::Step { .. } => {
-                self.each_launch_of(op).any(BucketLaunch::is_custom)
-            }
-            Action::Collective { .. } => true,
-            _ => false,
         }
     }
 

@@ -46,8 +46,8 @@ pub struct CudaDevice {
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
     pub(super) status: ManuallyDrop<StatusRing>,
-    pub(super) timing: Option<Timing>,
-    pub(super) streams: Streams,
+    pub(crate) timing: Option<Timing>,
+    pub(crate) streams: Streams,
     pub(super) is_capturing: bool,
     /// The streams that have come into the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
@@ -159,18 +159,6 @@ impl CudaDevice {
             Action::Step { bucket, count } => part(bucket, count, None),
             _ => (&[], 0..0),
         }
-    }
-
-    /// Returns the driver's handle of a stream.
-    #[cfg(feature = "bench")]
-    pub(crate) fn stream(&self, stream: Stream) -> crate::handle::StreamHandle {
-        self.streams.stream(stream)
-    }
-
-    /// Returns the event that is zero on the clock of measured ops, if ops are measured.
-    #[cfg(feature = "bench")]
-    pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
-        self.timing.as_ref().map(|timing| timing.origin.handle())
     }
 }
 

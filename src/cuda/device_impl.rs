@@ -256,7 +256,10 @@ impl CudaDevice {
             return Ok(());
         }
         self.refuse_unreached(moved)?;
-        let moves_tiles = moves_params && self.host.is_none();
+        // Tiles of a launch that neighbours share count gradients from the first bucket's.
+        let is_shared =
+            self.steps.iter().zip(0..).any(|(launches, k)| launches.iter().any(|own| own.args().bucket != k));
+        let moves_tiles = (moves_params || is_shared) && self.host.is_none();
         // Before anything changes, because it may fail, and because these tiles are the tables' contents.
         if moves_tiles && self.moving.is_none() {
             *self.moving = Some(self.moving_tiles()?);
@@ -284,10 +287,8 @@ impl CudaDevice {
     /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
-        let (plan, regions) = (&self.plan, &self.engine.memory.regions);
-        let buckets = 0..plan.buckets().len() as u32;
-        let launches =
-            buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, &self.assignment));
-        MovingTiles::new(&self.cuda.driver, launches.map(|launch| launch.tiles).collect())
+        let launches = Launch::of_all(Kind::Step, &self.plan, &self.engine.memory.regions, &self.assignment);
+        let tiles = launches.into_iter().flatten().map(|launch| launch.tiles);
+        MovingTiles::new(&self.cuda.driver, tiles.collect())
     }
 }

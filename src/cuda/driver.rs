@@ -43,6 +43,14 @@ impl Shape {
     }
 }
 
+/// What a device is.
+pub struct Gpu {
+    pub ordinal: u32,
+    pub multiprocessors: u32,
+    pub l2_bytes: u64,
+    pub name: String,
+}
+
 /// A driver, bound to one device. Every call is made between [`enter`](Driver::enter) and [`leave`](Driver::leave),
 /// except those that describe the device.
 ///
@@ -51,10 +59,11 @@ impl Shape {
 /// For every unsafe method: handles come from this driver and are alive, addresses lead to as many bytes as the call
 /// says, and memory outlives the work in flight that touches it.
 pub unsafe trait Driver: Send + Sync {
-    fn ordinal(&self) -> u32;
-    fn multiprocessors(&self) -> u32;
-    fn name(&self) -> &str;
-    fn l2_bytes(&self) -> u64;
+    fn gpu(&self) -> &Gpu;
+
+    fn ordinal(&self) -> u32 {
+        self.gpu().ordinal
+    }
 
     /// Returns the function that takes the claims of ops, if the driver checks work against claims.
     fn judge(&self) -> Option<Judge> {

@@ -32,7 +32,7 @@ pub(super) struct BucketLaunch {
     moved_bytes: u64,
     /// A norm and the user's own code use the first field alone.
     args: Box<InstepStepLaunch>,
-    custom: Option<Vec<CustomParam>>,
+    pub(super) custom: Option<Vec<CustomParam>>,
 }
 
 /// Inputs that all launches of one stepper share.
@@ -47,20 +47,11 @@ pub(super) struct Preparation<'a> {
 impl Preparation<'_> {
     /// Prepares the launches of every bucket and uploads their tiles.
     pub(super) fn launches(&self, kind: Kind, memory: &mut DeviceMemory) -> Result<Vec<Vec<BucketLaunch>>> {
-        let mut prepared = Vec::new();
-        let mut neighbours: Vec<Vec<Launch>> = Vec::new();
-        for (bucket, shares) in (0..).zip(self.assignment.shares_with_next(self.plan)) {
-            let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, self.assignment);
-            if let Some(first) = neighbours.first() {
-                launches
-                    .iter_mut()
-                    .zip(first)
-                    .for_each(|(own, first)| own.count_from(&first.args, self.plan));
-            }
-            neighbours.push(launches);
-            if kind == Kind::Norm || !shares {
-                prepared.extend(self.of_neighbours(kind, std::mem::take(&mut neighbours), memory)?);
-            }
+        let all = Launch::of_all(kind, self.plan, &memory.regions, self.assignment);
+        let mut prepared = Vec::with_capacity(all.len());
+        let first = |launches: &[Launch]| launches.first().map(|launch| launch.args.bucket);
+        for neighbours in all.chunk_by(|one, next| first(one).is_some() && first(one) == first(next)) {
+            prepared.extend(self.of_neighbours(kind, neighbours, memory)?);
         }
         Ok(prepared)
     }
@@ -69,7 +60,7 @@ impl Preparation<'_> {
     fn of_neighbours(
         &self,
         kind: Kind,
-        buckets: Vec<Vec<Launch>>,
+        buckets: &[Vec<Launch>],
         memory: &mut DeviceMemory,
     ) -> Result<Vec<Vec<BucketLaunch>>> {
         let mut prepared: Vec<_> =
@@ -200,11 +191,6 @@ impl BucketLaunch {
     /// Returns its arguments.
     pub(super) fn args(&self) -> InstepStepArgs {
         self.args.args
-    }
-
-    /// Whether code of the user's runs after it.
-    pub(super) fn is_custom(&self) -> bool {
-        self.custom.is_some()
     }
 
     /// Returns its table of tiles, which is only read: the address and the bytes.

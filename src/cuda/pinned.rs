@@ -78,14 +78,12 @@ impl StatusRing {
 
     /// Returns the newest status that is complete.
     pub(super) fn latest(&self) -> Option<InstepStatus> {
-        let slots = (0..SLOTS).filter_map(|k| self.read(k));
+        // All but slots that are empty or being written.
+        let slots = (0..SLOTS).filter_map(|slot| {
+            let (before, copy, after) = self.ring.status(slot, || fence(Ordering::Acquire));
+            (before != 0 && before == after && copy.sequence == before).then_some(copy)
+        });
         slots.max_by_key(|status| status.sequence)
-    }
-
-    /// Reads one slot, unless it is empty or being written.
-    fn read(&self, slot: usize) -> Option<InstepStatus> {
-        let (before, copy, after) = self.ring.status(slot, || fence(Ordering::Acquire));
-        (before != 0 && before == after && copy.sequence == before).then_some(copy)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::layout::Plan;
 use crate::op::{STREAMS, Stream, Ticket};
 
 /// The streams that the plan uses, with a ring of events for each.
-pub(super) struct Streams {
+pub(crate) struct Streams {
     compute: StreamHandle,
     rings: [Vec<Event>; STREAMS],
     /// Marks positions that no ticket names.
@@ -51,7 +51,7 @@ impl Streams {
         Stream::ALL.into_iter().filter(|stream| !self.rings[stream.index()].is_empty())
     }
 
-    pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
+    pub(crate) fn stream(&self, stream: Stream) -> StreamHandle {
         self.own[stream.index()].as_ref().map_or(self.compute, OwnedStream::handle)
     }
 
@@ -59,10 +59,6 @@ impl Streams {
     pub(super) fn event(&self, ticket: Ticket) -> &Event {
         let ring = &self.rings[ticket.stream.index()];
         &ring[(ticket.tick % ring.len() as u64) as usize]
-    }
-
-    pub(super) fn record(&self, ticket: Ticket) -> Result<()> {
-        self.event(ticket).record(self.stream(ticket.stream))
     }
 
     pub(super) fn wait(&self, stream: Stream, ticket: Ticket) -> Result<()> {

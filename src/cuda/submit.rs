@@ -35,36 +35,40 @@ impl CudaDevice {
         if let Err(error) = entered {
             return self.fail("the device", error);
         }
-        for op in ops {
-            let outcome = match (op.action, sum) {
+        let plan = Arc::clone(&self.plan);
+        // Collectives that follow one another on one stream are one launch of NCCL's, of which some versions refuse over 2048.
+        for ops in ops.chunk_by(|previous, op| op.joins(previous, &plan)).flat_map(|ops| ops.chunks(1024)) {
+            let outcome = match (ops[0].action, sum) {
                 // SAFETY: the event is this driver's and alive, as the caller of `bucket_ready_after` promises.
                 (Action::AwaitSum { .. }, Some(event)) => unsafe {
-                    self.cuda.driver.wait(self.streams.stream(op.stream), event)
+                    self.cuda.driver.wait(self.streams.stream(ops[0].stream), event)
                 },
-                _ => self.run_timed(op),
+                _ => self.run_timed(ops),
             };
             if let Err(error) = outcome {
-                return self.fail(&op.to_string(), error);
+                return self.fail(&ops[0].to_string(), error);
             }
         }
     }
 
-    fn run_timed(&mut self, op: &Op) -> Result<()> {
-        let works = op.action.is_work() && !self.is_capturing;
-        let stream = self.streams.stream(op.stream);
-        if let Some(timing) = self.timing.as_mut().filter(|_| works) {
-            timing.start(*op, stream)?;
+    fn run_timed(&mut self, ops: &[Op]) -> Result<()> {
+        let works = ops[0].action.is_work() && !self.is_capturing;
+        let stream = self.streams.stream(ops[0].stream);
+        for op in ops {
+            if let Some(timing) = self.timing.as_mut().filter(|_| works) {
+                timing.start(*op, stream)?;
+            }
+            if let Some(bucket) = self.full_places(op) {
+                let gather = self.streams.stream(Stream::Gather);
+                self.engine.memory.unsharded.take(&self.cuda.driver, bucket, [stream, gather])?;
+            }
         }
-        if let Some(bucket) = self.full_places(op) {
-            let gather = self.streams.stream(Stream::Gather);
-            self.engine.memory.unsharded.take(&self.cuda.driver, bucket, [stream, gather])?;
-        }
-        let claim = self.claim(op, stream);
-        let outcome = self.run(op);
+        let claim = self.claim(ops, stream);
+        let outcome = self.run(ops);
         drop(claim);
         outcome?;
         match self.timing.as_mut().filter(|_| works) {
-            Some(timing) => timing.end(stream),
+            Some(timing) => timing.end(ops.len(), stream),
             None => Ok(()),
         }
     }
@@ -96,7 +100,8 @@ impl CudaDevice {
         always.or_else(whole).unwrap_or_else(|| self.engine.memory.regions.resolve(span))
     }
 
-    fn run(&mut self, op: &Op) -> Result<()> {
+    fn run(&mut self, ops: &[Op]) -> Result<()> {
+        let op = &ops[0];
         let stream = self.streams.stream(op.stream);
         match op.action {
             // Without an event nothing waits, and nothing may go on.
@@ -110,7 +115,7 @@ impl CudaDevice {
                 if !self.is_capturing {
                     self.recorded[op.stream.index()] = Some(ticket);
                 }
-                self.streams.record(ticket)
+                self.streams.event(ticket).record(self.streams.stream(ticket.stream))
             }
             Action::Control(Phase::Begin) => self.begin(op, stream),
             _ if self.is_on_host(op) => self.on_host(op, stream),
@@ -141,13 +146,11 @@ impl CudaDevice {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
-            Action::Collective { src, dst, .. } => {
-                let [src, dst] = [src, dst].map(|span| self.find(span));
+            Action::Collective { .. } => self.comms.enqueue(ops, &self.plan, |key, ranks, spans| {
+                let [src, dst] = spans.map(|span| self.find(span));
                 // SAFETY: in bounds by `find`; the schedule lets nothing else touch them meanwhile, which the checker proves.
-                self.comms.enqueue(op, &self.plan, |key, ranks| unsafe {
-                    Call::new(key, ranks, src, dst, self.comms.deadline, Some(stream))
-                })
-            }
+                unsafe { Call::new(key, ranks, src, dst, self.comms.deadline, Some(stream)) }
+            }),
         }
     }
 

@@ -21,7 +21,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::driver::{Driver, Graph, Kernel, Module, Shape};
+use super::driver::{Driver, Gpu, Graph, Kernel, Module, Shape};
 use super::judge::Judge;
 use super::library::{Direct, PoolProps, call, direct};
 use crate::error::{Error, Result};
@@ -53,10 +53,7 @@ struct System {
     /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own
     /// pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
     pool: usize,
-    ordinal: u32,
-    multiprocessors: u32,
-    l2_bytes: u64,
-    name: String,
+    gpu: Gpu,
 }
 
 impl Drop for System {
@@ -126,7 +123,8 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     };
     // SAFETY: the driver reads the struct.
     let pool = made(|pool| unsafe { direct.cuMemPoolCreate(pool, &props) })?;
-    let system = System { direct, context, pool, ordinal, multiprocessors: counted as u32, l2_bytes, name };
+    let gpu = Gpu { ordinal, multiprocessors: counted as u32, l2_bytes, name };
+    let system = System { direct, context, pool, gpu };
     let (threshold, mut bytes) = (CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as i32, u64::MAX);
     // SAFETY: the pool of the line before; the attribute has 64 bits.
     unsafe { direct.cuMemPoolSetAttribute(pointer(pool), threshold, (&raw mut bytes).cast())? };
@@ -154,20 +152,8 @@ fn event_of(event: EventHandle) -> CUevent {
 // SAFETY: memory comes from the driver. For every unsafe block below: handles and addresses are the caller's promise
 // (see the trait), out-pointers lead to locals, and the context is current between `enter` and `leave`.
 unsafe impl Driver for System {
-    fn ordinal(&self) -> u32 {
-        self.ordinal
-    }
-
-    fn multiprocessors(&self) -> u32 {
-        self.multiprocessors
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn l2_bytes(&self) -> u64 {
-        self.l2_bytes
+    fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     fn judge(&self) -> Option<Judge> {
@@ -211,7 +197,7 @@ unsafe impl Driver for System {
         let (mut each, kernel, threads) = (0, pointer(kernel.0), threads as i32);
         // SAFETY: by the contract; the kernels take no dynamic shared memory.
         unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut each, kernel, threads, 0))? };
-        Ok((each.max(1) as u32).saturating_mul(self.multiprocessors).max(1))
+        Ok((each.max(1) as u32).saturating_mul(self.gpu.multiprocessors).max(1))
     }
 
     unsafe fn unload(&self, module: Module) {
@@ -240,7 +226,7 @@ unsafe impl Driver for System {
             return Ok(());
         }
         let thing = format_args!("stream {:#x}", stream.0);
-        let remedy = format_args!("use one of the primary context of cuda:{}", self.ordinal);
+        let remedy = format_args!("use one of the primary context of cuda:{}", self.gpu.ordinal);
         Err(Error::unsupported(thing, "belongs to another device or context", remedy))
     }
 

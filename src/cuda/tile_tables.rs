@@ -96,7 +96,7 @@ impl MovingTiles {
         Ok(MovingTiles { lists, staged })
     }
 
-    /// Sends the tiles of the launches whose parameters have moved.
+    /// Sends the tiles of the launches whose parameters have moved, or whose gradients have moved apart.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
@@ -109,6 +109,9 @@ impl MovingTiles {
             if rebind(Kind::Step, &mut args, tiles, plan, regions) {
                 changed.push((args.tiles, tiles.iter().copied()));
             }
+        }
+        if changed.is_empty() {
+            return Ok(());
         }
         self.staged.turn()?;
         // SAFETY: each list is as long as its launch's table, and they fit together; steps run on this stream alone, and

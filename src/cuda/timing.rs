@@ -12,10 +12,10 @@ use crate::handle::StreamHandle;
 use crate::op::{Interval, Op, TimedOp};
 
 /// The timed events of the ops that have been submitted.
-pub(super) struct Timing {
+pub(crate) struct Timing {
     driver: Arc<dyn Driver>,
     /// The zero of all times, on the device's clock.
-    pub(super) origin: Event,
+    pub(crate) origin: Event,
     spans: Vec<(Op, Event, Event)>,
     /// The trainer's waits.
     stalls: Vec<(Event, Event)>,
@@ -37,11 +37,9 @@ impl Timing {
         begun
     }
 
-    pub(super) fn end(&mut self, stream: StreamHandle) -> Result<()> {
-        match self.spans.last() {
-            Some((_, _, end)) => end.record(stream),
-            None => Ok(()),
-        }
+    /// Ends the last ops that were started.
+    pub(super) fn end(&mut self, count: usize, stream: StreamHandle) -> Result<()> {
+        self.spans.iter().rev().take(count).try_for_each(|(_, _, end)| end.record(stream))
     }
 
     /// Measures how long a wait holds up the trainer's stream.

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -241,13 +242,13 @@ impl Run for Runner {
             }
             // SAFETY: by the schedule, no other op touches the span now, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
-            Action::Collective { kind, bucket, src, dst, .. } => {
+            Action::Collective { kind, bucket, dst, .. } => {
                 let gathered = bucket.filter(|_| kind == CollectiveKind::AllGather);
                 let memory = dst.memory;
-                let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
-                // SAFETY: both spans are in bounds, and by the schedule no other op touches them meanwhile.
-                self.comms.enqueue(op, &self.plan, |key, ranks| unsafe {
-                    Call::new(key, ranks, src, dst, self.comms.deadline, None)
+                self.comms.enqueue(slice::from_ref(op), &self.plan, |key, ranks, spans| {
+                    let [src, dst] = spans.map(|span| self.memories.resolve(span));
+                    // SAFETY: both spans are in bounds, and by the schedule no other op touches them meanwhile.
+                    unsafe { Call::new(key, ranks, src, dst, self.comms.deadline, None) }
                 })?;
                 let is_last = |bucket: &u32| {
                     Memory::sent_of(&self.plan.buckets()[*bucket as usize]).last() == Some(memory)

@@ -338,6 +338,18 @@ impl Access {
 }
 
 impl Op {
+    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list: on one stream,
+    /// by one communicator, with nothing between that another stream could wait for. The checker proves that they touch
+    /// different bytes, because NCCL gives no order to the collectives of a group.
+    pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
+        let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
+            (self.action, previous.action)
+        else {
+            return false;
+        };
+        self.stream == previous.stream && (own == group || plan.replicas() == 1)
+    }
+
     /// Reports every byte that the op touches, given the number of the optimizer's states and the segments that are
     /// frozen when the op is submitted. Padding is included if the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {

@@ -275,24 +275,24 @@ impl Schedule {
         {
             self.collective(Stream::Reduce, CollectiveKind::Broadcast, None, [masters; 2]);
         }
-        let mut received = None;
-        if !plan.is_foreign() {
+        let mut sent = false;
+        if plan.is_foreign() {
+            for bucket in 0..plan.buckets().len() as u32 {
+                sent |= self.broadcast_params(bucket);
+            }
+        } else {
             for params in plan.common_params() {
                 let span = Span::elements(Memory::Params, &plan, params.start, params.end);
-                received = Some(self.broadcast_span(None, span));
+                sent |= self.broadcast_span(None, span);
             }
-            return received;
         }
-        for bucket in 0..plan.buckets().len() as u32 {
-            received = self.broadcast_params(bucket).or(received);
-        }
-        received
+        sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
     /// Broadcasts rank 0's parameters of some buckets, and their master weights.
     pub(super) fn broadcast_buckets(&mut self, buckets: &[u32]) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
-        let mut received = None;
+        let mut sent = false;
         for bucket in buckets {
             let described = &plan.buckets()[*bucket as usize];
             let (start, end) = (described.params.start, described.params.end);
@@ -300,39 +300,37 @@ impl Schedule {
             if masters.bytes() > 0 && !described.is_sharded() && !plan.is_offloaded() {
                 self.broadcast_span(Some(*bucket), masters);
             }
-            received = self.broadcast_params(*bucket).or(received);
+            sent |= self.broadcast_params(*bucket);
         }
-        received
+        sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
-    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart.
-    fn broadcast_params(&mut self, bucket: u32) -> Option<Mark> {
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether there are
+    /// any.
+    fn broadcast_params(&mut self, bucket: u32) -> bool {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        let mut received = None;
-        let mut send = |span: Span| {
-            if span.bytes() > 0 {
-                received = Some(self.broadcast_span(Some(bucket), span));
-            }
-        };
+        let mut sent = false;
+        let mut send = |span: Span| sent |= span.bytes() > 0 && self.broadcast_span(Some(bucket), span);
         if plan.is_foreign() {
             let segments = plan.segments_of(described).iter();
             segments.for_each(|segment| send(Span::segment(Memory::Params, &plan, segment)));
         } else {
             send(Span::within(Memory::Params, described, described.params.start, described.params.end));
         }
-        received
+        sent
     }
 
-    fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> Mark {
-        let (stream, kind) = (Stream::Reduce, CollectiveKind::Broadcast);
-        if self.plan.replicas() == 1 {
-            return self.collective(stream, kind, bucket, [span; 2]);
-        }
+    /// Broadcasts rank 0's values of a span, and returns true.
+    fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> bool {
         // In the groups of the sums that follow. If ranks differ in what they broadcast, two of them meet there with different
         // calls; a broadcast to the world would wait for ranks that wait in their groups.
-        self.collective_among(Group::Shards, stream, kind, bucket, [span; 2]);
-        self.collective_among(Group::Replicas, stream, kind, bucket, [span; 2])
+        let of_groups = [Group::Shards, Group::Replicas];
+        let groups = if self.plan.replicas() == 1 { &[Group::World][..] } else { &of_groups };
+        for group in groups {
+            self.collective_among(*group, Stream::Reduce, CollectiveKind::Broadcast, bucket, [span; 2]);
+        }
+        true
     }
 
     /// Makes a collective between passes over words that the trainer wrote to these gradients. The trainer's next
@@ -343,17 +341,20 @@ impl Schedule {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);
         let written = self.emitter.record(Stream::Compute);
         self.emitter.after(Stream::Reduce, &[Some(written)]);
-        self.reduced = Some(self.collective(Stream::Reduce, kind, None, [src, dst]));
+        self.collective(Stream::Reduce, kind, None, [src, dst]);
+        self.reduced = Some(self.emitter.end(Stream::Reduce));
         self.emitter.after(Stream::Compute, &[self.reduced]);
     }
 
+    /// Appends a collective without a mark. Those that follow one another are one launch
+    /// ([`Op::joins`](crate::op::Op::joins)), so only what is the same on all ranks may decide that no mark lies between.
     pub(super) fn collective(
         &mut self,
         stream: Stream,
         kind: CollectiveKind,
         bucket: Option<u32>,
         [src, dst]: [Span; 2],
-    ) -> Mark {
+    ) {
         let group = match kind {
             CollectiveKind::AllReduce | CollectiveKind::Broadcast => Group::World,
             // Replicas have the same shards, so what one group of them finds in its shards is what all find.
@@ -369,11 +370,11 @@ impl Schedule {
         kind: CollectiveKind,
         bucket: Option<u32>,
         [src, dst]: [Span; 2],
-    ) -> Mark {
+    ) {
         let sums = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
         let unused = bucket.filter(|_| sums).map_or(0, |k| self.unused_in(k));
         let (pass, agreement) = (self.pass, self.opening.agreement ^ unused::share(unused));
         let action = Action::Collective { kind, group, pass, agreement, bucket, src, dst };
-        self.emitter.emit_marked(stream, action)
+        self.emitter.emit(stream, action);
     }
 }

@@ -21,15 +21,21 @@ impl Schedule {
         let described = &plan.buckets()[bucket as usize];
         if !plan.is_sharded() {
             let span = Span::bucket(described);
-            return self.collective(Stream::Reduce, CollectiveKind::AllReduce, Some(bucket), [span; 2]);
+            self.collective(Stream::Reduce, CollectiveKind::AllReduce, Some(bucket), [span; 2]);
+            return self.emitter.end(Stream::Reduce);
         }
         let (whole, shard) = (Span::shared(Memory::Grads, described), Span::summed(described));
         let tail = Span::tail(Memory::Grads, described);
         // A frozen bucket comes here for its counts alone.
         let steps = self.is_stepped(bucket) || tail.bytes() == 0;
+        // Right after the reduce-scatter, and so in one launch with it.
+        let is_joined = steps && plan.replicas() == 1;
         if steps {
             let kind = CollectiveKind::ReduceScatter;
             self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]);
+            if is_joined {
+                self.share_counts(bucket, &[Group::World], tail);
+            }
             self.add_sums(bucket, described);
             if plan.replicas() > 1 {
                 let (group, kind) = (Group::Replicas, CollectiveKind::AllReduce);
@@ -37,16 +43,21 @@ impl Schedule {
             }
             self.end_others(Span::others(Memory::Grads, described));
         }
-        if tail.bytes() > 0 {
+        if !is_joined {
             // Counts alone go the way of the sums that other ranks make, if those have not frozen the bucket: they meet.
             let is_world = steps || plan.replicas() == 1;
             let groups: &[Group] = if is_world { &[Group::World] } else { &[Group::Shards, Group::Replicas] };
-            for group in groups {
-                let kind = CollectiveKind::AllReduce;
-                self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]);
-            }
+            self.share_counts(bucket, groups, tail);
         }
         self.emitter.end(Stream::Reduce)
+    }
+
+    /// Adds up the counts of ranks of a bucket.
+    fn share_counts(&mut self, bucket: u32, groups: &[Group], tail: Span) {
+        for group in groups.iter().filter(|_| tail.bytes() > 0) {
+            let kind = CollectiveKind::AllReduce;
+            self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]);
+        }
     }
 
     /// Zeroes or releases the gradients that other ranks step, as the step does for this rank's gradients.
@@ -133,9 +144,9 @@ impl Schedule {
         }
         let ready = self.emitter.end(Stream::Optim);
         self.emitter.after(stream, &[Some(ready)]);
-        let calls = parts.into_iter().map(|(kind, span)| self.collective(stream, kind, bucket, [span; 2]));
-        let shared = calls.last();
-        self.emitter.after(Stream::Optim, &[shared]);
+        parts.into_iter().for_each(|(kind, span)| self.collective(stream, kind, bucket, [span; 2]));
+        let shared = self.emitter.end(stream);
+        self.emitter.after(Stream::Optim, &[Some(shared)]);
     }
 }
 
@@ -224,12 +235,11 @@ impl Schedule {
     pub(super) fn all_gather(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        let gather = |memory: Memory| {
+        for memory in Memory::sent_of(described) {
             let spans = [Span::shard(memory, described), Span::shared(memory, described)];
-            self.collective(Stream::Gather, CollectiveKind::AllGather, Some(bucket), spans)
-        };
-        let last = Memory::sent_of(described).map(gather).last();
-        last.unwrap_or_else(|| self.emitter.end(Stream::Gather))
+            self.collective(Stream::Gather, CollectiveKind::AllGather, Some(bucket), spans);
+        }
+        self.emitter.end(Stream::Gather)
     }
 
     /// Returns the trainer's position, if it has touched the bucket's parameters since the stream last waited for it,

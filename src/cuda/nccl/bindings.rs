@@ -133,4 +133,6 @@ functions! {
         op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
     pub fn ncclAllGather(sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: ncclDataType_t,
         comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+    pub fn ncclGroupStart() -> ncclResult_t;
+    pub fn ncclGroupEnd() -> ncclResult_t;
 }

@@ -4,6 +4,7 @@
 //! it. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
@@ -137,6 +138,24 @@ impl Nccl {
         Ok(Nccl { shared: Arc::clone(shared), further })
     }
 
+    /// Enqueues calls as one launch, a group of NCCL's. NCCL sorts the calls of a group by size, so all ranks must make the
+    /// same groups.
+    fn group(&self, calls: impl FnOnce(&dyn Fn(&Call<'_>) -> Result<()>) -> Result<()>) -> Result<()> {
+        let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
+        shared.refuse()?;
+        let _issuing = issuing(shared.driver.ordinal());
+        let add = |raw: &Raw, call: &Call<'_>| {
+            deadline.set(call.deadline());
+            if let (true, Some(host)) = (shared.ledger, &shared.host) {
+                host.compare(&call.key(), call.deadline())?;
+            }
+            raw.add(call)
+        };
+        let group =
+            |raw: &Raw| raw.group(&deadline, || shared.wanted(), || calls(&|call: &Call<'_>| add(raw, call)));
+        shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
+    }
+
     /// Returns the communicator of this handle.
     fn slot(&self) -> &Slot {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
@@ -228,14 +247,11 @@ impl Collective for Nccl {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        let shared = &self.shared;
-        shared.refuse()?;
-        let _issuing = issuing(shared.driver.ordinal());
-        if let (true, Some(host)) = (shared.ledger, &shared.host) {
-            host.compare(&call.key(), call.deadline()).map_err(|error| shared.fail(error))?;
-        }
-        let enqueue = |raw: &Raw| raw.enqueue(call, || shared.wanted());
-        shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
+        self.group(|add| add(call))
+    }
+
+    fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
+        self.group(|add| calls.map(|call| add(&call)).collect())
     }
 
     fn check(&self) -> Result<()> {
@@ -306,17 +322,14 @@ fn warnings(version: u32, variable: impl Fn(&str) -> Option<String>) -> Vec<Stri
                      one device in different orders on two ranks; set it to 1 where the program has one of its own";
     let old = "NCCL before 2.26: collectives of two communicators of one device have no order; let one end before the \
                other begins, or use a newer NCCL";
-    let mut found = Vec::new();
-    if is_one("CUDA_DEVICE_MAX_CONNECTIONS") {
-        found.push(one_queue.to_owned());
-    }
-    match version {
-        ORDERS.. => {}
-        ORDERS_BY_VARIABLE.. if is_one("NCCL_LAUNCH_ORDER_IMPLICIT") => {}
-        ORDERS_BY_VARIABLE.. => found.push(unordered.to_owned()),
-        _ => found.push(old.to_owned()),
-    }
-    found
+    let order = match version {
+        ORDERS.. => None,
+        ORDERS_BY_VARIABLE.. if is_one("NCCL_LAUNCH_ORDER_IMPLICIT") => None,
+        ORDERS_BY_VARIABLE.. => Some(unordered),
+        _ => Some(old),
+    };
+    let queues = is_one("CUDA_DEVICE_MAX_CONNECTIONS").then_some(one_queue);
+    [queues, order].into_iter().flatten().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ impl Library {
             ncclGetVersion ncclGetErrorString ncclGetUniqueId
             ncclCommInitRankConfig ncclCommUserRank ncclCommCount ncclCommCuDevice ncclCommGetAsyncError
             ncclCommFinalize ncclCommDestroy ncclCommAbort
-            ncclAllReduce ncclBroadcast ncclReduceScatter ncclAllGather
+            ncclAllReduce ncclBroadcast ncclReduceScatter ncclAllGather ncclGroupStart ncclGroupEnd
         };
         if let Some((name, _)) = needed.iter().find(|(_, found)| !found) {
             return Err(format!("it has no {name}; NCCL 2.14 is the oldest that serves"));

@@ -5,6 +5,7 @@
 //! thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -148,7 +149,7 @@ impl Raw {
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
             let _issuing = issuing(self.driver.ordinal());
-            self.enqueue(&call, &wanted)?;
+            self.group(&Cell::new(deadline), &wanted, || self.add(&call))?;
         }
         event.record(stream)?;
         let wanted = || wanted().and_then(|()| self.check());
@@ -162,11 +163,28 @@ impl Raw {
         Ok(Some(all))
     }
 
-    /// Enqueues one collective, with the device current, and returns once all of it is on the stream.
+    /// Enqueues the collectives that `add` adds as one launch, with the device current, and returns once it is on the stream.
+    /// The group is ended also after a failure, because NCCL would add later calls of this thread to it.
+    pub(super) fn group(
+        &self,
+        deadline: &Cell<Duration>,
+        wanted: impl Fn() -> Result<()>,
+        add: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: it takes nothing; the group is this thread's.
+        let code = unsafe { self.library.functions.ncclGroupStart() };
+        self.settle("ncclGroupStart", code, deadline.get(), &wanted)?;
+        let added = add();
+        // SAFETY: it takes nothing, and ends the group of the line before.
+        let code = unsafe { self.library.functions.ncclGroupEnd() };
+        added.and(self.settle("ncclGroupEnd", code, deadline.get(), wanted))
+    }
+
+    /// Adds a collective to the thread's group.
     ///
     /// # Errors
     /// `Unsupported` for buffers in host memory; else as for [`Collective::enqueue`](crate::Collective::enqueue).
-    pub(super) fn enqueue(&self, call: &Call<'_>, wanted: impl Fn() -> Result<()>) -> Result<()> {
+    pub(super) fn add(&self, call: &Call<'_>) -> Result<()> {
         let (src, dst) = (call.src().cast::<c_void>(), call.dst().cast::<c_void>());
         let stream = ptr::with_exposed_provenance_mut(call.require_stream()?.0);
         let dtype = match call.dtype {
@@ -199,7 +217,10 @@ impl Raw {
                 AllGather => ("ncclAllGather", f.ncclAllGather(src, dst, count, dtype, comm, stream)),
             }
         };
-        self.settle(name, code, call.deadline(), wanted)
+        match code {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.library.error(self.seat.rank, name, code)),
+        }
     }
 
     /// Returns an error that occurred since the last call, if any.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use instep::cuda::{Cuda, CudaDevice, Nccl};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, Borrowed, Clip, EventHandle, Layout, Mode, Stepper, Strategy, Sums, Unused};
+use instep::{AdamW, Borrowed, Clip, DType, EventHandle, Layout, Mode, Stepper, Strategy, Sums, Unused};
 
 use super::doors::Door;
 use super::memory::Gpu;
@@ -401,6 +401,68 @@ pub(super) fn of_unsharding(comm: Nccl, gpu: &Gpu) {
     comm.close().unwrap();
 }
 
+/// Collectives of a steady pass of a rank with shards of three buckets, and the launches that NCCL makes of them: a
+/// reduce-scatter and the counts of ranks are one, the numbers of a decision are one, parameters and their copies are one.
+const GROUPS: &str = "
+                 collectives launches
+Eager                     10        7
+Normed                    12        8
+Normed, copies            15        8
+";
+
+/// A scene of a rank of two. Lines of one launch follow one another.
+pub(super) fn of_groups(comm: Nccl, gpu: &Gpu) {
+    let layout = layout(&[LENGTH; BUCKETS]);
+    let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
+    let of = |name: &str, mode: Mode, copy: Option<DType>| {
+        let mut builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Zero).mode(mode);
+        builder = builder.bucket_cap_bytes(1);
+        if mode == Mode::Normed {
+            builder = builder.clip(Clip::Global(1.0));
+        }
+        if let Some(dtype) = copy {
+            builder = builder.copy_params(dtype);
+        }
+        // SAFETY: the stream lives as long as the process.
+        let mut stepper = unsafe { builder.cuda(comm.clone(), &cuda) }.unwrap();
+        let mut trace = Trace::open();
+        let mut lines = Vec::new();
+        for _ in 0..4 {
+            trace.take();
+            let mut pass = stepper.begin().unwrap();
+            for id in layout.ids() {
+                let gradient = pass.ptr(id.grad()).unwrap().0 as usize as *mut f32;
+                gpu.fill(gradient, 0.5, LENGTH);
+                pass.grad_ready(id).unwrap();
+            }
+            pass.finish().unwrap();
+            gpu.synchronize();
+            lines = trace.take();
+        }
+        stepper.close().unwrap();
+        let mut calls = lines.iter().filter(|line| line.starts_with("nccl")).peekable();
+        let (mut collectives, mut launches) = (0, 0);
+        while let Some(line) = calls.next() {
+            let together = line.split(" together=").nth(1).and_then(|rest| rest.split(' ').next());
+            let together = together.map_or(1, |number| number.parse::<usize>().unwrap());
+            for _ in 1..together {
+                let next = calls.next().expect("a line for each collective of a launch");
+                assert!(next.contains(&format!(" together={together}")), "{next}");
+            }
+            (collectives, launches) = (collectives + together, launches + 1);
+        }
+        format!("{name:<17}{collectives:>11}{launches:>9}\n")
+    };
+    let found = [
+        of("Eager", Mode::Eager, None),
+        of("Normed", Mode::Normed, None),
+        of("Normed, copies", Mode::Normed, Some(DType::BF16)),
+    ];
+    let found = format!("\n{:<17}collectives launches\n{}", "", found.concat());
+    assert!(found == GROUPS, "the launches are now{found}");
+    comm.close().unwrap();
+}
+
 /// The calls of a bucket step on slices of cudarc's of two streams, and of one on the same with their tracking off.
 #[cfg(feature = "cuda")]
 const SLICES: &str = "
@@ -484,6 +546,13 @@ fn a_bucket_step_on_slices_of_cudarcs_makes_the_calls_of_the_table() {
 fn a_steady_pass_makes_the_calls_of_the_table_beside_nccls_sums() {
     let folder = tempfile::tempdir().unwrap();
     ranks_play_with(2, "calls", Door::File, &[(TRACE, &folder.path().join("%p"))]);
+}
+
+#[test]
+#[ignore = "scripts/software-gpu.sh runs it: needs the software GPU's trace"]
+fn a_steady_pass_with_shards_launches_fewer_kernels_of_nccl_than_it_makes_collectives() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks_play_with(2, "calls_of_groups", Door::File, &[(TRACE, &folder.path().join("%p"))]);
 }
 
 #[test]

@@ -196,6 +196,41 @@ fn differing(comm: Nccl, _: &Gpu) {
     assert!(matches!(comm.check(), Err(Error::Mismatch { .. })));
 }
 
+/// Collectives of all sizes as one launch, the largest last, and after a group that a call has failed in: the call names the
+/// failure, and ends the communicator.
+fn groups(comm: Nccl, gpu: &Gpu) {
+    let rank = comm.rank();
+    let kind = CollectiveKind::AllReduce;
+    let key = |count: usize| CallKey {
+        kind,
+        pass: 0,
+        bucket: None,
+        dtype: DType::F32,
+        bytes: count as u64 * 4,
+        agreement: 7,
+    };
+    let made = |count: usize| gpu.upload(&values(rank, count));
+    let memory: Vec<(usize, *mut f32)> = COUNTS.into_iter().map(|count| (count, made(count))).collect();
+    let call = |(count, at): &(usize, *mut f32), stream| {
+        // SAFETY: device memory of the call's length; nothing touches it before a wait for the stream.
+        unsafe { Call::new(key(*count), 2, at.cast(), at.cast(), DEADLINE, stream) }
+    };
+    comm.enqueue_all(&mut memory.iter().map(|place| call(place, Some(gpu.stream())))).unwrap();
+    for (count, at) in &memory {
+        let sum: Vec<f32> = values(0, *count).iter().zip(values(1, *count)).map(|(a, b)| a + b).collect();
+        assert_eq!(gpu.read(*at, *count), sum, "{count} elements");
+    }
+    comm.agree(3, DEADLINE).unwrap();
+    // The second call has no stream. NCCL's group ends all the same, with the first call alone, on both ranks.
+    let streams = [Some(gpu.stream()), None];
+    let refused =
+        comm.enqueue_all(&mut memory.iter().zip(streams).map(|(place, stream)| call(place, stream)));
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
+    assert_eq!(comm.check(), refused);
+    comm.abort(&refused.unwrap_err());
+    assert!(gpu.ends(DEADLINE, || {}), "the abort did not end the calls");
+}
+
 /// Run with the ledger: without it the ranks would hang.
 fn out_of_order(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
@@ -306,7 +341,7 @@ fn meeting_again(first: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 26] = [
+const SCENES: [Scene; 28] = [
     ("sums", sums),
     ("meeting_again", meeting_again),
     ("differing", differing),
@@ -318,6 +353,8 @@ const SCENES: [Scene; 26] = [
     ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
     ("calls", calls::of_nccl),
     ("calls_of_unsharding", calls::of_unsharding),
+    ("calls_of_groups", calls::of_groups),
+    ("groups", groups),
     ("sums_of_sixteen_bits", sums_of_sixteen_bits),
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),
@@ -403,6 +440,7 @@ macro_rules! two_ranks {
 two_ranks! {
     two_ranks_sum_and_broadcast_exactly: "sums", File;
     two_ranks_sum_sixteen_bits_exactly: "sums_of_sixteen_bits", Adopt;
+    two_ranks_sum_many_buffers_in_one_launch: "groups", File;
     two_ranks_meet_again_and_again_by_one_file: "meeting_again", File;
     two_ranks_that_disagree_both_get_a_mismatch: "differing", Id;
     with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order", Beside;

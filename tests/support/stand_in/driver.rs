@@ -5,8 +5,9 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 
-use instep::cuda::driver::{Driver, Graph, Kernel, Module, Shape};
+use instep::cuda::driver::{Driver, Gpu, Graph, Kernel, Module, Shape};
 use instep::{DevicePtr, Error, EventHandle, Place, Result, StreamHandle};
 
 use super::calls::Call;
@@ -15,20 +16,12 @@ use super::{COMPUTE, FOREIGN, Stalled, StandIn};
 
 // SAFETY: memory is kept in boxes of words until it is given back.
 unsafe impl Driver for StandIn {
-    fn ordinal(&self) -> u32 {
-        0
-    }
-
-    fn multiprocessors(&self) -> u32 {
-        2
-    }
-
-    fn name(&self) -> &str {
-        "stand-in"
-    }
-
-    fn l2_bytes(&self) -> u64 {
-        64 << 10
+    fn gpu(&self) -> &Gpu {
+        static GPU: LazyLock<Gpu> = LazyLock::new(|| {
+            let name = "stand-in".to_owned();
+            Gpu { ordinal: 0, multiprocessors: 2, l2_bytes: 64 << 10, name }
+        });
+        &GPU
     }
 
     fn enter(&self) -> Result<bool> {
@@ -65,7 +58,7 @@ unsafe impl Driver for StandIn {
 
     unsafe fn resident_blocks(&self, _: Kernel, _: u32) -> Result<u32> {
         self.assert_entered("resident_blocks");
-        Ok(4 * self.multiprocessors())
+        Ok(4 * self.gpu().multiprocessors)
     }
 
     unsafe fn unload(&self, _: Module) {

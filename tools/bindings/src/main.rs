@@ -125,7 +125,7 @@ const SOFTWARE_GPU: &str = "tools/software-gpu/src/exported.txt";
 /// What is called; everything else of the library stays out.
 const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLastError|\
     CommInitRankConfig|CommUserRank|CommCount|CommCuDevice|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
-    AllReduce|Broadcast|AllGather|ReduceScatter|MemAlloc|MemFree|CommRegister|CommDeregister)";
+    AllReduce|Broadcast|AllGather|ReduceScatter|GroupStart|GroupEnd|MemAlloc|MemFree|CommRegister|CommDeregister)";
 
 /// The numbers that are used; all others stay out too.
 const NCCL_NUMBERS: &str = "ncclSuccess ncclInProgress ncclSum ncclMin ncclMax ncclUint32 ncclUint64 ncclFloat16 \

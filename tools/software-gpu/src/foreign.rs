@@ -18,6 +18,8 @@ pub struct ForeignWork {
     pub target_bytes: usize,
     /// Work of one order runs in the order in which it was enqueued, also on several streams.
     pub order: u64,
+    /// The number of works of this one's launch; a line of the trace shows it if there are several.
+    pub together: usize,
     /// Goes on with one run of the work; 0 if it cannot end yet. Runs of one call have different tickets.
     pub step:
         unsafe extern "C" fn(call: *mut c_void, ticket: u64, source: *const u8, target: *mut u8) -> c_int,

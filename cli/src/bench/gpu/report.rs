@@ -122,9 +122,9 @@ impl Report {
         let driver = cuda.driver();
         let device = DeviceLine {
             ordinal: driver.ordinal(),
-            name: driver.name().to_owned(),
-            multiprocessors: driver.multiprocessors(),
-            l2_bytes: driver.l2_bytes(),
+            name: driver.gpu().name.clone(),
+            multiprocessors: driver.gpu().multiprocessors,
+            l2_bytes: driver.gpu().l2_bytes,
         };
         Ok(Report {
             machine: Machine::this()?,

@@ -70,7 +70,9 @@ impl Blocks {
     pub(super) fn of(self, cuda: &Cuda) -> Option<u32> {
         match self {
             Blocks::All => None,
-            Blocks::PerMultiprocessor(factor) => Some(factor.saturating_mul(cuda.driver().multiprocessors())),
+            Blocks::PerMultiprocessor(factor) => {
+                Some(factor.saturating_mul(cuda.driver().gpu().multiprocessors))
+            }
             Blocks::Exactly(blocks) => Some(blocks),
         }
     }
@@ -116,7 +118,7 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
                             max_blocks: blocks.of(cuda),
                             zeros: options.gpu.zeros,
                         };
-                        if cache == Cache::Beyond || case.is_resident(cuda.driver().l2_bytes()) {
+                        if cache == Cache::Beyond || case.is_resident(cuda.driver().gpu().l2_bytes) {
                             cases.push(case);
                         }
                     }
@@ -159,7 +161,7 @@ impl Case {
 
     /// Allocates the memory of this case.
     pub(super) fn launcher(&self, cuda: &Cuda) -> instep::Result<GpuLauncher> {
-        let buckets = self.buckets(cuda.driver().l2_bytes());
+        let buckets = self.buckets(cuda.driver().gpu().l2_bytes);
         let length = self.elements / self.segments;
         let names = (0..buckets * self.segments).map(|k| format!("p{k}"));
         let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;

@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(5);
 pub(crate) enum Task {
     /// All ranks have to join.
     Join,
-    /// This work is not on its stream yet.
-    Enqueue(usize, Work),
+    /// This work is not on its streams yet: a collective, or those of a group.
+    Enqueue(Vec<(usize, Work)>),
     /// All collectives, and all graphs with some, have to end, on all ranks.
     Finalize,
 }
@@ -156,7 +156,7 @@ impl Communicator {
                 Some(devices) => self.may_share(&devices),
                 None => Err(Task::Join),
             },
-            Task::Enqueue(stream, work) => Ok(enqueue(stream, &work)),
+            Task::Enqueue(works) => Ok(enqueue(&works)),
             Task::Finalize if self.calls.load(Ordering::Acquire) > 0 => Err(Task::Finalize),
             Task::Finalize => {
                 self.shared.end();
@@ -185,20 +185,33 @@ impl Communicator {
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         self.shared.end();
-        if let Some((Task::Enqueue(_, work), _)) = self.state().task.take() {
-            // SAFETY: the work never got to a stream.
-            unsafe { (work.release)(work.call) };
+        if let Some((Task::Enqueue(works), _)) = self.state().task.take() {
+            release(&works);
         }
+    }
+
+    /// Puts a communicator into an error.
+    pub(crate) fn fail(&self, code: Code) {
+        self.state().error.get_or_insert(code);
     }
 }
 
-fn enqueue(stream: usize, work: &Work) -> Code {
+/// Frees work that never got to a stream.
+pub(crate) fn release(works: &[(usize, Work)]) {
+    // SAFETY: nothing else has the calls.
+    works.iter().for_each(|(_, work)| unsafe { (work.release)(work.call) });
+}
+
+fn enqueue(works: &[(usize, Work)]) -> Code {
     let Some(driver) = driver() else { return Code::ncclSystemError };
-    // SAFETY: a resolved stream, and work as the driver describes it.
-    match unsafe { (driver.enqueue)(stream, work) } {
-        0 => Code::ncclSuccess,
-        _ => Code::ncclUnhandledCudaError,
+    for (at, (stream, work)) in works.iter().enumerate() {
+        // SAFETY: a resolved stream, and work as the driver describes it.
+        if unsafe { (driver.enqueue)(*stream, work) } != 0 {
+            release(&works[at + 1..]);
+            return Code::ncclUnhandledCudaError;
+        }
     }
+    Code::ncclSuccess
 }
 
 /// How many communicators were made, and those that are alive, by their handles.

@@ -18,6 +18,8 @@ pub(crate) struct Work {
     pub(crate) target_bytes: usize,
     /// Work of one order runs in the order in which it was enqueued, also on several streams.
     pub(crate) order: u64,
+    /// The number of works of this one's launch.
+    pub(crate) together: usize,
     pub(crate) step: unsafe extern "C" fn(*mut c_void, u64, *const u8, *mut u8) -> c_int,
     pub(crate) release: unsafe extern "C" fn(*mut c_void),
     pub(crate) call: *mut c_void,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::communicator::{self, Communicator, OUTSTANDING, Task, found, start_helper};
 use crate::driver::{Work, driver};
+use crate::group;
 use crate::header::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
     ncclResult_t as Code, ncclUniqueId,
@@ -32,11 +33,15 @@ macro_rules! exported {
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-            if let Some(code) = settings::failure(stringify!($name)) {
-                return Code(code);
+            let code = match settings::failure(stringify!($name)) {
+                Some(code) => Code(code),
+                // SAFETY: the caller keeps to `nccl.h`: pointers lead to what the call reads or writes.
+                None => (|| unsafe { $body })(),
+            };
+            if !matches!(code, Code::ncclSuccess | Code::ncclInProgress) {
+                group::fails(code);
             }
-            // SAFETY: the caller keeps to `nccl.h`: pointers lead to what the call reads or writes.
-            unsafe { $body }
+            code
         }
     )*};
 }
@@ -146,6 +151,15 @@ exported! {
         collective(c"ncclBroadcast", Kind::Broadcast(root as usize), source, target, count, (dtype, ncclRedOp_t::ncclSum), handle, stream)
     }
 
+    fn ncclGroupStart() {
+        group::start();
+        Code::ncclSuccess
+    }
+
+    fn ncclGroupEnd() {
+        group::end()
+    }
+
     fn ncclMemAlloc(address: *mut *mut c_void, bytes: usize) {
         let mut made = 0;
         match driver() {
@@ -246,19 +260,12 @@ fn collective(
         target: target.expose_provenance() as u64,
         target_bytes,
         order: handle.expose_provenance() as u64,
+        together: 1,
         step: transfer::step,
         release: transfer::release,
         call: Box::into_raw(Box::new(call)).cast(),
     };
-    let unused = work.call;
-    match communicator.begin(Task::Enqueue(stream, work)) {
-        Ok(()) => communicator.begun(),
-        Err((code, _)) => {
-            // SAFETY: refused before any stream had it.
-            unsafe { transfer::release(unused) };
-            code
-        }
-    }
+    group::add(communicator, stream, work)
 }
 
 /// `ncclGetErrorString` of `nccl.h`.

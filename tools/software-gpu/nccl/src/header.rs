@@ -228,3 +228,9 @@ unsafe extern "C" {
         stream: cudaStream_t,
     ) -> ncclResult_t;
 }
+unsafe extern "C" {
+    pub fn ncclGroupStart() -> ncclResult_t;
+}
+unsafe extern "C" {
+    pub fn ncclGroupEnd() -> ncclResult_t;
+}

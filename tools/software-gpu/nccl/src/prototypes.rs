@@ -13,6 +13,6 @@ macro_rules! same {
 same! {
     ncclGetVersion ncclGetUniqueId ncclGetErrorString ncclGetLastError ncclCommInitRank ncclCommInitRankConfig
     ncclCommUserRank ncclCommCount ncclCommCuDevice ncclCommFinalize ncclCommDestroy ncclCommAbort
-    ncclCommGetAsyncError ncclAllReduce ncclBroadcast ncclAllGather ncclReduceScatter ncclMemAlloc ncclMemFree
-    ncclCommRegister ncclCommDeregister
+    ncclCommGetAsyncError ncclAllReduce ncclBroadcast ncclAllGather ncclReduceScatter ncclGroupStart ncclGroupEnd
+    ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister
 }

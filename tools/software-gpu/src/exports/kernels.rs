@@ -97,6 +97,7 @@ pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignW
         ("source_bytes", work.source_bytes.shown()),
         ("target", Value::Device(work.target)),
         ("target_bytes", work.target_bytes.shown()),
+        ("together", if work.together > 1 { work.together.shown() } else { Value::Unseen }),
     ];
     let call = Call { name: &name, arguments: Some(&arguments) };
     entry::call(&call, |gpu| gpu.enqueue_foreign(stream, foreign))
