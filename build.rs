@@ -1,8 +1,8 @@
-//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler. Those of the GPU,
-//! on demand, are in `build/cuda.rs`.
+//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler. `build/cuda.rs`
+//! compiles the kernels of the GPU, on demand.
 //!
-//! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction, no fast-math, optimised in debug
-//! profiles too, because unoptimised helpers would be neither inlined nor fast. This script never probes the build
+//! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction and no fast-math. Debug profiles are
+//! optimised too, because unoptimised helpers would be neither inlined nor fast. This script never probes the build
 //! machine's CPU: the choice between the builds is made at run time.
 
 use std::path::Path;
@@ -44,7 +44,7 @@ fn main() {
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }
 
-/// Compiles one build into a folder of its own: objects are named after the source and would overwrite each other.
+/// Compiles one build into a separate folder: objects are named after the source and would overwrite each other.
 fn compile(name: &str, flags: &[&str], out: &Path) {
     fs::create_dir_all(out).unwrap_or_else(|e| panic!("instep: {}: {e}", out.display()));
     let mut build = cc::Build::new();

@@ -1,6 +1,6 @@
 //! `cargo bench`: runs `instep bench` with the same options, so that there is one runner.
 //!
-//! Must measure nothing itself.
+//! This file must measure nothing itself.
 #![allow(missing_docs)]
 
 use std::process::{Command, ExitCode};

@@ -85,7 +85,7 @@ fn refuse(why: &str) -> ! {
 struct Nvcc(PathBuf);
 
 impl Nvcc {
-    /// The one that NVCC names, or else that of CUDA_HOME, or else the one on PATH.
+    /// Returns the compiler that NVCC names, or else that of CUDA_HOME, or else that on PATH.
     fn find() -> Result<Nvcc, String> {
         if let Some(named) = env::var_os("NVCC").map(PathBuf::from) {
             let nvcc = Nvcc(named);
@@ -109,13 +109,13 @@ impl Nvcc {
         }
     }
 
-    /// Like "13.0", or none if it does not start.
+    /// Returns the compiler's release, such as "13.0", or `None` if the compiler does not start.
     fn release(&self) -> Option<String> {
         let text = self.says("--version")?;
         Some(text.split_once("release ")?.1.split(',').next()?.to_owned())
     }
 
-    /// The requested architectures, or those of `architectures.txt` that this compiler knows, oldest first.
+    /// Returns the requested architectures, or those of `architectures.txt` that this compiler knows, oldest first.
     fn architectures(&self) -> Vec<u32> {
         let known = self.says("--list-gpu-code").unwrap_or_default();
         let knows = |code: &u32| known.lines().any(|line| line.trim() == format!("sm_{code}"));

@@ -1,28 +1,28 @@
-/* Every struct that crosses between Rust, C++ and CUDA, and nothing else.
+/* This file defines every struct that crosses between Rust, C++ and CUDA, and nothing else.
  *
- * C99, so that bindgen, a C compiler, g++ and nvcc read the same text; src/abi.rs is generated from it
- * (`cargo run -p bindings`), and so is abi_layout.h, which holds each compiler to the layout that Rust has. Fixed-width
- * members only, no implicit padding. No other struct crosses. */
+ * The file is C99, so that bindgen, a C compiler, g++ and nvcc read the same text. `cargo run -p bindings` generates
+ * src/abi.rs and abi_layout.h from it. With abi_layout.h each compiler checks that the layout equals the one in Rust.
+ * Members have fixed widths, and there is no implicit padding. No other struct crosses. */
 #ifndef INSTEP_ABI_H
 #define INSTEP_ABI_H
 
 #include <stdint.h>
 
-/* Norm leaves, shard cuts and segment starts are multiples of this many elements from the start of a parameter, so no
- * cut of the work can move a block boundary. */
+/* Norm leaves, shard cuts and segment starts are multiples of this many elements from the start of a parameter.
+ * Therefore no cut of the work can move a block boundary. */
 #define INSTEP_QUANTUM 256
-/* Elements of a full tile: the unit of work that one thread block or one pool task takes. */
+/* Number of elements of a full tile: the unit of work of one thread block or one pool task. */
 #define INSTEP_TILE_ELEMENTS 2048
-/* Tiles that a kernel may take as one run; places inside it are below 2^31. */
+/* Largest number of tiles that a kernel may take as one run; places inside it are below 2^31. */
 #define INSTEP_LONGEST_RUN 524288
-/* Threads of a block of every GPU kernel; in the step each takes four elements at a time. */
+/* Number of threads per block of every GPU kernel; in the step each thread takes four elements at a time. */
 #define INSTEP_GPU_THREADS 256
 /* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
 #define INSTEP_NORM_LIMBS 22
-/* Optimizer states per parameter, at most. */
+/* Largest number of optimizer states per parameter. */
 #define INSTEP_MAX_STATES 3
-/* Different records, and records in all, that a step's own argument can hold: with the rest of InstepStepLaunch they fill
- * the 4,096 bytes that every driver takes for arguments. */
+/* The number of different records, and of all records, that fit into a step's own argument. With the rest of
+ * InstepStepLaunch they fill the 4,096 bytes that every driver accepts as arguments. */
 #define INSTEP_GIVEN_RECORDS 24
 #define INSTEP_GIVEN_INDICES 1392
 #define INSTEP_NO_BUCKET 0xffffffffu
@@ -36,10 +36,10 @@ enum InstepOptimizer {
     INSTEP_OPTIMIZER_CUSTOM = INSTEP_OPTIMIZER_COUNT /* the user's own code, called between launches */
 };
 
-/* How elements are stored; arithmetic is f32 throughout. */
+/* The formats in which elements are stored; arithmetic is f32 throughout. */
 enum InstepDtype { INSTEP_DTYPE_F32 = 0, INSTEP_DTYPE_BF16 = 1, INSTEP_DTYPE_F16 = 2 };
 
-/* The master weights of a 16-bit parameter, placed like the states; see remainder.h. */
+/* The master weights of a 16-bit parameter, with the same places as the states; see remainder.h. */
 enum InstepMaster {
     INSTEP_MASTER_NONE = 0,
     INSTEP_MASTER_F32 = 1,
@@ -47,7 +47,7 @@ enum InstepMaster {
     INSTEP_MASTER_REMAINDER8 = 3   /* the next 8 bits of it */
 };
 
-/* How states are stored: as one of the dtypes, or in codes, codes.h. */
+/* The formats in which states are stored: one of the dtypes, or codes (codes.h). */
 enum InstepMoments {
     INSTEP_MOMENTS_F32 = INSTEP_DTYPE_F32,
     INSTEP_MOMENTS_BF16 = INSTEP_DTYPE_BF16,
@@ -134,7 +134,7 @@ typedef union InstepHyper {
     double words[8];
 } InstepHyper;
 
-/* Arguments of the user's own code. Begin writes the first two; the launch before that code writes the others. */
+/* The arguments of the user's own code. Begin writes the first two; the launch before that code writes the others. */
 typedef struct InstepCustomScalars {
     double lr;
     uint64_t step;     /* of this update, from 1 */
@@ -142,16 +142,16 @@ typedef struct InstepCustomScalars {
     uint32_t action;   /* INSTEP_ACTION_STEP; or INSTEP_ACTION_LEAVE, and nothing may change */
 } InstepCustomScalars;
 
-/* The scalars that Begin derives for one update: `custom`, or the struct in the rule's header, which only the kernels
- * read. */
+/* The scalars that Begin derives for one update: `custom`, or the struct in the rule's header. Only the kernels read
+ * that struct. */
 typedef union InstepScalars {
     InstepCustomScalars custom;
     uint64_t words[6];
 } InstepScalars;
 
-/* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened;
- * `stepped` says that the last pass made one, and Begin adds it: a skipped or abandoned pass therefore never
- * advances bias correction. */
+/* A record in control memory, one per segment and optimizer that steps it. `steps` counts the updates that happened.
+ * `stepped` says that the last pass made one, and Begin adds it. A skipped or abandoned pass therefore never advances
+ * bias correction. */
 typedef struct InstepRecord {
     uint64_t steps;
     uint32_t stepped;
@@ -167,8 +167,8 @@ typedef struct InstepRecord {
     InstepScalars scalars;
 } InstepRecord;
 
-/* Two sums of squares over a whole parameter, for a rule whose change is scaled by their roots: of the parameter
- * before the update, and of the change. */
+/* Two sums of squares over a whole parameter: of the parameter before the update, and of the change. They serve a rule
+ * whose change is scaled by the roots of these sums. */
 typedef struct InstepNorms {
     uint64_t limbs[2][INSTEP_NORM_LIMBS]; /* exact, norm.h */
     uint32_t nonfinite[2]; /* 1 if a magnitude is infinite or a NaN, else 0; or the ranks that have one */
@@ -196,7 +196,7 @@ typedef struct InstepControl {
     uint32_t decided;                  /* Decide has run in this pass, so norm, clip and skip are its */
 } InstepControl;
 
-/* One contiguous run of one segment, self-contained: no lookup depends on another. 64 bytes. */
+/* One contiguous run of one segment. A tile is self-contained: no lookup depends on another. It has 64 bytes. */
 typedef struct InstepTile {
     uint64_t param;        /* of its first element, in bytes from param_base */
     uint64_t grad_offset;  /* elements from the launch's gradient base */
@@ -260,14 +260,14 @@ enum InstepStepPart {
     INSTEP_PART_END = 3      /* steps nothing: it ends the gradients that the user's own code has stepped with */
 };
 
-/* What a launch leaves in the gradients of Step segments, in a skipped pass too. */
+/* What a launch leaves in the gradients of Step segments, also in a skipped pass. */
 enum InstepGradients {
     INSTEP_GRADIENTS_KEEP = 0,   /* the sums */
     INSTEP_GRADIENTS_ZERO = 1,   /* +0: the next pass may add to them */
     INSTEP_GRADIENTS_AVERAGE = 2 /* the sums times the step's multiplier */
 };
 
-/* Shared by the step and the norm; the norm reads no state and no parameter. */
+/* The step and the norm share these arguments; the norm reads no state and no parameter. */
 typedef struct InstepStepArgs {
     InstepControl* control;
     InstepRecord* records;
@@ -299,7 +299,7 @@ typedef struct InstepStepArgs {
     uint64_t share; /* consecutive tiles that a block takes, on a GPU: at least 1, and enough that the blocks take all */
 } InstepStepArgs;
 
-/* Where the tensors of one segment lie, in the place of the addresses in the arguments. */
+/* The addresses of the tensors of one segment, which replace those in the arguments. */
 typedef struct InstepBases {
     void* param_base;
     void* grads;
@@ -310,8 +310,8 @@ typedef struct InstepBases {
     float* scales[INSTEP_MAX_STATES];
 } InstepBases;
 
-/* What Begin leaves for a step, from a host that knows it: no record has a `tail` or `contributors`, nothing is skipped,
- * and the divisor is known. Parameters of one group have the same record while their counts and multipliers are equal. */
+/* The values that a host-run Begin leaves for a step. No record has a `tail` or `contributors`, nothing is skipped, and
+ * the divisor is known. Parameters of one group have the same record while their counts and multipliers are equal. */
 typedef struct InstepGiven {
     float multiplier;         /* as in the control block */
     float average_multiplier;
@@ -354,7 +354,8 @@ typedef struct InstepAddArgs {
     uint32_t reserved;
 } InstepAddArgs;
 
-/* A run of elements and its copy in another dtype, each rounded once to the nearest. They do not overlap. */
+/* A run of elements and its copy in another dtype; each element is rounded once to the nearest. The two runs do not
+ * overlap. */
 typedef struct InstepCastArgs {
     const void* from;
     void* to;
@@ -363,7 +364,7 @@ typedef struct InstepCastArgs {
     uint32_t to_dtype;
 } InstepCastArgs;
 
-/* A run of elements as they are stored, to be read and written as f32 outside a step. */
+/* A run of stored elements that is read and written as f32 outside a step. */
 typedef struct InstepStored {
     void* values;
     void* second;         /* the remainders of parameters, the scales of 8-bit states; else null */
@@ -374,29 +375,30 @@ typedef struct InstepStored {
     uint32_t reserved;
 } InstepStored;
 
-/* The entries of one build of cpu/kernels.cpp; one such table per instruction set. Every entry runs in the IEEE
- * environment and restores the caller's. No entry allocates, blocks or calls back. */
+/* The entries of one build of cpu/kernels.cpp; each instruction set has one such table. Every entry runs in the IEEE
+ * environment and restores the caller's environment. No entry allocates, blocks or calls back. */
 typedef struct InstepKernels {
     uint32_t (*self_test)(void); /* 0, or the number of the property that this build lacks */
     void (*begin)(const InstepBeginArgs* args);
     void (*decide)(const InstepDecideArgs* args);
-    /* `bases`: by a tile's `record`, if segments lie apart; else null. */
+    /* `bases` is indexed by a tile's `record` if segments are in separate memory, and null otherwise. */
     void (*norm)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile);
-    /* `ahead_bytes`: how far ahead loops prefetch, 0 for not at all. */
+    /* `ahead_bytes` is the distance of the loops' prefetches; 0 means no prefetches. */
     void (*step)(const InstepStepArgs* args, const InstepBases* bases, uint64_t first_tile, uint64_t last_tile,
                  uint64_t ahead_bytes);
     /* Writes the action of the user's own code for each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
-    /* The sum of elements [first, last) of every rank's buffer, of `dtype`, in rank order, added as f32 and rounded once
-     * to the nearest. It goes to `to`; or, if that is null, into every rank's buffer. */
+    /* Sums elements [first, last) of every rank's buffer, of `dtype`, in rank order. It adds them as f32 and rounds
+     * once to the nearest. The sum goes to `to` or, if `to` is null, into every rank's buffer. */
     void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last, void* to);
-    /* to = from * factor, rounded to a 16-bit dtype, and back again. */
+    /* Computes to = from * factor, rounded to a 16-bit dtype, and converts back again. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
     void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);
-    /* Stored values as f32, and back again, rounded to the nearest. Decoded values encode to the same bits. */
+    /* Reads stored values as f32, and stores them again, rounded to the nearest. Decoded values encode to the same
+     * bits. */
     void (*decode)(const InstepStored* from, float* to);
     void (*encode)(const float* from, const InstepStored* to);
-    /* Reads arrays[0], reads and writes the others; see ceiling.h. */
+    /* Reads arrays[0], and reads and writes the other arrays; see ceiling.h. */
     void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last,
                     uint64_t ahead_bytes);
     uint32_t signed_states[INSTEP_OPTIMIZER_COUNT]; /* by bit, which states of a rule may be negative */

@@ -1,6 +1,6 @@
-/* The layout of every struct of abi.h, as Rust has it: what compiles the kernels must see the same.
+/* The layout of every struct of abi.h in Rust: each compiler of the kernels must have the same layout.
  *
- * Written by `cargo run -p bindings`; must not be edited by hand. */
+ * `cargo run -p bindings` writes this file; do not edit it by hand. */
 #ifndef INSTEP_ABI_LAYOUT_H
 #define INSTEP_ABI_LAYOUT_H
 

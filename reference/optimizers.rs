@@ -1,16 +1,16 @@
 //! The specification: every optimizer in f64, one element at a time, as the papers and `torch.optim` state it.
 //!
-//! The tests, and the benches before they time a step, compare the kernels with this file. It is short enough to be checked
-//! by eye, imports nothing, and shares no line with the kernels: averages are beta*old + (1-beta)*new here, powers are powi,
-//! and the decay of AdamW multiplies by 1 - lr*weight_decay.
+//! The tests, and the benches before they time a step, compare the kernels with this file. It is short enough to be
+//! checked by eye, imports nothing, and shares no line with the kernels. Averages are beta*old + (1-beta)*new here,
+//! powers are powi, and the decay of AdamW multiplies by 1 - lr*weight_decay.
 
 /// One element of a parameter, with its states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scalar {
     pub param: f64,
-    /// In the order of `state_names`.
+    /// The states, in the order of `state_names`.
     pub states: [f64; 3],
-    /// Updates so far.
+    /// Number of updates so far.
     pub steps: i32,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    /// The rule of that name in `vectors.txt`; `number` gives its hyperparameters by name, flags as 0 or 1.
+    /// Returns the rule of that name in `vectors.txt`. `number` gives its hyperparameters by name, flags as 0 or 1.
     pub(crate) fn named(name: &str, number: &dyn Fn(&str) -> f64) -> Rule {
         let decoupled = f64::from(u8::from(name == "adamw"));
         let of_adam = |field: &str| if field == "decoupled" { decoupled } else { number(field) };
@@ -99,7 +99,7 @@ impl Rule {
         }
     }
 
-    /// One update of a whole tensor with `gradients`, the means over ranks.
+    /// Makes one update of a full tensor with `gradients`, the means over ranks.
     pub(crate) fn step(&self, tensor: &mut [Scalar], gradients: &[f64]) {
         assert_eq!(tensor.len(), gradients.len());
         tensor.iter_mut().zip(gradients).for_each(|(x, gradient)| self.step_element(x, *gradient));
@@ -127,7 +127,7 @@ impl Rule {
         }
     }
 
-    /// The learning rate, whatever the rule.
+    /// Returns the learning rate of any rule.
     pub(crate) fn lr_mut(&mut self) -> &mut f64 {
         match self {
             Rule::Sgd(Sgd { lr, .. })
@@ -238,7 +238,7 @@ impl Adamax {
     }
 }
 
-/// The sign as in torch.sign: 0 for 0 and for NaN.
+/// Returns the sign as `torch.sign` does: 0 for 0 and for NaN.
 fn sign(x: f64) -> f64 {
     if x > 0.0 {
         1.0
@@ -271,7 +271,7 @@ impl Rprop {
 }
 
 impl Lion {
-    /// The average whose sign is taken.
+    /// Returns the average whose sign is taken.
     pub(crate) fn direction(&self, x: &Scalar, gradient: f64) -> f64 {
         let g = if self.maximize { -gradient } else { gradient };
         self.beta1 * x.states[0] + (1.0 - self.beta1) * g
@@ -318,7 +318,7 @@ impl NAdam {
 }
 
 impl RAdam {
-    /// The rectification, once the variance of the second moment is tractable.
+    /// Returns the rectification, once the variance of the second moment is tractable.
     pub(crate) fn rectification(&self, step: i32) -> Option<f64> {
         let rho_inf = 2.0 / (1.0 - self.beta2) - 1.0;
         let power = self.beta2.powi(step);
@@ -391,7 +391,7 @@ impl AdEmaMix {
     }
 }
 
-/// Euclidean norm. The sum is compensated (Neumaier), so its error does not grow with the length.
+/// Returns the Euclidean norm. The sum is compensated (Neumaier), so its error does not grow with the length.
 pub(crate) fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
     let (mut sum, mut lost) = (0.0f64, 0.0f64);
     for value in values {

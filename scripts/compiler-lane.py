@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Checks the GPU kernels as nvcc compiles them, without a GPU: PTX, resources and machine code of each kernel.
 
-A contraction, a spill or a narrow access changes bits or speed without any other test noticing on a machine that has no
-GPU. So does a wait between two loads: sass/ traces a warp of each kernel and precision, and reads how it waits. Needs
-nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). It compiles as build/cuda.rs does, or
-judges the binary that the crate has embedded (`--fatbin`). `--bless` writes kernels/record:
-instructions (sass.csv), and stalls, loads in flight and dependent loads of a round (latency.csv). Otherwise all must be the
-recorded ones within TOLERANCE, if the record is of this nvcc. Flags and architectures come from the files that
-build/cuda.rs reads.
+A contraction, a spill or a narrow access changes bits or speed. On a machine without a GPU no other test would notice.
+A wait between two loads does so too: sass/ traces a warp of each kernel and precision, and reads how it waits. The
+script needs nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). It compiles as
+build/cuda.rs does, or checks the binary that the crate has embedded (`--fatbin`). `--bless` writes kernels/record:
+instructions (sass.csv), and stalls, loads in flight and dependent loads of a round (latency.csv). Otherwise all figures
+must equal the recorded ones within TOLERANCE, if the record was made with this nvcc. Flags and architectures come from
+the files that build/cuda.rs reads.
 """
 
 import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
@@ -41,7 +41,9 @@ ATOMICS = {"norm": {"add.u64", "max.u32", "min.u32"}, "step": {"min.u32"}}
 
 
 def innermost_loops(lines):
-    """The lines of each loop that contains no other, by the graph of jumps: the order of the text says nothing."""
+    """The lines of each loop that contains no other loop, found by the graph of jumps, because the order of the text
+    says nothing.
+    """
     blocks = [[]]
     for line in lines:
         if line.endswith(":") and blocks[-1]:
@@ -118,7 +120,9 @@ class Lane:
         self.check(size <= BYTES_PER_ARCHITECTURE, f"{size} bytes per architecture")
 
     def judge_ptx(self, text):
-        """Contraction must be looked for here: machine code spells IEEE division and root with fused instructions."""
+        """Contraction must be looked for in PTX, because machine code spells IEEE division and root with fused
+        instructions.
+        """
         bodies = dict(re.findall(r"\.visible \.entry (\w+)\(.*?\n\{\n(.*?)\n\}\n", text, re.S))
         self.check(set(bodies) == self.names, f"PTX: entries {sorted(bodies)}, expected {sorted(self.names)}")
         for name, body in bodies.items():
@@ -152,14 +156,18 @@ class Lane:
                 self.judge_seqlock(name, lines)
 
     def judge_seqlock(self, where, lines):
-        """The sequence, a fence, what it guards at higher addresses, a fence, the sequence."""
+        """Looks for the pattern of a seqlock: the sequence, a fence, what it guards at higher addresses, a fence, the
+        sequence.
+        """
         kinds = {"st.volatile": "s", "membar.sys": "|"}
         writes = [("".join(kinds[k] for k in kinds if line.startswith(k)), "+" in line) for line in lines]
         order = "".join("p" if kind == "s" and later else kind for kind, later in writes)
         self.check(re.fullmatch(r"s\|p+\|s", order), f"{where}: stores and fences in the order {order} are no seqlock")
 
     def judge_loops(self, where, lines, is_scaled):
-        """f64 has no place where elements are stepped; scalars are prepared outside. Squares are summed in it."""
+        """Loops over elements must have no f64; scalars are prepared outside these loops. Only squares are summed in
+        f64.
+        """
         bodies = innermost_loops(lines)
         storing = [body for body in bodies if any(re.search(r"st\.global(?:\.cs)?\.v[24]", line) for line in body)]
         is_coded = where.endswith("_8bit")
@@ -228,7 +236,7 @@ class Lane:
         return counts
 
     def judge_latency(self, sass, banks, path, is_whole, bless):
-        """How a warp waits, by scripts/sass/. A kernel that cannot be followed is a fault."""
+        """Reads how a warp waits, by scripts/sass/. A kernel that cannot be followed is a fault."""
         self_test.run(self.abi)
         start, found = time.monotonic(), {}
         for (name, part, code), figures in read_binary(self.abi, sass, banks).items():

@@ -4,8 +4,8 @@
     scripts/functional-optimizers.py          prints the file
     scripts/functional-optimizers.py --bless  writes it
 
-It needs the package and torch. States, hyperparameters and sources are the library's. python/tests/test_functional.py holds
-the file to this.
+It needs the package and torch. States, hyperparameters and sources come from the library.
+python/tests/test_functional.py compares the file with this output.
 """
 
 import argparse, textwrap
@@ -18,8 +18,9 @@ PAGE = Path(__file__).resolve().parent.parent / "python/instep/torch/functional.
 
 HEAD = '''"""Steps over lists of the caller's tensors, one function for each optimizer. They keep no state.
 
-Written by scripts/functional-optimizers.py. A call reads addresses, counts and values from the tensors, checks all of them,
-and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the CPU:
+scripts/functional-optimizers.py writes this file. A call reads addresses, counts and values from the tensors, checks all
+of them, and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the
+CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
 - ``grads``: any of these types, with the parameter's shape and strides. They are only read. A parameter is skipped if its
@@ -94,14 +95,14 @@ def function_of(key, descriptor):
 
 
 def wrapped(text, indent):
-    """Lines of at most 120 columns. An argument stays on its line."""
+    """Lines of at most 120 columns. An argument is never broken over two lines."""
     whole = text.replace(": ", ":\0").replace(" = ", "\0=\0") if " = " in text else text
     lines = textwrap.wrap(whole, 120 - indent, break_long_words=False, break_on_hyphens=False)
     return textwrap.indent("\n".join(lines), " " * indent).replace("\0", " ")
 
 
 def file():
-    """Its text."""
+    """The text of the file."""
     names = sorted([f"{key}_" for key in OPTIMIZERS] + ["Clipped", "add_", "clip_", "copy_", "norm_", "prepare"])
     listed = "__all__ = [\n" + wrapped(", ".join(f'"{name}"' for name in names) + ",", 4) + "\n]\n"
     return HEAD + listed + TAIL + "\n" + "\n\n".join(function_of(*item) for item in OPTIMIZERS.items())

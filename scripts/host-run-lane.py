@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The GPU's kernels run on the CPU: compiled by g++ with a shim, each thread a fiber, against the CPU's kernels bit by bit.
+"""Runs the GPU's kernels on the CPU. g++ compiles them with a shim, each thread is a fiber, and every bit is compared
+with the CPU's kernels.
 
-A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run/mod.rs, which
-opens the compiled kernels, and whole steppers, whose stand-in for a driver launches them. `--sanitize` does it under
-AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read beside a tensor that changes no bit; `--races` finds
-data races, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions alone, and
-`add`, `cast` and `naive` those of host_run::add, host_run::cast and host_run::naive. The kernels are compiled unchanged, with the CPU's rules for floating point.
+A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are in
+tests/host_run/mod.rs. They open the compiled kernels, and complete steppers on a stand-in driver that launches the
+kernels. `--sanitize` runs them under AddressSanitizer and UndefinedBehaviorSanitizer, which also detect a read beside a
+tensor that changes no bit. `--races` finds data races, and takes ten times as long. `--races precisions` runs only the
+tests of host_run::precisions; `add`, `cast` and `naive` run those of host_run::add, host_run::cast and host_run::naive.
+The kernels are compiled unchanged, with the CPU's rules for floating point.
 """
 
 import argparse, json, os, shlex, shutil, signal, subprocess, sys, tempfile
@@ -79,7 +81,7 @@ def main():
 def run_until(phrase, command, tests, environment):
     """Runs tests one by one up to the first that fails with the phrase, and returns whether any failed.
 
-    A test that the phrase names comes first, then those of the kernels alone, which take seconds.
+    A test that the phrase names comes first. The tests that need only the kernels follow. They take seconds.
     """
     status = 0
     for test in sorted(tests, key=lambda test: (phrase not in test, not test.startswith("host_run::"))):

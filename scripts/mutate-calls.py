@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Plants one mistake at a time into the driver calls of the library's own tests. The software GPU must name it.
 
-A row of FAULTS: the mistake, the variable that plants it, its value with {n} for the number of the call, the calls to try,
-a test, and a phrase of the report, or several of which one suffices. The calls are tried in order up to the first whose
-mistake is named. The library is not built again: the software GPU makes, leaves out or falsifies the call that a mistake in
-the library would.
+A row of FAULTS has the mistake, the variable that plants it, its value with {n} for the number of the call, the calls
+to try, a test, and the phrases of the report, one of which must appear. The calls are tried in order up to the first
+whose mistake is named. The library is not built again: the software GPU makes, leaves out or falsifies the call, as a
+mistake in the library would.
 
-A row of SOURCES is a mistake in the library's source: file, text, replacement. It is planted into a copy of the tree, which
-takes a build, so only `--sources` runs these.
+A row of SOURCES is a mistake in the library's source: file, text, replacement. It is planted into a copy of the tree
+and needs a build, so only `--sources` runs these.
 """
 
 import argparse, importlib.util, os, re, subprocess, sys
@@ -66,14 +66,14 @@ SOURCES = [
 
 
 def environment(folder, variable=None, value=None):
-    """The tests' variables, with a mistake."""
+    """The tests' environment variables, with a mistake."""
     extra = {"INSTEP_CUDA": f"{folder}/libcuda.so", "INSTEP_NCCL": f"{folder}/libnccl.so.2",
              "INSTEP_REQUIRE_GPU": "1", "INSTEP_REQUIRE_NCCL": "1", "RUST_BACKTRACE": "0"}
     return dict(os.environ, **extra, **({variable: value} if variable else {}))
 
 
 def run(tests, test, variables):
-    """What a test says, and whether it passes; one thread, so that a number means one call."""
+    """The output of a test, and whether the test passes. It runs on one thread, so that a number means one call."""
     command = [tests, "-q", "--nocapture", "--test-threads", "1", "--include-ignored", test]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     if not done.returncode and "ok. 0 passed" in done.stdout:
@@ -90,7 +90,9 @@ def built(root, target=None):
 
 
 def planted(file, old, new):
-    """The same, built from a copy of the tree with a mistake. It stays where it is, so that only what changes is compiled again."""
+    """The software GPU and the tests, built from a copy of the tree with a mistake. The copy stays in place, so that
+    only changed files are compiled again.
+    """
     spec = importlib.util.spec_from_file_location("mutate_sources", ROOT / "scripts/mutate-sources.py")
     sources = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sources)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Plants one fault at a time into a copy of the tree. A lane must fail and name the fault.
 
-A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on, or src/... or python/...), the text to
-replace (which occurs once), its replacement, and a phrase of the report. A lane that fails for another reason has caught
-nothing. The tree itself is never written to.
+A row of FAULTS has the fault, the lane that must catch it, the file (from kernels/ on, or src/... or python/...), the
+text to replace (which occurs once), its replacement, and a phrase of the report. A lane that fails for another reason
+has caught nothing. The tree itself is never written to.
 """
 
 import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
@@ -451,7 +451,7 @@ FAULTS = [
 
 
 def place(file):
-    """A row's file, from the tree's root on."""
+    """The path of a row's file, from the tree's root."""
     return file if file.startswith(("src/", "python/")) else f"kernels/{file}"
 
 
@@ -479,7 +479,7 @@ def judged(name, lane, file, old, new, phrase):
 
 
 def copied(target):
-    """Makes a folder's copy of the tree that of now. It stays where it is, so that only what changes is compiled again."""
+    """Updates a folder's copy of the tree. The copy stays in place, so that only changed files are compiled again."""
     tree = target / "tree"
     target.mkdir(parents=True, exist_ok=True)
     tracked = set(filter(None, subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")))
@@ -510,9 +510,9 @@ def built(name, lane, file, old, new, phrase):
 
 
 def interpreted(python, name, lane, file, old, new, phrase):
-    """Runs tests of the Python package with a copy of it: the native half that is installed, and the tree's sources.
+    """Runs tests of the Python package with a copy of the package: the installed native half, and the tree's sources.
 
-    With a fault, they are those of the report's phrase, since others could only fail for another reason.
+    With a fault, only the tests of the report's phrase run, because other tests could only fail for another reason.
     """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "python/instep"

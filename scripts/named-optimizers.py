@@ -4,8 +4,8 @@
     scripts/named-optimizers.py          prints the file
     scripts/named-optimizers.py --bless  writes it
 
-It needs the package and torch. Names, defaults and sources are the library's; the order of arguments is torch's, or the
-library's where torch has no such optimizer. python/tests/test_named.py holds the file to this.
+It needs the package and torch. Names, defaults and sources come from the library. The order of arguments is torch's, or
+the library's if torch has no such optimizer. python/tests/test_named.py compares the file with this output.
 """
 
 import argparse, inspect, textwrap
@@ -23,8 +23,8 @@ OWN = {"max_norm": "Optional[float] = None", "states": "Optional[str] = None", "
 
 HEAD = '''"""A class for each optimizer, with the signature of ``torch.optim``, so that only the name changes in a program.
 
-Written by scripts/named-optimizers.py. If torch has the optimizer, the class is a subclass of torch's,
-for ``isinstance``. Of torch's code it uses only that of ``torch.optim.Optimizer``.
+scripts/named-optimizers.py writes this file. If torch has the optimizer, the class is a subclass of torch's class,
+for ``isinstance``. It uses no code of torch except that of ``torch.optim.Optimizer``.
 """
 
 # fmt: off
@@ -112,14 +112,14 @@ def class_of(key, descriptor):
 
 
 def wrapped(text, indent):
-    """Lines of at most 120 columns. An argument stays on its line."""
+    """Lines of at most 120 columns. An argument is never broken over two lines."""
     whole = text.replace(": ", ":\0").replace(" = ", "\0=\0").replace("] ", "]\0") if indent > 4 else text
     lines = textwrap.wrap(whole, 120 - indent, break_long_words=False, break_on_hyphens=False)
     return textwrap.indent("\n".join(lines), " " * indent).replace("\0", " ")
 
 
 def file():
-    """Its text."""
+    """The text of the file."""
     names = sorted(descriptor.name for descriptor in OPTIMIZERS.values())
     listed = "__all__ = [\n" + wrapped(", ".join(f'"{name}"' for name in names) + ",", 8).replace("        ", "    ") + "\n]\n"
     head = HEAD.replace("Number = Union", listed + "\nNumber = Union", 1)

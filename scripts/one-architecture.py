@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Keeps the machine code of one architecture in every fat binary of a file; the rest becomes zeros.
+"""Keeps the machine code of one architecture in every fat binary of a file, and overwrites the rest with zeros.
 
     scripts/one-architecture.py libnccl.so.2 90 libnccl-sm_90.so.2
 
-NCCL's library is two thirds code for other GPUs, too much to carry to a machine of one kind. Zeros compress well.
-Headers stay, so a driver still finds every entry and takes the one that fits. The container is not documented;
-src/cuda/built.rs describes it. The result is a new file; a file without code for the architecture is refused.
+Two thirds of NCCL's library are code for other GPUs. That is too much to carry to a machine with one kind of GPU. Zeros
+compress well. Headers stay, so a driver still finds every entry and chooses the one that fits. The container is not
+documented; src/cuda/built.rs describes it. The result is a new file; a file without code for the architecture is
+refused.
 """
 
 import struct, sys

@@ -4,7 +4,7 @@
     scripts/performance.py          fails if the page is not what the record and the formula give
     scripts/performance.py --bless  writes it
 
-The page says what the formula means, and what each of its assumptions rests on. Nothing here was measured on a GPU.
+The page explains the formula, and the basis of each assumption. Nothing here was measured on a GPU.
 """
 
 import argparse, csv, math, re, sys
@@ -32,7 +32,7 @@ CYCLES = {"fma": {"sm_80": 2}, "alu": 2, "xu": 8, "fp64": {"sm_80": 4, "sm_90": 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no machine code says."""
+    """The properties of a GPU that machine code does not show."""
 
     latency: float  # seconds of global memory under load
     exponent: float  # how well times overlap: infinite is perfectly, 1 not at all
@@ -60,7 +60,7 @@ GPUS = [
 
 
 def bytes_per_element(path, states, quantum):
-    """Moved between a kernel and memory; a word that a shift reads twice comes from a cache."""
+    """Bytes moved between a kernel and memory. A word that a shift reads twice comes from a cache."""
     width = {"F32": 4, "BF16": 2, "F16": 2, "NONE": 0, "REMAINDER16": 2, "REMAINDER8": 1, "8BIT": 1 + 4 / quantum}
     grad, param, master = width[path.grad], width[path.param], width[path.master]
     if states is None:  # the norm
@@ -82,13 +82,15 @@ class Prediction:
 
 
 def norm_of(times, exponent):
-    """The longest time, and what the others add to it."""
+    """The longest time, plus the part that the other times add to it."""
     longest = max(times)
     return longest if math.isinf(exponent) else sum(time**exponent for time in times) ** (1 / exponent)
 
 
 def predict(gpu, row, size, run_elements, only_reads, given=USUAL):
-    """`row`: figures of a warp; `size`: bytes of an element; `run_elements`: of a block's tiles that are one run."""
+    """``row`` has the figures of a warp, ``size`` the bytes of an element, and ``run_elements`` the number of
+    elements of a block's tiles that are one run.
+    """
     rounds = run_elements * 32 / THREADS / row["elements"]
     instructions = row["instructions"] + row["tile_instructions"] / rounds
     # While a block loads what comes before its first element, the others of its multiprocessor work.
@@ -107,13 +109,13 @@ def predict(gpu, row, size, run_elements, only_reads, given=USUAL):
 
 
 def share_bytes():
-    """What a block's share of a step moves."""
+    """Bytes that a block's share of a step moves."""
     found = re.search(r"const SHARE_BYTES: u64 = (\d+) << (\d+);", LAUNCHES.read_text())
     return int(found[1]) << int(found[2])
 
 
 def share_of(tiles, tile_bytes, gpu, is_step=True):
-    """Tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES have them."""
+    """Number of tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES compute it."""
     resident = BLOCKS * gpu.multiprocessors
     short = max(1, min(tiles // resident, math.ceil(share_bytes() / tile_bytes)))
     blocks = math.ceil(tiles / (short if is_step else math.ceil(tiles / resident)))
@@ -121,14 +123,14 @@ def share_of(tiles, tile_bytes, gpu, is_step=True):
 
 
 def late_seconds(gpu, row, run_elements, given=USUAL):
-    """How long a block takes that starts when the others end."""
+    """How long a block takes that starts only when other blocks end."""
     rounds = run_elements * 32 / THREADS / row["elements"]
     stalls = rounds * row["stalls"] + row["tile_stalls"]
     return (row["first_chain"] + rounds * row["latencies"]) * given.latency + stalls / gpu.hertz
 
 
 def beside_nccl(gpu, path, row, tiles, tile, size):
-    """A line for even shares, and one for short ones."""
+    """Two lines: one for even shares, and one for short shares."""
     for kind, is_step in (("even", False), ("short", True)):
         share, blocks = share_of(tiles, size * tile, gpu, is_step)
         waiting = [max(0, blocks - BLOCKS * (gpu.multiprocessors - ctas)) for ctas in NCCL_CTAS]
@@ -172,7 +174,9 @@ class Case:
         return predict(gpu, self.figures[gpu.architecture], self.size, run * self.tile, self.label == "norm", given)
 
     def bucket(self, gpu, given=USUAL, late=0.0, grads=BUCKET_BYTES):
-        """Seconds of a bucket with so many bytes of gradients, and of a copy; a share `late` of a block ends after the rest."""
+        """Returns the seconds of a bucket with these bytes of gradients, and of a copy; a share `late` of a block
+        ends after the rest.
+        """
         row, elements = self.figures[gpu.architecture], grads / (2 if self.path.startswith(("bf16", "remainder")) else 4)
         run, _ = share_of(math.ceil(elements / self.tile), self.size * self.tile, gpu)
         copy = elements * self.size / gpu.copy
@@ -183,13 +187,13 @@ class Case:
 
 
 def ranged(shares):
-    """A share of a copy: the usual one, and from the lowest to the highest."""
+    """A share of a copy: the usual value, and the range from the lowest to the highest."""
     low, usual, high = (f"{100 * share:.0f}" for share in shares)
     return f"{usual} ({low}-{high}) %"
 
 
 def cell(case, gpu):
-    """A share with its range; by which it is bound, if not by memory."""
+    """A share with its range, and the limit if it is not memory."""
     predictions = [case.long(gpu, given) for given in (LOW, USUAL, HIGH)]
     bound = predictions[1].bound
     return ranged(prediction.share for prediction in predictions) + ("" if bound == "memory" else f" {bound}")
@@ -201,7 +205,7 @@ def milliseconds(seconds):
 
 
 def of_many(cases, gpu):
-    """Time and share of MANY_TILES of launches that follow each other."""
+    """Time and share of MANY_TILES tiles, for launches that follow each other."""
     copy = sum(MANY_TILES * case.tile * case.size / gpu.copy for case in cases)
     seconds = [sum(MANY_TILES * case.tile * case.size / gpu.copy / case.long(gpu, given).share for case in cases)
                for given in (LOW, USUAL, HIGH)]
@@ -209,7 +213,7 @@ def of_many(cases, gpu):
 
 
 def of_bucket(case, gpu, late=(0, 0, 0), grads=BUCKET_BYTES):
-    """Time and share of a bucket. `late`: shares of a block that ends late, from the worst case to the best."""
+    """Time and share of a bucket. `late` has the share of a block that ends late, from the worst case to the best."""
     found = [case.bucket(gpu, given, part, grads) for given, part in zip((LOW, USUAL, HIGH), late)]
     return f"{milliseconds([time for time, _ in found])}, {ranged(copy / time for time, copy in found)}"
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Reads from machine code how long a warp takes for a round of elements, and for what surrounds it. Needs no GPU.
+"""Reads from machine code how long a warp takes for a round of elements, and for the code around the round. It needs no
+GPU.
 
     NVCC=$(scripts/cuda-toolchain.sh) scripts/sass_latency.py --kernel adamw --path f32 --architecture 90 --listing
 
-One warp is traced through the kernel as nvcc compiled it (scripts/sass/). Figures are cycles and counts by reading; they
-are not measured on a GPU. The fields of class Figures in scripts/sass/rounds.py say what each column counts. The compiler
-lane holds every figure to kernels/record/latency.csv.
+One warp is traced through the kernel as nvcc compiled it (scripts/sass/). Figures are cycles and counts that were read
+from machine code; they were not measured on a GPU. The fields of class Figures in scripts/sass/rounds.py say what each
+column counts. The compiler lane compares every figure with kernels/record/latency.csv.
 """
 
 import argparse, os, subprocess, sys, tempfile
@@ -28,7 +29,7 @@ def without(name, suffixes):
 
 
 def print_round(reading):
-    """A line per instruction; `-` if its guard is false, `~` if only some lanes execute it."""
+    """A line for each instruction; `-` if its guard is false, `~` if only some lanes execute it."""
     first, last = reading.round
     for position in range(first, last):
         event, instruction = reading.events[position], reading.events[position].instruction

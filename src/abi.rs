@@ -1,19 +1,19 @@
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only. The compiler holds every size,
-//! alignment and offset to those of the C side.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. It has only plain
+//! data. The compiler compares every size, alignment and offset with that in C.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]
 
 impl InstepHyper {
-    /// Its bytes as words, all of which were set when it was made: that begins with `words`.
+    /// Returns the bytes as words. Every constructor begins with `words`, so all words are set.
     pub fn to_words(&self) -> [f64; 8] {
         // SAFETY: every bit pattern is a number.
         unsafe { self.words }
     }
 }
 
-/// Holds a type to the header's size, alignment and offset of every field.
+/// Asserts that a type has the header's size, alignment and offset of every field.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {

@@ -2,8 +2,8 @@
 //!
 //! `Executor` is private, so the crate's two devices are the only ones. Each device guarantees what the checker
 //! assumes: ops of a stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The
-//! schedule decides when an op runs, never the device. Access to a device's memory takes a [`Claimed`], and making one
-//! is `unsafe`.
+//! schedule decides when an op runs, never the device. Every access to a device's memory takes a [`Claimed`], and only
+//! `unsafe` code makes one.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(crate) struct Blueprint {
     pub(crate) timed: bool,
 }
 
-/// The promise that no op touches the bytes of one access while it lasts.
+/// The promise that no op touches the bytes of one access while that access lasts.
 #[derive(Debug)]
 pub struct Claimed(());
 
@@ -86,7 +86,7 @@ pub trait Executor {
     /// The proof that the caller's sum of a bucket is complete: an event on a GPU.
     type Sum;
 
-    /// Returns where its memory lies.
+    /// Returns where the device's memory lies.
     fn place(&self) -> Place;
 
     /// Compares a number with the other ranks' numbers. By default every collective already compares it.
@@ -154,10 +154,10 @@ pub trait Executor {
 
     /// Builds a device with the same driver or threads for another plan or other optimizers. The new device's own
     /// tensors and counts are zeros. Its control block keeps the results of passes. This device does not change.
-    /// `words` are those of the new agreement.
+    /// `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// The builder's errors; `Mismatch` if another rank has failed and ranks compare that.
+    /// Errors as for the builder. `Mismatch` if another rank has failed and ranks compare that.
     fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,

@@ -66,7 +66,7 @@ pub trait Element: sealed::Element {
     /// Rounds to the nearest value, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// Converts to f32, which is exact.
+    /// Converts to f32 without rounding.
     fn to_f32(self) -> f32;
 }
 

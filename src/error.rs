@@ -1,8 +1,8 @@
 //! The crate's error type. Its variants are named by what the caller can do about them.
 //!
 //! An error is *refused* (nothing was changed, call again), *abandoned* (the pass has ended early) or *poisoned* (the
-//! stepper has failed for good). Every text is `<thing>: <what is wrong>; <what to do>`, which only this module
-//! assembles. The type is cloneable, because a poisoned device repeats its first error. This module depends on no
+//! stepper has failed for good). Every text is `<thing>: <what is wrong>; <what to do>`. Only this module assembles
+//! such texts. The type is cloneable, because a poisoned device repeats its first error. This module depends on no
 //! other.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate. *Refused* means that nothing was changed. (A call that takes the pass or the stepper by
-/// value still ends it.) *Poisons* means that the stepper and its group have failed for good.
+/// value still ends the pass or the stepper.) *Poisons* means that the stepper and its group have failed for good.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -24,7 +24,7 @@ pub enum Error {
         field: &'static str,
         /// The value given.
         value: String,
-        /// The rule it breaks.
+        /// The rule that the value breaks.
         wrong: String,
         /// A value or an option that is accepted.
         remedy: String,
@@ -73,7 +73,7 @@ pub enum Error {
     Device {
         /// The driver's function.
         call: &'static str,
-        /// Its answer.
+        /// The driver's answer.
         code: i32,
         /// The answer's name.
         name: String,
@@ -85,7 +85,7 @@ pub enum Error {
         rank: u32,
         /// The library's function.
         call: &'static str,
-        /// Its answer.
+        /// The library's answer.
         code: i32,
         /// The answer in words.
         message: String,
@@ -111,7 +111,7 @@ pub enum Error {
     Mismatch {
         /// The rank that detected it.
         rank: u32,
-        /// Its call.
+        /// The call of `rank`.
         ours: String,
         /// The rank it disagrees with.
         other_rank: u32,
@@ -140,7 +140,7 @@ pub enum Error {
     PeerLost {
         /// The rank that is gone.
         rank: u32,
-        /// Its last message.
+        /// The last message of that rank.
         why: String,
     },
     /// Poisons: not all ranks arrived in time.
@@ -177,7 +177,7 @@ pub enum Error {
     /// Refused: a file could not be opened, read or written.
     #[error("{what}: {why}")]
     File {
-        /// Its path, or what it is.
+        /// The file's path, or a description of the file.
         what: String,
         /// The kind of the system's error.
         kind: std::io::ErrorKind,
@@ -189,7 +189,7 @@ pub enum Error {
     Poisoned {
         /// The operation that failed first.
         op: String,
-        /// Its error.
+        /// The error of that operation.
         first: Arc<Error>,
     },
     /// A rank's own thread panicked or could not be started.
@@ -208,7 +208,7 @@ pub enum Error {
 pub struct Refusal {
     /// The subject of the call: a parameter, a bucket, a pass, a part of a file.
     pub thing: String,
-    /// The reason, which follows the subject in the text.
+    /// The reason; it follows the subject in the text.
     pub wrong: String,
     /// The advice to the caller; empty if there is none.
     pub remedy: String,
@@ -281,7 +281,8 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes the [`PeerLost`](Error::PeerLost) for a rank whose message about a thing no rank of this version sends.
+    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent a message about `thing` which no rank of this
+    /// version sends.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }

@@ -20,8 +20,8 @@ use crate::op::{
     Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, Words, step_bytes,
 };
 
-/// Returns how many nanoseconds an op takes, given how many bytes it moves. For a step or a norm these are bytes over
-/// the memory bus, for a collective those of its buffer. Clocks stop at 2^64 - 1.
+/// Returns how many nanoseconds an op takes, given how many bytes it moves. For a step or a norm, these are the bytes
+/// on the memory bus. For a collective, they are the bytes of its buffer. Clocks stop at 2^64 - 1.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
 /// The device of a [`Stepper`](crate::Stepper) that forecasts its run; see [`StepperBuilder::forecast`].
@@ -31,10 +31,11 @@ pub struct Forecast {
     plan: Arc<Plan>,
     constants: StepConstants,
     regions: Regions,
-    /// Per bucket, if nothing is frozen: the bytes that its step moves, and those of each `Measure` before the step.
+    /// For each bucket, if nothing is frozen: the bytes that its step moves, and the bytes that each `Measure` before
+    /// the step moves.
     step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
-    /// Per stream, the time at which it has run all its ops. The compute stream stands for the trainer.
+    /// The time at which each stream has run all its ops. The compute stream stands for the trainer.
     clocks: [u64; STREAMS],
     passed: HashMap<Ticket, u64>,
     ran: Vec<TimedOp>,
@@ -67,7 +68,7 @@ impl Forecast {
         })
     }
 
-    /// Moves the trainer's clock `ns` nanoseconds on.
+    /// Advances the trainer's clock by `ns` nanoseconds.
     pub(crate) fn compute(&mut self, ns: u64) {
         let clock = &mut self.clocks[Stream::Compute.index()];
         *clock = clock.saturating_add(ns);

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// Where memory lies, which decides who can access it.
+/// The memory that an address is in. It decides who can access the bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -25,7 +25,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The address of a first byte, in the CPU's memory or a GPU's. It is a number, so it may move between threads.
+/// The address of a first byte, in the CPU's or a GPU's memory. It is a number, so it may move between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(usize);
 

@@ -30,7 +30,8 @@ pub enum Traced {
 /// A fault of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hazard {
-    /// Two unordered accesses to the same bytes, at least one of them a write; positions in the list.
+    /// Two unordered accesses to the same bytes, at least one of which is a write. The fields are positions in the
+    /// list.
     Race {
         /// The earlier entry.
         first: usize,
@@ -43,13 +44,13 @@ pub enum Hazard {
     },
     /// A Wait for a ticket that was not recorded by an earlier entry. CUDA would not wait at all.
     UnrecordedWait {
-        /// Its position in the list.
+        /// The Wait's position in the list.
         at: usize,
     },
     /// A Record of another stream's position, or of a position that is not after the stream's last Record. A Wait for
-    /// it would order other ops than it names.
+    /// that Record would order other ops than the Wait names.
     MisplacedRecord {
-        /// Its position in the list.
+        /// The Record's position in the list.
         at: usize,
     },
 }
@@ -72,7 +73,7 @@ struct Past {
     stream: usize,
     place: u64,
     entry: usize,
-    /// For an access by the trainer: the stream that later waited for the caller's sum, and the index of this wait.
+    /// The stream that later waited for the caller's sum, and the index of this wait, for an access by the trainer.
     awaited: Option<(usize, u64)>,
 }
 

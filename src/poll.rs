@@ -1,7 +1,7 @@
-//! Waits that nothing ends by a notification: each looks again and again, without a sleep at first.
+//! Waits for events that send no notification: a wait polls, at first without a sleep.
 //!
 //! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer than that, and the
-//! trainer's thread would sleep for every bucket. Whether the wait is still wanted is asked only between sleeps.
+//! trainer's thread would sleep for every bucket. A wait checks only between sleeps whether it is still wanted.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,11 +36,11 @@ impl Clock for Wall {
     }
 }
 
-/// Looks until there is an answer, and returns it; `None` once the deadline has passed. It does not sleep while the wait is
-/// shorter than `awake`.
+/// Polls until there is an answer, and returns the answer. Returns `None` once the deadline has passed. It does not
+/// sleep while the wait is shorter than `awake`.
 ///
 /// # Errors
-/// An error of `wanted` or of a look ends the wait.
+/// The first error of `wanted` or of a poll. It ends the wait.
 pub(crate) fn poll<T>(
     mut clock: impl Clock,
     awake: Duration,
@@ -95,7 +95,8 @@ mod tests {
     const AWAKE: Duration = Duration::from_micros(50);
     const DEADLINE: Duration = Duration::from_millis(1);
 
-    /// Waits for an answer that is there at the n-th look; returns the clock and how often the peers were asked about.
+    /// Waits for an answer that comes at the n-th poll. Returns the clock, and how often the wait asked whether it is
+    /// still wanted.
     fn wait(looks: u32) -> (Counting, u32) {
         let (mut clock, asked, mut left) = (Counting::default(), Cell::new(0), looks);
         let wanted = || {

@@ -26,7 +26,7 @@ pub(crate) fn now_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Shuttle has no clock: two times are either equal or far apart.
+/// Shuttle has no clock: two times are either equal or very different.
 #[cfg(all(test, shuttle))]
 pub(crate) fn now_ns() -> u64 {
     use shuttle::rand::Rng;
@@ -63,7 +63,7 @@ impl Spin {
         is_early
     }
 
-    /// Two reads stand for any number, because shuttle has no clock.
+    /// Two reads represent any number of reads, because shuttle has no clock.
     #[cfg(all(test, shuttle))]
     pub(crate) fn again(&mut self) -> bool {
         shuttle::thread::yield_now();

@@ -1,13 +1,13 @@
 //! Prepares text from a file, another rank or another library for an error message.
 //!
-//! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened: no control
+//! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened. No control
 //! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.
 
 use std::fmt::{self, Display, Write};
 
 /// The most characters of a foreign text that a message repeats.
 const LONGEST: usize = 120;
-/// The most characters of another rank's error, or a parser's, that a message repeats.
+/// The most characters of an error of another rank or of a parser that a message repeats.
 const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.
@@ -20,8 +20,8 @@ fn escaped(text: impl Display) -> String {
     line(text, LONGEST, "\"'")
 }
 
-/// Returns another rank's or a parser's error in one line, shortened to 500 characters. Quotation marks and backslashes
-/// stay as they are, so names that are already quoted do not change.
+/// Returns the error of another rank or of a parser in one line, shortened to 500 characters. Quotation marks and
+/// backslashes stay as they are, so names that are already quoted do not change.
 pub(crate) fn sentence(text: impl Display) -> String {
     line(text, LONGEST_SENTENCE, "\"'`\\")
 }

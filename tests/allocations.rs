@@ -1,7 +1,7 @@
 //! A steady state allocates nothing, on any thread of the process.
 //!
-//! This is a binary of its own, because it replaces the global allocator with one that counts. It holds one test only,
-//! since another one beside it would be counted too.
+//! This is a separate binary, because it replaces the global allocator with one that counts. It holds only one test,
+//! because the allocator would count a second test beside it.
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout as AllocLayout, System};
@@ -66,8 +66,8 @@ fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A thread that has not begun yet is ready to run, and one that has waits for work; ranks wait for each other here.
-/// A system without /proc gives them time instead.
+/// A thread that has not started yet is ready to run, and a thread that has started waits for work. Ranks also wait for
+/// each other. On a system without /proc the test sleeps instead.
 fn wait_until_all_other_threads_sleep() {
     static ONE_RANK_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _looking = ONE_RANK_AT_A_TIME.lock().unwrap();
@@ -85,7 +85,7 @@ fn wait_until_all_other_threads_sleep() {
     }
 }
 
-/// Steps buckets on threads of their own, on tensors whose addresses change each time.
+/// Steps buckets on separate threads, on tensors whose addresses change each time.
 fn step_buckets(
     buckets: &mut [(BucketStep, [Vec<f32>; 8])],
     norm: &mut GradNorm,

@@ -1,9 +1,9 @@
-//! All integration tests in one binary, so that they share helpers and link once.
+//! All integration tests are in one binary, so that they share helpers and link once.
 //!
-//! Everything goes through the public interface. This file holds only the list of folders; `.ci/run` selects tests by
-//! module path, as in `schedule::ordering`. `--cfg kernels_only` leaves out what does not depend on the compiler of the
-//! kernels; `stepper` and `ranks` stay, since the kernels also begin and decide passes, and sum. `--cfg threads_only`
-//! leaves out the folders in which no threads meet. `--cfg gpu_only` keeps what tests of a GPU need.
+//! The tests use only the public interface. This file has only the list of folders; `.ci/run` selects tests by module
+//! path, such as `schedule::ordering`. `--cfg kernels_only` leaves out tests that do not depend on the compiler of the
+//! kernels. `stepper` and `ranks` stay, because kernels also begin and decide passes, and sum. `--cfg threads_only`
+//! leaves out the folders in which no threads meet. `--cfg gpu_only` keeps only what tests of a GPU need.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 #![cfg_attr(any(gpu_only, kernels_only, threads_only), allow(dead_code))] // helpers of the folders that are left out
 

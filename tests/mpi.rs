@@ -1,6 +1,7 @@
-//! The collective over MPI, in four processes: this program starts itself again under `mpirun`.
+//! The collective over MPI in four processes: this program starts itself again under `mpirun`.
 //!
-//! Needs feature `mpi`, and `mpirun` in PATH. It has no libtest, because MPI is initialized once for a whole process.
+//! The program needs feature `mpi`, and `mpirun` in PATH. It does not use libtest, because MPI is initialized only once
+//! per process.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 use std::env;
@@ -18,9 +19,9 @@ use mpi::Threading;
 use mpi::topology::{Communicator, SimpleCommunicator};
 
 const RANKS: i32 = 4;
-/// Marks the processes that `mpirun` starts.
+/// The environment variable of processes that `mpirun` starts.
 const STARTED: &str = "INSTEP_TEST_STARTED_BY_MPIRUN";
-/// A folder that all of them reach.
+/// The environment variable with a folder that all processes reach.
 const FOLDER: &str = "INSTEP_TEST_FOLDER";
 
 fn main() {
@@ -71,7 +72,7 @@ fn run_rank() {
     comm.abort(&Error::Hook("after the end".to_owned()));
 }
 
-/// Processes write one file together: that which rank 0 writes alone.
+/// Processes write one file together. It must equal the file that rank 0 writes by itself.
 fn save_together(comm: Mpi, shard_size: u32) {
     let folder = PathBuf::from(env::var_os(FOLDER).unwrap());
     let [alone, together] = ["alone", "together"].map(|name| folder.join(format!("{name}-{shard_size}")));
@@ -93,7 +94,7 @@ fn save_together(comm: Mpi, shard_size: u32) {
     stepper.close().unwrap();
 }
 
-/// Rank 1 ends its group. Rank 2, whose neighbour never comes, is told of that long before its deadline.
+/// Rank 1 ends its group. Rank 2, whose neighbour never comes, gets the error long before its deadline.
 fn end_another_group(comm: &Mpi, key: CallKey) {
     let first = comm.rank() / 2 * 2;
     let group = comm.subgroup(&[first, first + 1]).unwrap();

@@ -1,8 +1,8 @@
 //! NCCL without a GPU: the library is found, and wrong options are refused by name.
 //!
-//! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and ids are real. With `INSTEP_REQUIRE_NCCL=1` a
-//! missing library is a failure, not a skip. A binary of its own, so that CI builds it with `cuda` in seconds. Tests that
-//! need a GPU are in `tests/cuda/gpu/nccl.rs`.
+//! If feature `cuda` is on and `INSTEP_NCCL` names a library, its version and ids are real. With
+//! `INSTEP_REQUIRE_NCCL=1` a missing library is a failure, not a skip. This is a separate binary, so that CI builds it
+//! with `cuda` in seconds. Tests that need a GPU are in `tests/cuda/gpu/nccl.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use instep::cuda::{Nccl, nccl};
 use instep::{Collective, Error, Solo, in_process};
 
-/// The wheel that `scripts/cuda-toolchain.sh --nccl` installs.
+/// The version of the wheel that `scripts/cuda-toolchain.sh --nccl` installs.
 const PINNED: u32 = 23203;
 
 fn required() -> bool {
@@ -54,7 +54,7 @@ fn wrong_options_are_refused_before_the_library_is_loaded() {
     assert!(matches!(beside, Err(Error::Config { field: "INSTEP_DEADLINE_MS", .. })));
 }
 
-/// On a machine with a GPU and NCCL this makes a group of one.
+/// On a machine with a GPU and NCCL the call makes a group of one rank.
 #[test]
 fn a_machine_that_lacks_a_library_fails_before_another_rank_waits_for_it() {
     match Nccl::beside(Solo::default(), &nccl::Options::default()) {

@@ -1,7 +1,7 @@
-"""The shapes of torch_gpu.py, and how many buckets of each a pass has: what needs no PyTorch.
+"""The shapes of torch_gpu.py, and how many buckets of each a pass has. This file needs no PyTorch.
 
-A pass has at least eight buckets, because what our stepper does once per pass (Begin, waits, status) would otherwise weigh
-on every bucket. Shapes are in the order in which they run: a run may be cut off.
+A pass has at least eight buckets. The work that our stepper does once per pass (Begin, waits, status) would otherwise
+be a large part of each bucket's time. Shapes are in the order in which they run: a run may be cut off.
 """
 
 import math

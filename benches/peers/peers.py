@@ -1,8 +1,8 @@
 """AdamW on the CPU: instep beside PyTorch and DeepSpeed, in one process, on the same shapes.
 
-Every round runs every candidate once, and ratios are taken within a round, because the memory bus of a shared machine
-drifts from minute to minute. Results are compared before anything is timed. A peer that is not there is named as
-SKIPPED. benches/README.md derives the columns.
+Every round runs every candidate once, and ratios are taken within a round. The memory bus of a shared machine drifts
+from minute to minute. Results are compared before anything is timed. A peer that is not there is named as SKIPPED.
+benches/README.md derives the columns.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def values(count, device="cpu"):
 
 
 class Instep:
-    """Our step: the divide is in it. Precisions: f32 (0), bf16 to the nearest (1), bf16 stochastic (2)."""
+    """instep's step, which includes the division. Precisions: f32 (0), bf16 to the nearest (1), bf16 stochastic (2)."""
 
     def __init__(self, lib, buckets, segments, length, threads, optimizer=0, precision=0):
         self.lib, self.buckets = lib, buckets

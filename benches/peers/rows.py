@@ -1,6 +1,7 @@
-"""A CSV file of figures that is whole at every moment, and where a script of this folder is: what needs no PyTorch.
+"""Writes a CSV file of figures that is complete at every moment, and finds a script's folder. This file needs no
+PyTorch.
 
-The file is written beside its place and renamed after each change, so a run that is cut off leaves what it has measured.
+The file is written to another name and renamed after each change, so a run that is cut off leaves all its measurements.
 """
 
 import os
@@ -13,7 +14,7 @@ ROOT = next((folder for folder in HERE.parents if (folder / "Cargo.toml").is_fil
 
 
 def commit():
-    """What the sources or the bundle are of."""
+    """The commit of the sources or of the bundle."""
     packed = ROOT / "commit"
     if packed.is_file():
         return packed.read_text().strip()
@@ -22,7 +23,7 @@ def commit():
 
 
 class Rows:
-    """Lines in groups, below a head; a group is replaced as a whole while its medians grow more certain."""
+    """Lines in groups, below a header. A group is replaced as a whole after each round."""
 
     def __init__(self, path, head):
         self.path, self.head, self.groups = path, head, {}

@@ -1,9 +1,9 @@
 """Optimizer steps on one GPU: instep beside PyTorch's own, in one process, on the same shapes and the same stream.
 
 Every round runs every candidate once, and ratios are taken within a round. Results are compared before anything is
-timed: ours with the CPU's bits, PyTorch's with its own formulas in f64. A wrong result is a row of its own, and the exit
-status is 1. A candidate that PyTorch refuses is named as SKIPPED. The file has the medians of the rounds so far after each
-round. benches/README.md derives the columns.
+timed: instep's with the CPU's bits, PyTorch's with the formulas in f64. A wrong result gets a separate row, and the
+exit status is 1. A candidate that PyTorch refuses is named as SKIPPED. The file has the medians of the rounds so far
+after each round. benches/README.md derives the columns.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Functional:
 
 
 class Tensors:
-    """Flat gradients and parameters of some buckets, each parameter a tensor of its own."""
+    """Flat gradients and parameters of some buckets; each parameter is a separate tensor."""
 
     def __init__(self, buckets, segments, length, device):
         grads, params = values(buckets * segments * length, device)
@@ -114,7 +114,7 @@ class CTensors(ctypes.Structure):
 
 
 class Instep(Tensors):
-    """Our passes over all buckets: Begin, one launch each, and the divide is in it."""
+    """instep's passes over all buckets: Begin, and one launch for each bucket, which includes the division."""
 
     def __init__(self, lib, number, stream, buckets, segments, length, device):
         super().__init__(buckets, segments, length, device)
@@ -157,7 +157,7 @@ def library():
 
 
 def candidates(optimizer, lib, stream, shape, device):
-    """Names and how to make them; ours first."""
+    """The candidates' names, and functions that make them; instep comes first."""
     plain = lambda **options: lambda params: make_torch(optimizer, params, **options)
     hook = lambda fused: lambda params: Functional(optimizer, params, fused)
     make = lambda divide, per_parameter, optimizer: lambda: Torch(*shape, device, divide, per_parameter, optimizer)
@@ -175,7 +175,7 @@ def candidates(optimizer, lib, stream, shape, device):
 
 
 def cpu_bits(lib, number):
-    """A period of parameters after one step of ours on the CPU."""
+    """A period of parameters after one step of instep on the CPU."""
     cpu = peers.Instep(lib, 1, 1, CPU_LENGTH, 1, number)
     cpu.step(0)
     period = cpu.first_bucket()[:PERIOD].clone()
@@ -193,7 +193,7 @@ def formula(optimizer, divided):
 
 
 def wrong_bits(got, period):
-    """The first element of ours that differs from the CPU's, or None."""
+    """The first element of instep's result that differs from the CPU's, or None."""
     wanted = period.to(got.device)
     for start in range(0, len(got), PERIOD):
         part = got[start : start + PERIOD]
@@ -209,7 +209,7 @@ def far_off(got, wanted):
 
 
 def build(optimizer, lib, stream, shape, device, only):
-    """Candidates that PyTorch takes, each compared after its first step, and what is wrong with any of them."""
+    """Returns the candidates that PyTorch accepts, each compared after its first step, and the faults of all others."""
     period, made, wrong = cpu_bits(lib, OPTIMIZERS[optimizer]), {}, {}
     for name, make in candidates(optimizer, lib, stream, shape, device).items():
         if only and name != "instep" and not any(word in name for word in only):
@@ -243,7 +243,7 @@ def warm_up(made, buckets):
 
 
 def wall_sample(candidate, buckets):
-    """Seconds per bucket until the calls return, and until the GPU is through."""
+    """Seconds per bucket until the calls return, and until the GPU has finished."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     if isinstance(candidate, Instep):
@@ -258,7 +258,7 @@ def wall_sample(candidate, buckets):
 
 
 def device_sample(candidate, buckets, first, count, cycles):
-    """Seconds per bucket between two events, all of it queued behind a kernel that sleeps meanwhile."""
+    """Seconds per bucket between two events. All the work is queued while a kernel sleeps."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     torch.cuda.synchronize()
     if cycles:

@@ -1,8 +1,8 @@
-"""torch_gpu.py from end to end without a GPU: PyTorch's side on the CPU, ours on the software GPU.
+"""torch_gpu.py from end to end without a GPU: PyTorch's side on the CPU, instep's on the software GPU.
 
-What needs CUDA in PyTorch is replaced: its tensors are the CPU's, and its events read the host's clock, so no figure
-means anything. Ours gets copies of the tensors in the driver's memory, before each pass and after it. All that
-torch_gpu.py decides, compares, counts and writes is its own code. `scripts/software-gpu.sh --torch PYTHON` runs it.
+The parts of PyTorch that need CUDA are replaced: tensors are on the CPU, and events read the host's clock, so no figure
+means anything. instep gets copies of the tensors in the driver's memory, before each pass and after it. torch_gpu.py
+itself decides, compares, counts and writes. `scripts/software-gpu.sh --torch PYTHON` runs it.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def bytes_of(tensor):
 
 
 class Instep(torch_gpu.Instep):
-    """Ours, with a copy in the driver's memory of each tensor whose address it asks for."""
+    """instep's side, with a copy in the driver's memory of each tensor whose address it asks for."""
 
     def __init__(self, lib, number, stream, *rest):
         self.copies, self.stream = [], stream
@@ -106,7 +106,7 @@ class Event:
 
 
 class WithoutCuda(types.ModuleType):
-    """PyTorch, but for the parts below."""
+    """PyTorch, except for the parts below."""
 
     cuda = types.SimpleNamespace(
         is_available=lambda: True,

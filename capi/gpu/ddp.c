@@ -137,7 +137,7 @@ static void train_on_the_cpu(int ranks, float trained[BUCKETS][ELEMENTS]) {
     OK(instep_stepper_free(stepper));
 }
 
-/* Starts every rank; NCCL's id is of this process, which waits for them. */
+/* Makes NCCL's id, starts every rank, and waits for the ranks. */
 static int start(const char* program, const char* ranks) {
     ncclUniqueId id;
     char digits[2 * sizeof id + 1], rank[12];

@@ -3,18 +3,19 @@
  *
  * Written by cbindgen from capi/src; `UPDATE=1 cargo test -p instep-capi header` writes it again.
  *
- * Status: every function that can fail returns one, and results go to the places at the end of the arguments. A place is
- * written only if the call succeeds.
+ * Status: every function that can fail returns a status. Results go to the places at the end of the arguments, and only if
+ * the call succeeds.
  *
- * Handles: instep_layout, instep_bucket_step, instep_norm and instep_stepper. A handle is no address. One that is null, was
- * freed or is of another kind is refused. Two threads may not use one handle at the same time: the second one gets
+ * Handles: instep_layout, instep_bucket_step, instep_norm and instep_stepper. A handle is no address. The library refuses a
+ * handle that is null, freed or of another kind. Two threads may not use one handle at the same time: the second one gets
  * INSTEP_BUSY. All other calls may run at the same time.
  *
- * Structs: one that begins with `size` may grow in later versions. Set it to sizeof the struct and all else to zeros, which
- * stand for defaults. A library takes structs of older programs, and those of newer ones if they use nothing new. Structs and
- * what they point to are read during the call and stay the caller's, if they do not say otherwise.
+ * Structs: a struct that begins with `size` may grow in later versions. Set `size` to sizeof the struct and all other fields
+ * to zeros, which stand for defaults. A library accepts structs of older programs, and structs of newer programs if they use
+ * nothing new. The caller owns a struct and the memory behind its pointers, and the library reads both only during the call,
+ * unless the struct says otherwise.
  *
- * Processes: after the first handle a forked child gets INSTEP_FORKED from every call that can fail. dlclose leaves the
+ * Processes: after the first handle, a forked child gets INSTEP_FORKED from every call that can fail. dlclose leaves the
  * library in memory, because its threads may still run.
  */
 
@@ -100,8 +101,8 @@
 // A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
 #define INSTEP_UNUSED_SKIP 1
 
-// If no rank wrote a parameter's gradient, the parameter is stepped with zeros, which are written to the gradient's
-// memory.
+// If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
+// with them.
 #define INSTEP_UNUSED_STEP_ZERO 2
 
 // If a gradient was not written, instep_stepper_finish returns an error that names the parameter, and the pass stays
@@ -144,13 +145,13 @@
 // A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 #define INSTEP_GRAD 1
 
-// A state of its optimizer; the state's name must be given.
+// A state of the parameter's optimizer; the state's name must be given.
 #define INSTEP_STATE 2
 
-// Its copy in another type.
+// The parameter's copy in another type.
 #define INSTEP_COPY 3
 
-// Its moving average.
+// The parameter's moving average.
 #define INSTEP_EMA 4
 
 // The address is for reading.
@@ -176,8 +177,8 @@ typedef struct instep_bucket_step instep_bucket_step;
 
 // The names, shapes and groups of a model's parameters.
 //
-// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they are
-// created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
+// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they
+// are created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
 typedef struct instep_layout instep_layout;
 
 // The norm over the gradients of any number of buckets. It decides whether their steps are clipped or skipped.
@@ -192,8 +193,8 @@ typedef struct instep_norm instep_norm;
 // INSTEP_BUSY. If compute_stream is the per-thread default stream (2), it must stay on the thread that created it.
 typedef struct instep_stepper instep_stepper;
 
-// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep their
-// numbers in later versions, which may add codes.
+// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
+// their numbers in later versions, which may add codes.
 typedef int32_t instep_status;
 
 // Names a tensor of a stepper.
@@ -216,7 +217,7 @@ typedef struct {
   const uint32_t *params;
   // The offset of each gradient in the bucket, in elements.
   const size_t *offsets;
-  // The number of them.
+  // The number of params.
   size_t param_count;
 } instep_bucket;
 
@@ -255,7 +256,7 @@ typedef struct {
   const char *name;
   // Hyperparameters; the others have their defaults.
   const instep_hyper *hypers;
-  // The number of them.
+  // The number of hypers.
   size_t hyper_count;
 } instep_optimizer;
 
@@ -285,10 +286,10 @@ typedef struct {
   const char *name;
   // Its optimizer; null: the default optimizer of the options.
   const instep_optimizer *optimizer;
-  // Its element types; null: the default precision of the options. Must be null for a bucket step, which has one
+  // Its element types; null: the default precision of the options. It is null for a bucket step, which has one
   // precision.
   const instep_precision *precision;
-  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. Must be 0 for a bucket step, which is clipped by an instep_norm.
+  // INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
   uint32_t clip;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -304,17 +305,18 @@ typedef struct {
   uint32_t ordinal;
   // CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
   int32_t optim_priority;
-  // The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
-  // take a stream in each call, and ignore this stream.
+  // The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps
+  // and norms take a stream in each call, and ignore this stream.
   void *compute_stream;
-  // Largest number of thread blocks of a step. 0: as many as let each move about 224 KiB, but at least as many as
-  // can be resident on the GPU.
+  // Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each moves about 224 KiB, and
+  // there are at least as many as can be resident on the GPU.
   uint32_t max_blocks;
   // Zero; anything else is refused.
   uint32_t reserved;
 } instep_cuda;
 
-// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call.
+// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the
+// call.
 typedef struct {
   // sizeof(instep_bucket_step_options).
   size_t size;
@@ -324,13 +326,13 @@ typedef struct {
   const instep_optimizer *optimizer;
   // Groups with their own optimizers.
   const instep_group *groups;
-  // The number of them.
+  // The number of groups.
   size_t group_count;
   // The parameters of the bucket; null: all parameters of the layout in order, without gaps.
   const uint32_t *params;
   // The offset of each of params in the bucket, in elements.
   const size_t *offsets;
-  // The number of them.
+  // The number of params.
   size_t param_count;
   // The bucket's elements, gaps included. Read if there are params.
   size_t elements;
@@ -342,39 +344,40 @@ typedef struct {
   uint32_t gradients;
   // Decay rate of moving averages; 0: none are kept.
   double ema_decay;
-  // Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with the same
-  // number share their threads, which live as long as the process.
+  // Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with
+  // the same number share their threads, which live as long as the process.
   uint32_t threads;
   // Zero; anything else is refused.
   uint32_t reserved;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
-  // For each of params that is a shard of rows of a larger parameter: the number of elements of a row. 0: the
+  // The number of elements of a row, for each of params that is a shard of rows of a larger parameter. 0: the
   // parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
   // states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
   // at a multiple of 256 elements.
   const uint64_t *row_elements;
-  // For each shard of rows, the index of its first element among the elements of all full parameters. It is read
-  // only if row_elements is given.
+  // The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
+  // if row_elements is given.
   const uint64_t *first_elements;
 } instep_bucket_step_options;
 
-// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is none.
+// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is
+// none.
 typedef struct {
   // The first element of the run; null if each parameter has its own.
   void *address;
   // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
-  // parameters and gradients may lie apart. If a gradient's address is null, its parameter has no gradient in this
-  // call: the parameter's tensors and step count do not change, and norms leave it out.
+  // parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
+  // in this call. The parameter's tensors and step count then do not change, and norms leave it out.
   void *const *addresses;
-  // The number of elements of the run, or of addresses. It is compared with the bucket's number.
+  // The number of elements of the run, or of addresses. The library compares it with the bucket's number.
   size_t count;
 } instep_tensor;
 
 // The tensors of one step.
 //
-// The memory is the caller's. The step uses it until the call returns, or on a GPU until the stream has passed the step, and
-// nothing else may touch it until then. Addresses are aligned to an element, and no two tensors overlap.
+// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this lasts until
+// the stream has passed the step. Addresses are aligned to an element, and no two tensors overlap.
 typedef struct {
   // sizeof(instep_tensors).
   size_t size;
@@ -382,8 +385,8 @@ typedef struct {
   instep_tensor params;
   // Summed gradients, of the precision's type.
   instep_tensor grads;
-  // Master weights or remainders, if the precision has them. Before the first step an f32 master holds its parameter's
-  // value, and remainders are zeros.
+  // Master weights or remainders, if the precision has them. Before the first step an f32 master holds its
+  // parameter's value, and remainders are zeros.
   instep_tensor master;
   // The copy in another type, if the options ask for one. The step only writes it.
   instep_tensor copy;
@@ -407,10 +410,11 @@ typedef struct {
   double loss_scale;
   // A clip coefficient that the caller has computed, from 0 to 1.
   double clip;
-  // Null, or the loss scale in the memory of the step's device, which replaces loss_scale (GradScaler's _scale). It is read when
-  // the step runs.
+  // Null, or the loss scale in the memory of the step's device. It replaces loss_scale (GradScaler's _scale). It is
+  // read when the step runs.
   const float *grad_scale;
-  // Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's found_inf).
+  // Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's
+  // found_inf).
   const float *found_inf;
 } instep_scaling;
 
@@ -438,13 +442,13 @@ typedef struct {
   const size_t *shape;
   // The number of dimensions.
   size_t dimensions;
-  // Its group, whose optimizer steps it. Null: "default".
+  // The parameter's group. The group's optimizer steps the parameter. Null: "default".
   const char *group;
   // How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
   uint32_t uses;
   // INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
   uint32_t action;
-  // 1: each rank has its own parameter, whose gradient is not summed. 0: all ranks have the same parameter.
+  // 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
   uint32_t is_local;
   // Type of the parameter and of its gradient; 0: the types of its group's precision.
   uint32_t dtype;
@@ -504,7 +508,7 @@ typedef struct {
 
 // One collective call of one rank.
 typedef struct {
-  // sizeof(instep_call) in the library, which may be larger than in the caller's header.
+  // The size of instep_call in the library; it may be larger than in the caller's header.
   size_t size;
   // INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
   uint32_t kind;
@@ -531,9 +535,9 @@ typedef struct {
 
 // One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
 //
-// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
-// returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
-// into a status.
+// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in
+// it returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an
+// exception into a status.
 typedef struct {
   // sizeof(instep_collective).
   size_t size;
@@ -545,8 +549,8 @@ typedef struct {
   // result in `dst`. On a GPU it is called on the thread that calls the stepper, and must only enqueue work. Every
   // rank makes the same calls in the same order. Not null.
   instep_status (*enqueue)(void *data, const instep_call *call);
-  // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
-  // is called on any thread, also during `enqueue`. It may be null if there is only one rank.
+  // Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
+  // the call. It is called on any thread, also during `enqueue`. It may be null if there is only one rank.
   void (*abort)(void *data, const char *cause);
   // Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
   void (*release)(void *data);
@@ -571,7 +575,7 @@ typedef struct {
   const instep_optimizer *optimizer;
   // Groups with their own optimizers.
   const instep_group *groups;
-  // The number of them.
+  // The number of groups.
   size_t group_count;
   // Element types; null: f32.
   const instep_precision *precision;
@@ -601,8 +605,8 @@ typedef struct {
   uint64_t deadline_ms;
   // Kernel threads; 0: INSTEP_THREADS, or one per core.
   uint32_t threads;
-  // 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of 1, the
-  // stepper starts no thread.
+  // 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
+  // 1, the stepper starts no thread.
   uint32_t is_inline;
   // This rank, below world_size.
   uint32_t rank;
@@ -610,9 +614,9 @@ typedef struct {
   uint32_t world_size;
   // Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
   const instep_collective *collective;
-  // 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum is complete.
-  // On a GPU it hands the bucket over with an event after the sum, by instep_stepper_bucket_ready_after. Parameters must be
-  // equal on all ranks.
+  // 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
+  // is complete. On a GPU it hands the bucket over with an event after the sum, by
+  // instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
   uint32_t sums_by_caller;
   // Zero; anything else is refused.
   uint32_t reserved;
@@ -638,10 +642,12 @@ typedef struct {
 // Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
 #define INSTEP_BUSY 3
 
-// This process was forked from one that uses the library, and does not have the library's threads. Nothing has changed.
+// This process was forked from one that uses the library, and does not have the library's threads. Nothing has
+// changed.
 #define INSTEP_FORKED 4
 
-// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
+// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has
+// changed.
 #define INSTEP_ARGUMENT 5
 
 // An option or hyperparameter is out of range, or two options exclude each other. Nothing has changed.
@@ -681,7 +687,7 @@ typedef struct {
 // report the bug.
 #define INSTEP_PANIC 17
 
-// A callback threw a C++ exception, which instep::caught of this header has caught.
+// A callback threw a C++ exception, and instep::caught of this header has caught it.
 #define INSTEP_THREW 18
 
 // A failure for which this version has no code; the text describes it.
@@ -694,8 +700,8 @@ extern "C" {
 // Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
 // parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 //
-// Any thread, one at a time. Between passes it waits for all steps. In a pass it waits for the last step of the
-// parameter's bucket.
+// Any thread may call it, one at a time. Between passes it waits for all steps. In a pass it waits for the last step
+// of the parameter's bucket.
 instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tensor, float *values, size_t count);
 
 // Copies `values` to a tensor, rounded to its type. Write gradients in a pass, and all other tensors except copies
@@ -703,19 +709,20 @@ instep_status instep_stepper_read(instep_stepper *stepper, instep_tensor_id tens
 // pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
 // rank, and call instep_stepper_set_progress.
 //
-// Any thread, one at a time. It waits as instep_stepper_read does.
+// Any thread may call it, one at a time. It waits as instep_stepper_read does.
 instep_status instep_stepper_write(instep_stepper *stepper, instep_tensor_id tensor, const float *values, size_t count);
 
-// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no address. `access`
-// is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
-// pass's values until the caller writes it.
+// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
+// address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
+// The memory still has the last pass's values until the caller writes it.
 //
 // In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 // valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
 // the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
 // too.
 //
-// Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
+// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream
+// waits.
 instep_status instep_stepper_address(instep_stepper *stepper,
                                      instep_tensor_id tensor,
                                      uint32_t access,
@@ -726,45 +733,45 @@ instep_status instep_stepper_address(instep_stepper *stepper,
 // keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
 // and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
 //
-// Any thread, one at a time, between passes. On the CPU it waits for all steps, and the stepper no longer touches the
-// old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
+// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, and the stepper no longer
+// touches the old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
 instep_status instep_stepper_rebind(instep_stepper *stepper, const instep_memory *tensors, uint32_t *out_is_recut);
 
-// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0, which means
-// that no rank had data and nothing was stepped. It needs the option `inputs`.
+// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
+// means that no rank had data and nothing was stepped. It needs the option `inputs`.
 //
-// Any thread, one at a time, between passes. Waits for the pass's last sum.
+// Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 instep_status instep_stepper_join(instep_stepper *stepper, uint32_t *out_goes_on);
 
-// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training changes.
-// `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Earlier addresses are no longer valid. If the
-// buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
+// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
+// changes. `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Addresses that were returned
+// before are then invalid. If the buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
 //
-// Any thread, one at a time, between passes. Waits for all steps, and for rank 0.
-instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper,
-                                             uint32_t *out_is_rebuilt);
+// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
+instep_status instep_stepper_rebuild_buckets(instep_stepper *stepper, uint32_t *out_is_rebuilt);
 
 // Writes only the parameters to a safetensors file for other programs. A file at the path is replaced atomically. If
 // `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
 // instead of parameters. Only rank 0 writes.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_export(instep_stepper *stepper, const char *path, uint32_t averages, uint32_t is_f32);
 
 // Creates a bucket step. `*out_step` is written if it succeeds.
 //
-// Any thread. No other thread may use the layout during the call. The library starts no thread before the first step.
+// Any thread may call it. No other thread may use the layout during the call. The library starts no thread before the
+// first step.
 instep_status instep_bucket_step_create(const instep_bucket_step_options *options, instep_bucket_step **out_step);
 
 // Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
 // of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 //
-// If `norm` is given, it must have been decided: the step is then clipped by its coefficient, or skipped, and
+// If `norm` is given, it must have been decided. The step is then clipped by its coefficient, or skipped, and
 // `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
 //
-// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to the step's
-// GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the CPU, pass
-// null.
+// Any thread may call it, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to
+// the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the
+// CPU, pass null.
 instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       const instep_tensors *tensors,
                                       const instep_scaling *scaling,
@@ -781,13 +788,13 @@ instep_status instep_bucket_step_step_again(instep_bucket_step *step, const inst
 // Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
 // they are. Use it for schedules.
 //
-// Any thread, one at a time. Never waits for a GPU.
+// Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused, none is
-// set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
+// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused,
+// none is set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
 //
-// Any thread, one at a time. Never waits for a GPU.
+// Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
                                            const char *group,
                                            const instep_hyper *hypers,
@@ -797,7 +804,7 @@ instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
 // you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
 // or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 //
-// Any thread, one at a time. Never waits for a GPU.
+// Any thread may call it, one at a time. It never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
                                                const char *group,
                                                const instep_optimizer *optimizer);
@@ -805,7 +812,7 @@ instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
 // Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
 // be null.
 //
-// Any thread, one at a time. On a GPU it waits for the last step.
+// Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint32_t param,
                                           uint64_t *out_count,
@@ -814,26 +821,26 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
 // Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
 // with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
 //
-// Any thread, one at a time. On a GPU it waits for the last step.
+// Any thread may call it, one at a time. On a GPU it waits for the last step.
 instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
 
 // Adds the summed gradients of a bucket. Add each bucket once between instep_norm_begin and instep_norm_decide, in any
 // order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
 // added.
 //
-// Any thread, one at a time for the norm and the step. The gradients are only read.
+// Any thread may call it, one at a time for the norm and the step. The gradients are only read.
 instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
 // Frees a bucket step. Null is allowed and does nothing.
 //
-// Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
-// for the last step.
+// Any thread may call it, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free
+// it. On a GPU it waits for the last step.
 instep_status instep_bucket_step_free(instep_bucket_step *step);
 
 // Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
 // other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_save(instep_stepper *stepper,
                                   const char *path,
                                   const instep_scalar *scalars,
@@ -842,7 +849,7 @@ instep_status instep_stepper_save(instep_stepper *stepper,
 // Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
 // Every rank loads the same file. Nothing changes before the whole file has been checked.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_load(instep_stepper *stepper, const char *path, instep_scalar *scalars, size_t scalar_count);
 
 // Returns the version of the library, as "0.1.0". The text lives as long as the process.
@@ -863,136 +870,138 @@ const char *instep_last_error(void);
 
 // Creates a layout without parameters. `*out_layout` is written if it succeeds.
 //
-// Any thread.
+// Any thread may call it.
 instep_status instep_layout_create(instep_layout **out_layout);
 
-// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the
-// order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
+// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
+// in the order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
 //
-// Any thread, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the first use of the
-// layout refuses it.
+// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
+// first use of the layout refuses it.
 instep_status instep_layout_add(instep_layout *layout, const instep_param *param, uint32_t *out_param);
 
-// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar names.
-// This closes the layout.
+// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar
+// names. This closes the layout.
 //
-// Any thread, one at a time.
+// Any thread may call it, one at a time.
 instep_status instep_layout_find(instep_layout *layout, const char *name, uint32_t *out_param);
 
 // Frees a layout. Null is allowed and does nothing.
 //
-// Any thread, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free it.
+// Any thread may call it, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free
+// it.
 instep_status instep_layout_free(instep_layout *layout);
 
 // Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
 //
-// Any thread.
+// Any thread may call it.
 instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 
 // Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
 // refused, because the norm decides the clip.
 //
-// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
-// last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
+// Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
+// runs after the norm's last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
 // Decides the clip coefficient and whether to skip. `max_norm` is the limit of the norm; 0 means no limit. If
 // `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
 // once with this norm. A norm without a bucket is refused.
 //
-// Any thread, one at a time.
+// Any thread may call it, one at a time.
 instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
 
 // Reads the decision.
 //
-// Any thread, one at a time. On a GPU it waits for the norm's last call.
+// Any thread may call it, one at a time. On a GPU it waits for the norm's last call.
 instep_status instep_norm_read(instep_norm *norm, instep_decision *out_decision);
 
 // Frees a norm. Null is allowed and does nothing.
 //
-// Any thread, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free it.
+// Any thread may call it, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free
+// it.
 instep_status instep_norm_free(instep_norm *norm);
 
 // Writes the name of the optimizer's state number `index` to `*out_name`. States have their names in torch.optim. If
 // `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
 // states in this order, and checkpoints use these names.
 //
-// Any thread.
+// Any thread may call it.
 instep_status instep_optimizer_state_name(const instep_optimizer *optimizer, size_t index, const char **out_name);
 
 // Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
-// a gradient in the first one and adds to it in later ones, and buckets are stepped in the last one. The first pass
+// a gradient in the first one and adds to it in later ones. Buckets are stepped in the last one. The first pass
 // broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
 // buckets.
 //
-// Any thread, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls. Otherwise it
-// does not wait.
+// Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
+// Otherwise it does not wait.
 instep_status instep_stepper_begin(instep_stepper *stepper, uint32_t micro_batches);
 
-// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their values.
+// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their
+// values.
 //
-// Any thread, one at a time. Does not wait.
+// Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_next_micro_batch(instep_stepper *stepper);
 
 // Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
 // pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-// Addresses of the parameter and of its gradient are no longer valid.
+// Addresses of the parameter and of its gradient are then invalid.
 //
-// Any thread, one at a time. Waits only if the stepper is inline. On a GPU, the sum and the step run after the work
-// that is on compute_stream at the time of the call.
+// Any thread may call it, one at a time. It waits only if the stepper is inline. On a GPU, the sum and the step run
+// after the work that is on compute_stream at the time of the call.
 instep_status instep_stepper_grad_ready(instep_stepper *stepper, uint32_t param);
 
 // Hands over all parameters of a bucket. Buckets of borrowed memory are numbered in the order in which they were
 // given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
 // instep_stepper_bucket_ready_after instead.
 //
-// Any thread, one at a time. As for instep_stepper_grad_ready.
+// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
 instep_status instep_stepper_bucket_ready(instep_stepper *stepper, uint32_t bucket);
 
-// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t or
-// CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's last write of a
-// gradient of the bucket and the last read of a parameter of the bucket. If the event was never recorded, or too early, the step
-// races with the sum. This call enqueues the wait, so the event may be destroyed or recorded again after it.
+// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
+// or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
+// last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
+// recorded, or too early, the step races with the sum. This call enqueues the wait, so the event may be destroyed or
+// recorded again after it.
 //
-// Any thread, one at a time. Does not wait.
-instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper,
-                                                uint32_t bucket,
-                                                void *event);
+// Any thread may call it, one at a time. It does not wait.
+instep_status instep_stepper_bucket_ready_after(instep_stepper *stepper, uint32_t bucket, void *event);
 
 // Declares parameters for which no rank has a gradient, so the open pass does not step them. All ranks must declare
 // the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
 // INSTEP_UNUSED_SKIP, which finds unused parameters itself.
 //
-// Any thread, one at a time. Does not wait.
+// Any thread may call it, one at a time. It does not wait.
 instep_status instep_stepper_set_unused(instep_stepper *stepper, const uint32_t *params, size_t param_count);
 
 // Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
-// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
-// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
-// completed or abandoned.
+// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over. Only
+// a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or
+// abandoned.
 //
-// Any thread, one at a time. Does not wait: steps overlap with later work, and the next access of a tensor waits for
-// its bucket.
+// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
+// tensor waits for its bucket.
 instep_status instep_stepper_finish(instep_stepper *stepper);
 
 // Abandons the pass: the gradients of buckets that were not launched are discarded. In INSTEP_MODE_EAGER, buckets that
 // were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
 // `out_buckets`. Both pointers may be null.
 //
-// Any thread, one at a time. Waits only if the pass broadcasts parameters. All ranks must abandon the pass after the
-// same bucket.
+// Any thread may call it, one at a time. It waits only if the pass broadcasts parameters. All ranks must abandon the
+// pass after the same bucket.
 instep_status instep_stepper_abandon(instep_stepper *stepper, uint32_t *out_buckets, size_t capacity, size_t *out_count);
 
 // Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
 // stay as they are. All ranks set the same value. Use it for schedules.
 //
-// Any thread, one at a time, between passes. Does not wait for steps.
+// Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
 
-// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused, none is set.
-// Other hyperparameters stay as they are. All ranks set the same values.
+// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused,
+// none is set. Other hyperparameters stay as they are. All ranks set the same values.
 //
-// Any thread, one at a time, between passes. Does not wait for steps.
+// Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_hyper(instep_stepper *stepper,
                                        const char *group,
                                        const instep_hyper *hypers,
@@ -1002,40 +1011,41 @@ instep_status instep_stepper_set_hyper(instep_stepper *stepper,
 // you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
 // _set_hyper. The optimizer must have the same name. All ranks set the same values.
 //
-// Any thread, one at a time, between passes. Does not wait for steps.
+// Any thread may call it between passes, one at a time. It does not wait for steps.
 instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
 
 // Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
 // stepped. All ranks freeze the same parameters.
 //
-// Any thread, one at a time, between passes. If `is_frozen` is 1, it waits for the last step of the
+// Any thread may call it between passes, one at a time. If `is_frozen` is 1, it waits for the last step of the
 // parameter's bucket.
 instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param, uint32_t is_frozen);
 
 // Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
 // be null.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
 // Sets the numbers that instep_stepper_progress reads, to resume a training without a checkpoint of this library.
 // `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
 // refused. All ranks set the same values.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
-// Reads the loss scale of the open pass, or between passes that of the next pass.
+// Reads the loss scale of the open pass, or, between passes, the scale of the next pass.
 //
-// Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
+// Any thread may call it, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it
+// after forward.
 instep_status instep_stepper_loss_scale(instep_stepper *stepper, double *out_loss_scale);
 
 // Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
 // group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
-// not clipped. Otherwise it is the norm in instep_pass_status. It is not known if the latter is not known, or after
-// instep_stepper_rebuild_buckets.
+// not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
+// instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
 //
-// Any thread, one at a time, between passes. Waits for all steps.
+// Any thread may call it between passes, one at a time. It waits for all steps.
 instep_status instep_stepper_group_norm(instep_stepper *stepper,
                                         const char *group,
                                         double *out_norm,
@@ -1044,21 +1054,21 @@ instep_status instep_stepper_group_norm(instep_stepper *stepper,
 // Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
 // have ended.
 //
-// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
-// never waits.
+// Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
+// steps. If 0, it never waits.
 instep_status instep_stepper_status(instep_stepper *stepper, uint32_t waits, instep_pass_status *out_status);
 
 // Creates a stepper. `*out_stepper` is written if it succeeds.
 //
-// Any thread. No other thread may use the layout during the call. The library starts its threads at the first pass. On
-// a GPU, except with NCCL, all ranks create their steppers at the same point.
+// Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
+// first pass. On a GPU, except with NCCL, all ranks create their steppers at the same point.
 instep_status instep_stepper_create(const instep_stepper_options *options, instep_stepper **out_stepper);
 
 // Waits for all steps, frees the stepper, and reports failures. If it returns INSTEP_BUSY, INSTEP_HANDLE or
 // INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
 // steppers end with an error. Null is allowed and does nothing.
 //
-// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
+// Any thread may call it, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 instep_status instep_stepper_free(instep_stepper *stepper);
 
 #ifdef __cplusplus

@@ -32,8 +32,8 @@ pub struct instep_tensor_id {
 /// Copies a tensor to `values`, as f32 for every precision. Between passes it copies any tensor. In a pass it copies a
 /// parameter, or a gradient that was written in that pass. `count` is the parameter's number of elements.
 ///
-/// Any thread, one at a time. Between passes it waits for all steps. In a pass it waits for the last step of the
-/// parameter's bucket.
+/// Any thread may call it, one at a time. Between passes it waits for all steps. In a pass it waits for the last step
+/// of the parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_read(
     stepper: *mut instep_stepper,
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn instep_stepper_read(
 /// pass broadcasts rank 0's parameters of these buckets. States and averages are not broadcast: write them on every
 /// rank, and call instep_stepper_set_progress.
 ///
-/// Any thread, one at a time. It waits as instep_stepper_read does.
+/// Any thread may call it, one at a time. It waits as instep_stepper_read does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_write(
     stepper: *mut instep_stepper,
@@ -76,16 +76,17 @@ pub unsafe extern "C" fn instep_stepper_write(
     })
 }
 
-/// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no address. `access`
-/// is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written; the memory still has the last
-/// pass's values until the caller writes it.
+/// Returns the address of a tensor, and writes its type to `*out_dtype`, which may be null. 8-bit states have no
+/// address. `access` is INSTEP_READ or INSTEP_WRITE. In a pass, a call with INSTEP_WRITE marks a gradient as written.
+/// The memory still has the last pass's values until the caller writes it.
 ///
 /// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is
 /// valid until the next call on this stepper. On a GPU, work that is enqueued on compute_stream in this time may use
 /// the address. On a GPU only gradients may be written through an address, and INSTEP_READ marks a gradient as written
 /// too.
 ///
-/// Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
+/// Any thread may call it, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream
+/// waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_address(
     stepper: *mut instep_stepper,
@@ -127,8 +128,8 @@ pub unsafe extern "C" fn instep_stepper_address(
 /// keep their addresses. If the buckets have other parameters than before, `*out_is_recut` is 1; it may be null. States
 /// and counts stay with their parameters. The caller must have copied each parameter's values to its new address.
 ///
-/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and the stepper no longer touches the
-/// old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
+/// Any thread may call it between passes, one at a time. On the CPU it waits for all steps, and the stepper no longer
+/// touches the old memory. On a GPU, later work on compute_stream runs after all work that touches the old memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebind(
     stepper: *mut instep_stepper,
@@ -178,7 +179,7 @@ impl Training {
         })
     }
 
-    /// The type in which a tensor lies; of 8-bit states one that the library refuses.
+    /// Returns the type in which a tensor is stored. For 8-bit states it returns a type that the library refuses.
     fn dtype(&self, tensor: TensorId<'_>) -> Result<DType> {
         let precision = |id| on_any!(&self.engine, stepper => stepper.precision_of(id));
         Ok(match tensor {

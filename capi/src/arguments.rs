@@ -1,7 +1,7 @@
 //! Checks and converts arguments from C: structs that may be of another version, lists, texts, places for results.
 //!
-//! Each error names its argument. The library cannot check that a pointer which is not null points to as many bytes as
-//! the header says; the caller must guarantee it.
+//! Each error names its argument. The library cannot check that a pointer leads to as many bytes as the header says.
+//! The caller must guarantee it, unless the pointer is null.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -22,7 +22,7 @@ pub(crate) unsafe trait Growing: Copy {
 /// No version of a struct is larger. If the size is larger, the struct was never initialised, so it is refused.
 const LARGEST: usize = 4096;
 
-/// Reads a struct of any version. Fields that the caller's version lacks become zeros, which mean defaults. If the
+/// Reads a struct of any version. Fields that the caller's version lacks become zeros, which stand for defaults. If the
 /// struct has fields that this version lacks, these must be zeros; otherwise the struct is refused.
 ///
 /// # Safety
@@ -55,7 +55,7 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
 /// Reads a struct as [`read`] does; null is `None`.
 ///
 /// # Safety
-/// As for [`read`].
+/// `from` meets the conditions of [`read`].
 pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
     // SAFETY: the caller's promise.
     if from.is_null() { Ok(None) } else { unsafe { read(from) }.map(Some) }
@@ -64,7 +64,8 @@ pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
 /// Writes a result to a struct of any version: those fields that fit into the size that the caller has set.
 ///
 /// # Safety
-/// `to` is null, or leads to as many bytes as its first field says, which nothing else touches, and to that field at least.
+/// `to` is null or leads to a struct, whose first field gives the struct's size in bytes. Nothing else touches the
+/// struct. The struct has at least this field.
 pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -92,7 +93,7 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> R
 /// Takes a list as [`list`] does, for writing.
 ///
 /// # Safety
-/// As for [`list`]; nothing else touches the elements for `'a`.
+/// `first` meets the conditions of [`list`], and nothing else touches the elements for `'a`.
 pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) -> Result<&'a mut [T]> {
     if count == 0 {
         return Ok(&mut []);
@@ -126,10 +127,10 @@ impl<T> Out<T> {
         NonNull::new(place).map(Out).ok_or_else(|| null(name))
     }
 
-    /// Does the same as [`new`](Self::new); null is `None`.
+    /// Takes an address as [`new`](Self::new) does; null is `None`.
     ///
     /// # Safety
-    /// As for [`new`](Self::new).
+    /// `place` meets the conditions of [`new`](Self::new).
     pub(crate) unsafe fn optional(place: *mut T, name: &str) -> Result<Option<Out<T>>> {
         // SAFETY: the caller's promise.
         if place.is_null() { Ok(None) } else { unsafe { Out::new(place, name) }.map(Some) }

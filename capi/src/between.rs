@@ -13,10 +13,10 @@ use crate::entry::call;
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
-/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0, which means
-/// that no rank had data and nothing was stepped. It needs the option `inputs`.
+/// Takes part in one pass without data. A rank that has no more data calls this until `*out_goes_on` is 0. The value 0
+/// means that no rank had data and nothing was stepped. It needs the option `inputs`.
 ///
-/// Any thread, one at a time, between passes. Waits for the pass's last sum.
+/// Any thread may call it between passes, one at a time. It waits for the pass's last sum.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_join(
     stepper: *mut instep_stepper,
@@ -33,11 +33,11 @@ pub unsafe extern "C" fn instep_stepper_join(
     })
 }
 
-/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training changes.
-/// `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Earlier addresses are no longer valid. If the
-/// buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
+/// Rebuilds the stepper's own buckets in the order in which rank 0 handed its gradients over. No bit of the training
+/// changes. `*out_is_rebuilt` is 0 if the buckets already have this order; it may be null. Addresses that were returned
+/// before are then invalid. If the buckets are borrowed, rebuild them yourself and call instep_stepper_rebind.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps, and for rank 0.
+/// Any thread may call it between passes, one at a time. It waits for all steps, and for rank 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
     stepper: *mut instep_stepper,
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn instep_stepper_rebuild_buckets(
 /// `averages` is 1, moving averages are written instead. If `is_f32` is 1, everything is written as f32, with masters
 /// instead of parameters. Only rank 0 writes.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_export(
     stepper: *mut instep_stepper,

@@ -16,7 +16,8 @@ use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, INSTEP_CONFIG, Result};
 
-/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the call.
+/// Options of a bucket step. Zeros mean defaults, except in layout and optimizer. Everything is read only during the
+/// call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_bucket_step_options {
@@ -28,13 +29,13 @@ pub struct instep_bucket_step_options {
     pub optimizer: *const instep_optimizer,
     /// Groups with their own optimizers.
     pub groups: *const instep_group,
-    /// The number of them.
+    /// The number of groups.
     pub group_count: usize,
     /// The parameters of the bucket; null: all parameters of the layout in order, without gaps.
     pub params: *const u32,
     /// The offset of each of params in the bucket, in elements.
     pub offsets: *const usize,
-    /// The number of them.
+    /// The number of params.
     pub param_count: usize,
     /// The bucket's elements, gaps included. Read if there are params.
     pub elements: usize,
@@ -46,20 +47,20 @@ pub struct instep_bucket_step_options {
     pub gradients: u32,
     /// Decay rate of moving averages; 0: none are kept.
     pub ema_decay: f64,
-    /// Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with the same
-    /// number share their threads, which live as long as the process.
+    /// Number of threads of a step on the CPU, including the caller's, at most 1024; 0: only the caller's. Steps with
+    /// the same number share their threads, which live as long as the process.
     pub threads: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
-    /// For each of params that is a shard of rows of a larger parameter: the number of elements of a row. 0: the
+    /// The number of elements of a row, for each of params that is a shard of rows of a larger parameter. 0: the
     /// parameter is full. Null: all parameters are full. A shard gets the stochastic rounding and the blocks of 8-bit
     /// states of the full parameter. With 8-bit states, each row of states, scales, masters, copies and averages starts
     /// at a multiple of 256 elements.
     pub row_elements: *const u64,
-    /// For each shard of rows, the index of its first element among the elements of all full parameters. It is read
-    /// only if row_elements is given.
+    /// The index of the first element of each shard of rows, among the elements of all full parameters. It is read only
+    /// if row_elements is given.
     pub first_elements: *const u64,
 }
 
@@ -72,7 +73,7 @@ unsafe impl Growing for instep_bucket_step_options {
 pub(crate) struct Step {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
-    /// The bucket has no elements, so no tensor needs an address.
+    /// Whether the bucket has no elements, so that no tensor needs an address.
     pub(crate) is_empty: bool,
     /// Each group with its optimizer's name.
     pub(crate) optimizers: Vec<(String, &'static str)>,
@@ -96,7 +97,7 @@ macro_rules! on_any {
 pub(crate) use on_any;
 
 /// # Safety
-/// The header's contract.
+/// The options meet the header's contract.
 pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step> {
     zero("reserved", options.reserved)?;
     let layout = close(options.layout)?;

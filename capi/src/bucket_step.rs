@@ -25,7 +25,8 @@ pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
 
 /// Creates a bucket step. `*out_step` is written if it succeeds.
 ///
-/// Any thread. No other thread may use the layout during the call. The library starts no thread before the first step.
+/// Any thread may call it. No other thread may use the layout during the call. The library starts no thread before the
+/// first step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_create(
     options: *const instep_bucket_step_options,
@@ -44,12 +45,12 @@ pub unsafe extern "C" fn instep_bucket_step_create(
 /// Steps the bucket. On the CPU the step is done when this returns. On a GPU it launches the step on `stream`; the sum
 /// of the gradients must come before the step on that stream. If the call is refused, nothing is written.
 ///
-/// If `norm` is given, it must have been decided: the step is then clipped by its coefficient, or skipped, and
+/// If `norm` is given, it must have been decided. The step is then clipped by its coefficient, or skipped, and
 /// `scaling` must be null. Without `norm`, `scaling` has the factors in the gradients; null means no factors.
 ///
-/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to the step's
-/// GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the CPU, pass
-/// null.
+/// Any thread may call it, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) must belong to
+/// the step's GPU, live until it has passed the step, and not be captured. Null is the legacy default stream. For the
+/// CPU, pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_step(
     step: *mut instep_bucket_step,
@@ -126,7 +127,7 @@ pub unsafe extern "C" fn instep_bucket_step_step_again(
 /// Sets the learning rate of a group from the next step on; null is the group "default". All other hyperparameters stay as
 /// they are. Use it for schedules.
 ///
-/// Any thread, one at a time. Never waits for a GPU.
+/// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_lr(
     step: *mut instep_bucket_step,
@@ -140,10 +141,10 @@ pub unsafe extern "C" fn instep_bucket_step_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused, none is
-/// set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
+/// Sets the given hyperparameters of a group from the next step on; null is the group "default". If one is refused,
+/// none is set. Other hyperparameters stay as they are. The new ones must need the same states as those at creation.
 ///
-/// Any thread, one at a time. Never waits for a GPU.
+/// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_hyper(
     step: *mut instep_bucket_step,
@@ -167,7 +168,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_hyper(
 /// you leave out get their defaults, also if they were set before. To change only some, call instep_bucket_step_set_lr
 /// or _set_hyper. The optimizer must have the same name and the same states. Step counts and states stay.
 ///
-/// Any thread, one at a time. Never waits for a GPU.
+/// Any thread may call it, one at a time. It never waits for a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
     step: *mut instep_bucket_step,
@@ -189,7 +190,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
 /// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
 /// be null.
 ///
-/// Any thread, one at a time. On a GPU it waits for the last step.
+/// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_progress(
     step: *mut instep_bucket_step,
@@ -215,7 +216,7 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
 /// Sets the numbers that instep_bucket_step_progress reads, to resume a training. `carried` is 1, except for NAdam:
 /// with a count above 0 it is the product of momenta. A count of 2^63 or more is refused.
 ///
-/// Any thread, one at a time. On a GPU it waits for the last step.
+/// Any thread may call it, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_set_progress(
     step: *mut instep_bucket_step,
@@ -235,7 +236,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
 /// order. Parameters that are frozen or have no gradient are left out; a bucket of only such parameters still counts as
 /// added.
 ///
-/// Any thread, one at a time for the norm and the step. The gradients are only read.
+/// Any thread may call it, one at a time for the norm and the step. The gradients are only read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_add(
     norm: *mut instep_norm,
@@ -255,8 +256,8 @@ pub unsafe extern "C" fn instep_norm_add(
 
 /// Frees a bucket step. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free it. On a GPU it waits
-/// for the last step.
+/// Any thread may call it, one at a time. If another thread uses the step, this returns INSTEP_BUSY and does not free
+/// it. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_bucket_step_free(step: *mut instep_bucket_step) -> instep_status {
     call(|| if step.is_null() { Ok(()) } else { BUCKET_STEPS.remove(step).map(drop) })
@@ -266,7 +267,7 @@ impl Step {
     /// Adds the bucket's gradients to a norm.
     ///
     /// # Safety
-    /// The header's contract.
+    /// The gradients meet the header's contract.
     pub(crate) unsafe fn add_norm(
         &mut self,
         grads: &instep_tensor,
@@ -293,7 +294,7 @@ impl Step {
 /// Reads the name of a group; null is the default one.
 ///
 /// # Safety
-/// A text as the header says, for `'a`.
+/// `group` is null, or a text that meets the header's contract for `'a`.
 pub(crate) unsafe fn group_name<'a>(group: *const c_char) -> Result<&'a str> {
     // SAFETY: the caller's promise.
     if group.is_null() { Ok(instep::DEFAULT_GROUP) } else { unsafe { text(group, "group") } }

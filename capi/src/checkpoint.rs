@@ -39,7 +39,7 @@ pub struct instep_scalar {
 /// Saves parameters, states, step counts and `scalars` to a file, which is replaced atomically. Only rank 0 writes;
 /// other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_save(
     stepper: *mut instep_stepper,
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn instep_stepper_save(
 /// Loads a checkpoint into a stepper of the same parameters and optimizers, and sets the values of `scalars` from it.
 /// Every rank loads the same file. Nothing changes before the whole file has been checked.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_load(
     stepper: *mut instep_stepper,

@@ -57,8 +57,8 @@ pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
 /// A parameter is not stepped if no rank wrote its gradient. Refused on borrowed memory, which cannot count ranks.
 pub const INSTEP_UNUSED_SKIP: u32 = 1;
-/// If no rank wrote a parameter's gradient, the parameter is stepped with zeros, which are written to the gradient's
-/// memory.
+/// If no rank wrote a parameter's gradient, zeros are written to the gradient's memory and the parameter is stepped
+/// with them.
 pub const INSTEP_UNUSED_STEP_ZERO: u32 = 2;
 /// If a gradient was not written, instep_stepper_finish returns an error that names the parameter, and the pass stays
 /// open.
@@ -91,11 +91,11 @@ pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
 pub const INSTEP_PARAM: u32 = 0;
 /// A parameter's gradient: after a pass the sum over the ranks, including the loss scale.
 pub const INSTEP_GRAD: u32 = 1;
-/// A state of its optimizer; the state's name must be given.
+/// A state of the parameter's optimizer; the state's name must be given.
 pub const INSTEP_STATE: u32 = 2;
-/// Its copy in another type.
+/// The parameter's copy in another type.
 pub const INSTEP_COPY: u32 = 3;
-/// Its moving average.
+/// The parameter's moving average.
 pub const INSTEP_EMA: u32 = 4;
 
 /// The address is for reading.
@@ -186,7 +186,7 @@ pub(crate) fn gradients(given: u32) -> Result<Gradients> {
     code("gradients", given, &all)
 }
 
-/// `None` leaves the choice to the library.
+/// Looks up what happens to unused parameters; `None` leaves the choice to the library.
 pub(crate) fn unused(given: u32) -> Result<Option<Unused>> {
     let all = [
         (INSTEP_UNUSED_DEFAULT, None),

@@ -1,4 +1,4 @@
-//! The caller's collective: a table of functions, which are called like the methods of the Rust library's trait.
+//! The caller's collective: a table of functions that the library calls like the methods of the Rust trait.
 //!
 //! While a function runs, its thread may not call the library (`entry::in_callback`), so it cannot wait for itself.
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_call {
-    /// sizeof(instep_call) in the library, which may be larger than in the caller's header.
+    /// The size of instep_call in the library; it may be larger than in the caller's header.
     pub size: usize,
     /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
     pub kind: u32,
@@ -44,9 +44,9 @@ pub struct instep_call {
 
 /// One rank's end of the caller's collective. The struct is copied; `data` is passed to each function.
 ///
-/// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in it
-/// returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an exception
-/// into a status.
+/// A function may call only instep_version, instep_status_name and instep_last_error of this library; any other call in
+/// it returns INSTEP_BUSY. If an exception leaves a function, the process ends; instep::caught of this header turns an
+/// exception into a status.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_collective {
@@ -61,8 +61,8 @@ pub struct instep_collective {
     /// rank makes the same calls in the same order. Not null.
     pub enqueue:
         Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
-    /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during the call. It
-    /// is called on any thread, also during `enqueue`. It may be null if there is only one rank.
+    /// Ends the group: it makes every rank's current and later calls fail. It must not block. `cause` is valid during
+    /// the call. It is called on any thread, also during `enqueue`. It may be null if there is only one rank.
     pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
     /// Says that the stepper no longer uses `data`. instep_stepper_free calls it once. It may be null.
     pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,

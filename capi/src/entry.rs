@@ -1,4 +1,5 @@
-//! The entry of every function of the header: it checks for forks and callbacks, catches panics, and keeps the last error.
+//! The entry of every function of the header: it checks for forks and callbacks, catches panics, and keeps the last
+//! error.
 //!
 //! No panic leaves [`call`]; it returns only a status.
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Whether this process was forked from one that uses the library.
+//! Detects whether this process was forked from a process that uses the library.
 //!
 //! A child has none of its parent's threads, so a lock may be held by a thread that no longer exists. A fork handler
 //! therefore sets a flag in the child, and every call reads the flag before it takes a lock.
@@ -34,7 +34,7 @@ pub(crate) fn refuse_child() -> Result<()> {
     Ok(())
 }
 
-/// Sets the flag in children that are forked after this call, which is made with the first handle. If a process forks
+/// Sets the flag in children that are forked after this call. The first handle makes this call. If a process forks
 /// before that, parent and child may both use the library.
 pub(crate) fn watch() {
     static WATCHED: OnceLock<c_int> = OnceLock::new();

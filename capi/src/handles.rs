@@ -39,11 +39,11 @@ struct Slots<T> {
 
 struct Slot<T> {
     generation: u32,
-    /// Empty if it is free.
+    /// The object; empty if the entry is free.
     object: Option<Arc<Object<T>>>,
 }
 
-/// The object is taken out when it is freed; another thread may have found it just before, and then finds it empty.
+/// A free takes the object out of its place. Another thread that has found the place just before then finds it empty.
 type Object<T> = Mutex<Option<T>>;
 
 impl Kind {
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Returns the contents of a handle, which are not checked yet.
+    /// Returns the unchecked contents of a handle.
     fn of(handle: u64) -> Option<Kind> {
         let kinds = [Kind::Layout, Kind::BucketStep, Kind::Norm, Kind::Stepper];
         let kind = handle >> (MARK_BITS + PLACE_BITS + GENERATION_BITS);

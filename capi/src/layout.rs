@@ -15,8 +15,8 @@ use crate::status::{Fault, INSTEP_LAYOUT, INSTEP_ORDER, Result, instep_status};
 
 /// The names, shapes and groups of a model's parameters.
 ///
-/// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they are
-/// created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
+/// The caller owns it until instep_layout_free. Steps and steppers copy what they need, so it may be freed once they
+/// are created. A handle is used on one thread at a time: a second thread gets INSTEP_BUSY.
 pub struct instep_layout;
 
 /// One parameter.
@@ -31,13 +31,13 @@ pub struct instep_param {
     pub shape: *const usize,
     /// The number of dimensions.
     pub dimensions: usize,
-    /// Its group, whose optimizer steps it. Null: "default".
+    /// The parameter's group. The group's optimizer steps the parameter. Null: "default".
     pub group: *const c_char,
     /// How often the parameter is handed over in a pass. 0 and 1 mean once; a shared parameter has more uses.
     pub uses: u32,
     /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
     pub action: u32,
-    /// 1: each rank has its own parameter, whose gradient is not summed. 0: all ranks have the same parameter.
+    /// 1: each rank has its own parameter, and its gradient is not summed. 0: all ranks have the same parameter.
     pub is_local: u32,
     /// Type of the parameter and of its gradient; 0: the types of its group's precision.
     pub dtype: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Open {
 
 /// Creates a layout without parameters. `*out_layout` is written if it succeeds.
 ///
-/// Any thread.
+/// Any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layout) -> instep_status {
     call(|| {
@@ -71,11 +71,11 @@ pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layou
     })
 }
 
-/// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the
-/// order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
+/// Adds a parameter and writes its number to `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters
+/// in the order of forward. The first use of the layout closes it; after that, this call returns INSTEP_ORDER.
 ///
-/// Any thread, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the first use of the
-/// layout refuses it.
+/// Any thread may call it, one at a time. The struct is copied. If a name is used twice, or a shape is too large, the
+/// first use of the layout refuses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_add(
     layout: *mut instep_layout,
@@ -121,10 +121,10 @@ pub unsafe extern "C" fn instep_layout_add(
     })
 }
 
-/// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar names.
-/// This closes the layout.
+/// Finds the number of a parameter by its name. If there is none, it returns INSTEP_LAYOUT, and the text lists similar
+/// names. This closes the layout.
 ///
-/// Any thread, one at a time.
+/// Any thread may call it, one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_find(
     layout: *mut instep_layout,
@@ -145,7 +145,8 @@ pub unsafe extern "C" fn instep_layout_find(
 
 /// Frees a layout. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free it.
+/// Any thread may call it, one at a time. If another thread uses the layout, this returns INSTEP_BUSY and does not free
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_layout_free(layout: *mut instep_layout) -> instep_status {
     call(|| if layout.is_null() { Ok(()) } else { LAYOUTS.remove(layout).map(drop) })

@@ -25,7 +25,7 @@ pub struct instep_bucket {
     pub params: *const u32,
     /// The offset of each gradient in the bucket, in elements.
     pub offsets: *const usize,
-    /// The number of them.
+    /// The number of params.
     pub param_count: usize,
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum Norm {
 
 /// Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
 ///
-/// Any thread.
+/// Any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_create(
     on: *const instep_cuda,
@@ -73,8 +73,8 @@ pub unsafe extern "C" fn instep_norm_create(
 /// Begins a new norm. `scaling` has the factors that all gradients share; null means none. A clip in `scaling` is
 /// refused, because the norm decides the clip.
 ///
-/// Any thread, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call, after the norm's
-/// last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
+/// Any thread may call it, one at a time. On a GPU every call on a norm is enqueued on the `stream` of the call. It
+/// runs after the norm's last call on any stream. The conditions for `stream` are those of instep_bucket_step_step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_begin(
     norm: *mut instep_norm,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn instep_norm_begin(
 /// `skip_nonfinite` is 1 and a gradient is infinite or NaN, all steps are skipped. After this, step each added bucket
 /// once with this norm. A norm without a bucket is refused.
 ///
-/// Any thread, one at a time.
+/// Any thread may call it, one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_decide(
     norm: *mut instep_norm,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn instep_norm_decide(
 
 /// Reads the decision.
 ///
-/// Any thread, one at a time. On a GPU it waits for the norm's last call.
+/// Any thread may call it, one at a time. On a GPU it waits for the norm's last call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_read(
     norm: *mut instep_norm,
@@ -152,7 +152,8 @@ pub unsafe extern "C" fn instep_norm_read(
 
 /// Frees a norm. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free it.
+/// Any thread may call it, one at a time. If another thread uses the norm, this returns INSTEP_BUSY and does not free
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_norm_free(norm: *mut instep_norm) -> instep_status {
     call(|| if norm.is_null() { Ok(()) } else { NORMS.remove(norm).map(drop) })

@@ -1,6 +1,6 @@
 //! Optimizers by name, with their hyperparameters as names and numbers.
 //!
-//! Names, defaults and ranges come from `instep::optim::ALL`; this file has none of its own.
+//! Names, defaults and ranges come only from `instep::optim::ALL`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
@@ -34,7 +34,7 @@ pub struct instep_optimizer {
     pub name: *const c_char,
     /// Hyperparameters; the others have their defaults.
     pub hypers: *const instep_hyper,
-    /// The number of them.
+    /// The number of hypers.
     pub hyper_count: usize,
 }
 
@@ -47,7 +47,7 @@ unsafe impl Growing for instep_optimizer {
 /// `index` is the number of states, the result is null. The text lives as long as the process. A bucket step takes
 /// states in this order, and checkpoints use these names.
 ///
-/// Any thread.
+/// Any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_optimizer_state_name(
     optimizer: *const instep_optimizer,
@@ -92,7 +92,8 @@ pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> 
     hypers.iter().map(named).collect()
 }
 
-/// Turns changes by keyword (`beta1`) into changes by field (`betas`). A part of a pair that is not named keeps its value.
+/// Turns changes by keyword (`beta1`) into changes by field (`betas`). A part of a pair that is not named keeps its
+/// value.
 pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Vec<(&'static str, Value)>> {
     let fields = of.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
     let known = || fields.iter().flat_map(|field| field.parts).map(|part| part.keyword);

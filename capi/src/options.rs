@@ -24,10 +24,10 @@ pub struct instep_group {
     pub name: *const c_char,
     /// Its optimizer; null: the default optimizer of the options.
     pub optimizer: *const instep_optimizer,
-    /// Its element types; null: the default precision of the options. Must be null for a bucket step, which has one
+    /// Its element types; null: the default precision of the options. It is null for a bucket step, which has one
     /// precision.
     pub precision: *const instep_precision,
-    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. Must be 0 for a bucket step, which is clipped by an instep_norm.
+    /// INSTEP_GROUP_CLIP_TOGETHER, _ALONE or _NONE. It is 0 for a bucket step, which is clipped by an instep_norm.
     pub clip: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,
@@ -72,11 +72,11 @@ pub struct instep_cuda {
     pub ordinal: u32,
     /// CUDA priority of the stream on which a stepper's steps run; a lower number is a higher priority.
     pub optim_priority: i32,
-    /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps and norms
-    /// take a stream in each call, and ignore this stream.
+    /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps
+    /// and norms take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step. 0: as many as let each move about 224 KiB, but at least as many as
-    /// can be resident on the GPU.
+    /// Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each moves about 224 KiB, and
+    /// there are at least as many as can be resident on the GPU.
     pub max_blocks: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

@@ -14,12 +14,12 @@ use crate::status::{Fault, INSTEP_NULL, INSTEP_UNSUPPORTED, Result, instep_statu
 use crate::stepper::{Engine, STEPPERS, instep_stepper, on_any};
 
 /// Opens a pass: one forward and backward. 0 and 1 mean one micro-batch. With several micro-batches, the caller writes
-/// a gradient in the first one and adds to it in later ones, and buckets are stepped in the last one. The first pass
+/// a gradient in the first one and adds to it in later ones. Buckets are stepped in the last one. The first pass
 /// broadcasts rank 0's parameters. After a write of parameters, the next pass broadcasts the parameters of their
 /// buckets.
 ///
-/// Any thread, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls. Otherwise it
-/// does not wait.
+/// Any thread may call it, one at a time. On a GPU after a write of parameters, it waits for the other ranks' calls.
+/// Otherwise it does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_begin(
     stepper: *mut instep_stepper,
@@ -34,9 +34,10 @@ pub unsafe extern "C" fn instep_stepper_begin(
     })
 }
 
-/// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their values.
+/// Begins the next micro-batch: the caller may use every parameter and gradient again, and the gradients keep their
+/// values.
 ///
-/// Any thread, one at a time. Does not wait.
+/// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -48,10 +49,10 @@ pub unsafe extern "C" fn instep_stepper_next_micro_batch(stepper: *mut instep_st
 
 /// Hands over a parameter: its gradient is written, and the caller no longer uses the parameter or the gradient in this
 /// pass. Once all parameters of the bucket are handed over, the bucket is reduced. The mode decides when it is stepped.
-/// Addresses of the parameter and of its gradient are no longer valid.
+/// Addresses of the parameter and of its gradient are then invalid.
 ///
-/// Any thread, one at a time. Waits only if the stepper is inline. On a GPU, the sum and the step run after the work
-/// that is on compute_stream at the time of the call.
+/// Any thread may call it, one at a time. It waits only if the stepper is inline. On a GPU, the sum and the step run
+/// after the work that is on compute_stream at the time of the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_grad_ready(
     stepper: *mut instep_stepper,
@@ -69,7 +70,7 @@ pub unsafe extern "C" fn instep_stepper_grad_ready(
 /// given. With sums_by_caller this also says that the bucket's sum is complete; on a GPU, call
 /// instep_stepper_bucket_ready_after instead.
 ///
-/// Any thread, one at a time. As for instep_stepper_grad_ready.
+/// Any thread may call it, one at a time. It waits as instep_stepper_grad_ready does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_bucket_ready(
     stepper: *mut instep_stepper,
@@ -82,12 +83,13 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready(
     })
 }
 
-/// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t or
-/// CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's last write of a
-/// gradient of the bucket and the last read of a parameter of the bucket. If the event was never recorded, or too early, the step
-/// races with the sum. This call enqueues the wait, so the event may be destroyed or recorded again after it.
+/// Hands over all parameters of a bucket on a GPU with sums_by_caller. The bucket's step waits for `event` (cudaEvent_t
+/// or CUevent). The caller has recorded the event in this pass, after the bucket's sum. The sum comes after the pass's
+/// last write of a gradient of the bucket and the last read of a parameter of the bucket. If the event was never
+/// recorded, or too early, the step races with the sum. This call enqueues the wait, so the event may be destroyed or
+/// recorded again after it.
 ///
-/// Any thread, one at a time. Does not wait.
+/// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
     stepper: *mut instep_stepper,
@@ -114,7 +116,7 @@ pub unsafe extern "C" fn instep_stepper_bucket_ready_after(
 /// the same parameters, before they hand them over. A gradient that was written is discarded. Refused with
 /// INSTEP_UNUSED_SKIP, which finds unused parameters itself.
 ///
-/// Any thread, one at a time. Does not wait.
+/// Any thread may call it, one at a time. It does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_unused(
     stepper: *mut instep_stepper,
@@ -132,12 +134,12 @@ pub unsafe extern "C" fn instep_stepper_set_unused(
 }
 
 /// Closes the pass. Gradients that were written are handed over; the option `unused` says what happens to parameters
-/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over,
-/// because only a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be
-/// completed or abandoned.
+/// without a gradient. With sums_by_caller, this returns INSTEP_ORDER if a bucket was written and not handed over. Only
+/// a hand-over says that a sum is complete. After INSTEP_ORDER the pass is still open, and can be completed or
+/// abandoned.
 ///
-/// Any thread, one at a time. Does not wait: steps overlap with later work, and the next access of a tensor waits for
-/// its bucket.
+/// Any thread may call it, one at a time. It does not wait: steps overlap with later work, and the next access of a
+/// tensor waits for its bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -149,8 +151,8 @@ pub unsafe extern "C" fn instep_stepper_finish(stepper: *mut instep_stepper) -> 
 /// were launched stay stepped. `*out_count` is their number, and the first `capacity` of them are written to
 /// `out_buckets`. Both pointers may be null.
 ///
-/// Any thread, one at a time. Waits only if the pass broadcasts parameters. All ranks must abandon the pass after the
-/// same bucket.
+/// Any thread may call it, one at a time. It waits only if the pass broadcasts parameters. All ranks must abandon the
+/// pass after the same bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_abandon(
     stepper: *mut instep_stepper,

@@ -1,6 +1,6 @@
 //! A stepper between passes: hyperparameters, frozen parameters, step counts, and the outcome of the last pass.
 //!
-//! Each function is one of the Rust library's.
+//! Each function calls one function of the Rust library.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -47,7 +47,7 @@ unsafe impl Growing for instep_pass_status {
 /// Sets the learning rate of a group from the next pass on; null is the group "default". All other hyperparameters
 /// stay as they are. All ranks set the same value. Use it for schedules.
 ///
-/// Any thread, one at a time, between passes. Does not wait for steps.
+/// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_lr(
     stepper: *mut instep_stepper,
@@ -63,10 +63,10 @@ pub unsafe extern "C" fn instep_stepper_set_lr(
     })
 }
 
-/// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused, none is set.
-/// Other hyperparameters stay as they are. All ranks set the same values.
+/// Sets the given hyperparameters of a group from the next pass on; null is the group "default". If one is refused,
+/// none is set. Other hyperparameters stay as they are. All ranks set the same values.
 ///
-/// Any thread, one at a time, between passes. Does not wait for steps.
+/// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_hyper(
     stepper: *mut instep_stepper,
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn instep_stepper_set_hyper(
 /// you leave out get their defaults, also if they were set before. To change only some, call instep_stepper_set_lr or
 /// _set_hyper. The optimizer must have the same name. All ranks set the same values.
 ///
-/// Any thread, one at a time, between passes. Does not wait for steps.
+/// Any thread may call it between passes, one at a time. It does not wait for steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_optimizer(
     stepper: *mut instep_stepper,
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn instep_stepper_set_optimizer(
 /// Freezes a parameter from the next pass on, or unfreezes it. A frozen parameter takes no gradient and is not
 /// stepped. All ranks freeze the same parameters.
 ///
-/// Any thread, one at a time, between passes. If `is_frozen` is 1, it waits for the last step of the
+/// Any thread may call it between passes, one at a time. If `is_frozen` is 1, it waits for the last step of the
 /// parameter's bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_frozen(
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn instep_stepper_set_frozen(
 /// Reads a parameter's number of updates, and NAdam's product of momenta (1 for other optimizers). Either pointer may
 /// be null.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_progress(
     stepper: *mut instep_stepper,
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn instep_stepper_progress(
 /// `carried` is 1, except for NAdam: with a count above 0 it is the product of momenta. A count of 2^63 or more is
 /// refused. All ranks set the same values.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_set_progress(
     stepper: *mut instep_stepper,
@@ -183,9 +183,10 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
     })
 }
 
-/// Reads the loss scale of the open pass, or between passes that of the next pass.
+/// Reads the loss scale of the open pass, or, between passes, the scale of the next pass.
 ///
-/// Any thread, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it after forward.
+/// Any thread may call it, one at a time. With a loss_scaler it waits for the decision of the previous pass, so call it
+/// after forward.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_loss_scale(
     stepper: *mut instep_stepper,
@@ -203,10 +204,10 @@ pub unsafe extern "C" fn instep_stepper_loss_scale(
 
 /// Reads a norm of the last pass's gradients for a group, and whether it is known; null is the group "default". If the
 /// group is clipped alone, it is the group's norm. If the group is not clipped, it is the norm of all groups that are
-/// not clipped. Otherwise it is the norm in instep_pass_status. It is not known if the latter is not known, or after
-/// instep_stepper_rebuild_buckets.
+/// not clipped. Otherwise it is the norm in instep_pass_status. This norm is not known if the norm in
+/// instep_pass_status is not known, or after instep_stepper_rebuild_buckets.
 ///
-/// Any thread, one at a time, between passes. Waits for all steps.
+/// Any thread may call it between passes, one at a time. It waits for all steps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_group_norm(
     stepper: *mut instep_stepper,
@@ -231,8 +232,8 @@ pub unsafe extern "C" fn instep_stepper_group_norm(
 /// Reads the decisions about a pass. With `waits` of 1 it is the last pass; with 0, the newest pass that is known to
 /// have ended.
 ///
-/// Any thread, one at a time. If `waits` is 1, it may be called only between passes, and waits for all steps. If 0, it
-/// never waits.
+/// Any thread may call it, one at a time. If `waits` is 1, it may be called only between passes, and waits for all
+/// steps. If 0, it never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_status(
     stepper: *mut instep_stepper,

@@ -6,8 +6,8 @@ use instep::Error;
 
 use crate::words::in_c;
 
-/// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep their
-/// numbers in later versions, which may add codes.
+/// The outcome of a call. INSTEP_OK is 0. Any other value is a failure, which instep_last_error describes. Codes keep
+/// their numbers in later versions, which may add codes.
 pub type instep_status = i32;
 
 /// The call succeeded.
@@ -18,9 +18,11 @@ pub const INSTEP_NULL: instep_status = 1;
 pub const INSTEP_HANDLE: instep_status = 2;
 /// Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
 pub const INSTEP_BUSY: instep_status = 3;
-/// This process was forked from one that uses the library, and does not have the library's threads. Nothing has changed.
+/// This process was forked from one that uses the library, and does not have the library's threads. Nothing has
+/// changed.
 pub const INSTEP_FORKED: instep_status = 4;
-/// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
+/// An integer has no meaning, a text is not UTF-8, a length is wrong, or a struct has a wrong size. Nothing has
+/// changed.
 pub const INSTEP_ARGUMENT: instep_status = 5;
 /// An option or hyperparameter is out of range, or two options exclude each other. Nothing has changed.
 pub const INSTEP_CONFIG: instep_status = 6;
@@ -47,7 +49,7 @@ pub const INSTEP_POISONED: instep_status = 16;
 /// The library has a bug that caused a panic in this call or in an earlier call on this handle. Free the handle, and
 /// report the bug.
 pub const INSTEP_PANIC: instep_status = 17;
-/// A callback threw a C++ exception, which instep::caught of this header has caught.
+/// A callback threw a C++ exception, and instep::caught of this header has caught it.
 pub const INSTEP_THREW: instep_status = 18;
 /// A failure for which this version has no code; the text describes it.
 pub const INSTEP_OTHER: instep_status = 19;

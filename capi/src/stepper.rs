@@ -33,7 +33,7 @@ pub(crate) struct Training {
     pub(crate) copy: Option<DType>,
     /// Each group with its optimizer's name.
     pub(crate) optimizers: Vec<(String, &'static str)>,
-    /// Released at the end.
+    /// The caller's collective, which is released at the end.
     collective: Option<Foreign>,
 }
 
@@ -56,8 +56,8 @@ pub(crate) use on_any;
 
 /// Creates a stepper. `*out_stepper` is written if it succeeds.
 ///
-/// Any thread. No other thread may use the layout during the call. The library starts its threads at the first pass. On
-/// a GPU, except with NCCL, all ranks create their steppers at the same point.
+/// Any thread may call it. No other thread may use the layout during the call. The library starts its threads at the
+/// first pass. On a GPU, except with NCCL, all ranks create their steppers at the same point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_create(
     options: *const instep_stepper_options,
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn instep_stepper_create(
 /// INSTEP_FORKED, nothing is freed. INSTEP_ORDER means that a pass was open: the stepper is freed, and the other ranks'
 /// steppers end with an error. Null is allowed and does nothing.
 ///
-/// Any thread, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
+/// Any thread may call it, one at a time. If a queued sum needs other ranks, it waits for them up to the deadline.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> instep_status {
     call(|| {
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> in
 }
 
 /// # Safety
-/// The header's contract.
+/// The options meet the header's contract.
 unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
     let layout = close(options.layout)?;
     let ids = Ids::of(&layout);

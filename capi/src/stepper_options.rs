@@ -56,7 +56,7 @@ pub struct instep_stepper_options {
     pub optimizer: *const instep_optimizer,
     /// Groups with their own optimizers.
     pub groups: *const instep_group,
-    /// The number of them.
+    /// The number of groups.
     pub group_count: usize,
     /// Element types; null: f32.
     pub precision: *const instep_precision,
@@ -86,8 +86,8 @@ pub struct instep_stepper_options {
     pub deadline_ms: u64,
     /// Kernel threads; 0: INSTEP_THREADS, or one per core.
     pub threads: u32,
-    /// 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of 1, the
-    /// stepper starts no thread.
+    /// 1: everything runs on the thread that calls the stepper, except kernels if `threads` is not 1. With `threads` of
+    /// 1, the stepper starts no thread.
     pub is_inline: u32,
     /// This rank, below world_size.
     pub rank: u32,
@@ -95,9 +95,9 @@ pub struct instep_stepper_options {
     pub world_size: u32,
     /// Sums gradients over the ranks. Null: there is one rank, unless sums_by_caller is 1.
     pub collective: *const instep_collective,
-    /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum is complete.
-    /// On a GPU it hands the bucket over with an event after the sum, by instep_stepper_bucket_ready_after. Parameters must be
-    /// equal on all ranks.
+    /// 1: the caller sums each bucket over all ranks, in place. On the CPU the caller hands a bucket over once the sum
+    /// is complete. On a GPU it hands the bucket over with an event after the sum, by
+    /// instep_stepper_bucket_ready_after. Parameters must be equal on all ranks.
     pub sums_by_caller: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

@@ -1,7 +1,7 @@
 //! The tensors of one step, and the factors in its gradients.
 //!
-//! The library compares lengths with the bucket's before it uses an address. It cannot check that the memory has that
-//! length.
+//! The library compares lengths with the bucket's length before it uses an address. It cannot check that the memory has
+//! that length.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,24 +16,25 @@ use crate::status::{Fault, INSTEP_LAYOUT, Result};
 /// The most states that an optimizer keeps per element.
 pub const INSTEP_STATES_AT_MOST: usize = 4;
 
-/// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is none.
+/// Where one kind of tensor lies: one run with the bucket's offsets, or one run per parameter. All zeros: there is
+/// none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensor {
     /// The first element of the run; null if each parameter has its own.
     pub address: *mut c_void,
     /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only
-    /// parameters and gradients may lie apart. If a gradient's address is null, its parameter has no gradient in this
-    /// call: the parameter's tensors and step count do not change, and norms leave it out.
+    /// parameters and gradients may be in separate runs. If a gradient's address is null, its parameter has no gradient
+    /// in this call. The parameter's tensors and step count then do not change, and norms leave it out.
     pub addresses: *const *mut c_void,
-    /// The number of elements of the run, or of addresses. It is compared with the bucket's number.
+    /// The number of elements of the run, or of addresses. The library compares it with the bucket's number.
     pub count: usize,
 }
 
 /// The tensors of one step.
 ///
-/// The memory is the caller's. The step uses it until the call returns, or on a GPU until the stream has passed the step, and
-/// nothing else may touch it until then. Addresses are aligned to an element, and no two tensors overlap.
+/// The caller owns the memory. Until the call returns, only the step may touch the memory. On a GPU this lasts until
+/// the stream has passed the step. Addresses are aligned to an element, and no two tensors overlap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct instep_tensors {
@@ -43,8 +44,8 @@ pub struct instep_tensors {
     pub params: instep_tensor,
     /// Summed gradients, of the precision's type.
     pub grads: instep_tensor,
-    /// Master weights or remainders, if the precision has them. Before the first step an f32 master holds its parameter's
-    /// value, and remainders are zeros.
+    /// Master weights or remainders, if the precision has them. Before the first step an f32 master holds its
+    /// parameter's value, and remainders are zeros.
     pub master: instep_tensor,
     /// The copy in another type, if the options ask for one. The step only writes it.
     pub copy: instep_tensor,
@@ -75,10 +76,11 @@ pub struct instep_scaling {
     pub loss_scale: f64,
     /// A clip coefficient that the caller has computed, from 0 to 1.
     pub clip: f64,
-    /// Null, or the loss scale in the memory of the step's device, which replaces loss_scale (GradScaler's _scale). It is read when
-    /// the step runs.
+    /// Null, or the loss scale in the memory of the step's device. It replaces loss_scale (GradScaler's _scale). It is
+    /// read when the step runs.
     pub grad_scale: *const f32,
-    /// Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's found_inf).
+    /// Null, or a flag in the memory of the step's device. If it is not 0, the step changes nothing (GradScaler's
+    /// found_inf).
     pub found_inf: *const f32,
 }
 
@@ -87,7 +89,7 @@ unsafe impl Growing for instep_scaling {
     const NAME: &'static str = "instep_scaling";
 }
 
-/// One kind of tensor, if it was given.
+/// Returns one kind of tensor, if it was given.
 ///
 /// # Safety
 /// The addresses meet instep.h's contract during `'a`.
@@ -105,10 +107,10 @@ unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>
     }
 }
 
-/// One kind of tensor that every step has. It may be left out if the bucket has no elements.
+/// Returns one kind of tensor that every step has. It may be left out if the bucket has no elements.
 ///
 /// # Safety
-/// As for [`lent`].
+/// The conditions of [`lent`] hold.
 unsafe fn required<'a>(name: &str, given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
     // SAFETY: the caller's promise; no element lies at the other address.
     let (found, nothing) = unsafe { (lent(name, given)?, Lent::at_len(std::ptr::null_mut(), 0)) };
@@ -117,16 +119,16 @@ unsafe fn required<'a>(name: &str, given: &instep_tensor, is_empty: bool) -> Res
     })
 }
 
-/// The gradients alone.
+/// Returns only the gradients.
 ///
 /// # Safety
-/// As for [`tensors`].
+/// The conditions of [`tensors`] hold.
 pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
     // SAFETY: the caller's promise.
     unsafe { required("gradients", given, is_empty) }
 }
 
-/// All tensors of a step, of a bucket that may have no elements.
+/// Returns all tensors of a step, of a bucket that may have no elements.
 ///
 /// # Safety
 /// The struct, its lists and their addresses meet instep.h's contract during `'a`.

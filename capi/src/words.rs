@@ -44,8 +44,8 @@ mod tests {
 
     use super::*;
 
-    /// Names in errors of features without a C function: strategies, offload, captured passes, custom and second
-    /// optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
+    /// Names that appear in errors of features without a C function. Examples are strategies, offload, captured passes,
+    /// custom and second optimizers, states of a loss scaler, hooks, schedules, NCCL and MPI.
     const UNREACHED: [&str; 19] = [
         "Accumulation::Local",
         "Cuda::compute_stream",

@@ -1,4 +1,4 @@
-//! Every function of the header is called by a C program, and every code is named by one or stands for an option.
+//! A C program calls every function of the header. A function names every code, or the code is a value of an option.
 //!
 //! The programs are read as text; `check.sh` runs all of them.
 

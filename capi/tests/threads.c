@@ -76,7 +76,7 @@ static instep_stepper* create(struct rank* rank, instep_status (*enqueue)(void*,
     return rank->stepper;
 }
 
-/* A failure on another thread is the status of whichever call meets it first. */
+/* If another thread fails, the next call that notices it returns the status. */
 static instep_status pass(instep_stepper* stepper) {
     float grad = 1;
     instep_status status = instep_stepper_begin(stepper, 1);

@@ -56,7 +56,8 @@ mod tests {
         }
     }
 
-    /// A variable that a program reads and that is not in the list would be told to be misspelt, or its slip would not be.
+    /// If this list lacked a variable that a program reads, the variable would be reported as misspelt, or its
+    /// misspelling would not be reported.
     #[test]
     fn the_list_has_every_variable_of_the_library_and_of_this_command() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -47,7 +47,8 @@ impl Failure {
         Failure::Config(format!("{thing}: {wrong}; {remedy}"))
     }
 
-    /// Makes an error about JSON that does not parse. The parser names Rust's types, which a user does not know.
+    /// Makes an error about JSON that does not parse. The parser's messages name Rust's types, which a user does not
+    /// know.
     pub(crate) fn json(error: &serde_json::Error) -> Failure {
         let types = [
             ("usize", "a whole number"),
@@ -66,7 +67,7 @@ impl Failure {
         Failure::Tensors(format!("{thing}: {wrong}; {remedy}"))
     }
 
-    /// For `map_err`: wraps the system's error about a file.
+    /// Returns a function for `map_err` that wraps the system's error about a file.
     pub fn file(path: &Path) -> impl FnOnce(io::Error) -> Failure {
         let what = path.display().to_string();
         |error| Failure::File { what, error }

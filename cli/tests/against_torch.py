@@ -1,16 +1,17 @@
-"""Holds `instep replay` to torch.optim in f64, for groups, clipping, states that go on from a checkpoint, and bf16 parameters.
+"""Compares `instep replay` with torch.optim in f64, for groups, clipping, states resumed from a checkpoint, and bf16
+parameters.
 
-torch has no Lion and no LAMB: algorithm 2 of their papers stands here for them. Lion's steps are signs, and rounding may turn one around where the
-average is next to zero; an element that came that near is not compared from there on, and counted. Rprop's signs are those of
-gradients in the file, which no rounding changes.
+torch has no Lion and no LAMB, so this file has algorithm 2 of their papers. Lion's steps are signs, and rounding may
+flip a sign if the average is close to zero. Such an element is counted, and not compared from then on. Rprop's signs
+come from gradients in the file, which no rounding changes.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 numpy safetensors
     cargo build --release && venv/bin/python cli/tests/against_torch.py target/release/instep
 
-Prints per case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps, and ends
-with status 1 if one is above 1. Each case is run again with bf16 parameters and gradients: what their f32 master weights or
-remainders stand for must be the bits of the f32 run on the same gradients, and the parameters those values in bf16, as torch
-rounds. Must not compute an update itself where torch has the optimizer.
+Prints for each case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps. The
+exit status is 1 if one of these is above 1. Each case is run again with bf16 parameters and gradients. Their f32 master
+weights or remainders must have the bits of the f32 run on the same gradients. The parameters must be these values in
+bf16, as torch rounds them. This file must not compute an update itself if torch has the optimizer.
 """
 
 import json
@@ -118,7 +119,7 @@ OPTIMIZERS["lion"], OPTIMIZERS["lamb"] = Lion, Lamb
 
 
 def expected(config, params, gradients):
-    """What torch makes of it: name of the tensor to its f64 values."""
+    """The results of torch: name of the tensor to its f64 values."""
     leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
     # A group each, for rates of their own.
     owners = {name: group for group in config["groups"] for name in group["params"]}
@@ -149,7 +150,7 @@ def expected(config, params, gradients):
 
 
 def replay(binary, config, tensors, counts, folder):
-    """What the command makes of it: tensors and metadata."""
+    """The results of the command: tensors and metadata."""
     (folder / "C.json").write_text(json.dumps(config))
     save_file(tensors, folder / "IN", metadata=counts or None)
     paths = [argument for name in ("config", "input", "output") for argument in (f"--{name}", folder / FILES[name])]

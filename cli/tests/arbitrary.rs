@@ -1,6 +1,6 @@
-//! Configurations that nobody thought of: valid ones run, broken ones are refused, none panics.
+//! Random configurations: valid ones run, broken ones are refused, and none panics.
 //!
-//! In process, for the number of cases. Mutations of tensor files are the fuzzer's (`tools/fuzz`).
+//! The tests run in this process, because there are many cases. The fuzzer mutates tensor files (`tools/fuzz`).
 
 use std::io::Cursor;
 

@@ -1,7 +1,7 @@
 //! Checkpoints of a training as input of `instep replay` and `instep diff`.
 //!
-//! The library trains and saves, and the command must write the file that the library saves after the same steps, byte for
-//! byte.
+//! The library trains and saves, and the command must write the file that the library saves after the same steps, byte
+//! for byte.
 
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::optim::{ALL, Optimizer};
@@ -12,7 +12,7 @@ use instep::{
 
 use crate::support::{Content, Folder, assert_refused, painted, stderr, stdout};
 
-/// In the order of registration, which is not the order of names or groups.
+/// The parameters in the order of registration, which is not the order of names or groups.
 const PARAMS: [(&str, &[usize], usize); 4] =
     [("w.0.weight", &[3, 100], 0), ("b", &[], 1), ("none", &[0], 0), ("a", &[17], 0)];
 
@@ -43,7 +43,7 @@ fn gradients(passes: std::ops::Range<u64>) -> Content {
     })
 }
 
-/// Trains, and saves after two passes and after so many more. `IN` and `GRADS` are what a user then has.
+/// Trains, and saves after two passes and after `more` further passes. `IN` and `GRADS` are what a user then has.
 fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folder {
     let folder = Folder::new();
     let layout = layout();
@@ -259,7 +259,7 @@ fn adamw() -> Folder {
     })
 }
 
-/// Refused, with no output and with an old one, which stays.
+/// Checks a refusal, without an output and with an old output that must stay.
 fn refuse(folder: &Folder, arguments: &[&str], word: &str) {
     let before = folder.names();
     assert_refused(&folder.replay(arguments), word);

@@ -1,6 +1,7 @@
 //! `instep diff`: exit codes, distances, and what it says of every kind of difference.
 //!
-//! Must compare the JSON and the exit status, since scripts read those; of the text only what a reader looks for.
+//! These tests compare the JSON and the exit status, because scripts read them. In the text, they compare only the
+//! parts that a reader looks for.
 
 use instep::DType;
 use serde_json::{Value, json};

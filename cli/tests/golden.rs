@@ -1,13 +1,13 @@
 //! Replay against the numbers that `torch.optim` made in f64, in the library's `tests/numerics/vectors.txt`.
 //!
-//! Seven steps in a row, so errors pile up as they do in training: bound 1e-6 + 5e-6 * |value| for every parameter and
-//! state. The library's own tests hold single steps to derived bounds.
+//! The tests make seven steps in a row, so errors add up as in training. The bound is 1e-6 + 5e-6 * |value| for every
+//! parameter and state. The library's own tests compare single steps within derived bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Content, replayed};
 
-/// Keys of the configuration that are pairs; the others are as they are.
+/// Keys of the configuration that are pairs; all other keys are the same in both.
 const PAIRS: [[&str; 3]; 3] = [
     ["betas", "beta1", "beta2"],
     ["etas", "eta_minus", "eta_plus"],

@@ -1,7 +1,7 @@
-//! The GPU's benches from end to end, on a driver that runs the kernels on the CPU: what they do, not what they
-//! measure.
+//! The GPU's benches run from end to end, on a driver that runs the kernels on the CPU. The tests check what the
+//! benches do, not what they measure.
 //!
-//! Must never look at a time: a stand-in's events know none.
+//! No test may look at a time, because a stand-in's events have none.
 
 use std::fs;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn run(driver: &Arc<StandIn>, words: &[&str]) -> Result<(), Failure> {
     bench::run_on_gpu(&line.bench, &Cuda::on(driver.clone()))
 }
 
-/// Runs one and reads its report.
+/// Runs a bench and reads its report.
 fn report(driver: &Arc<StandIn>, words: &[&str]) -> Value {
     let folder = Folder::new();
     let path = folder.path("report.json");

@@ -1,6 +1,6 @@
 //! `instep bench --only growth`: which rows it writes.
 //!
-//! No test looks at a time, but to see that there is one.
+//! No test looks at a time, except to see that there is one.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
 //! The sweep of `instep bench` on the host: which rows there are and what they say, not how fast anything is.
 //!
-//! Must look at no time but to see that there is one.
+//! No test may look at a time, except to see that there is one.
 
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ fn the_header_names_machine_and_build_in_both_forms() {
     assert_eq!(report["quick"], true);
 }
 
-/// Lines of a table that are neither its announcement, further lines of which are indented, nor its head.
+/// Lines of a table other than its announcement, the indented lines after the announcement, and its head.
 fn rows_of(table: &str, heads: usize) -> usize {
     table.lines().skip(1).filter(|line| !line.starts_with("  ")).count() - heads
 }

@@ -1,6 +1,6 @@
 //! `instep info`: documented keys, reasons, and the refusal of every bad variable.
 //!
-//! Must say the same on every machine: nothing here depends on its CPU or its number of cores.
+//! The tests must give the same result on every machine: nothing here depends on its CPU or its number of cores.
 
 use serde_json::Value;
 

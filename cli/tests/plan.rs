@@ -1,6 +1,7 @@
-//! `instep plan`: bytes, times that follow from the speeds, and a run of this machine foreseen with its own times.
+//! `instep plan`: bytes, times that follow from the speeds, and a run on this machine that is predicted with its own
+//! times.
 //!
-//! Must judge the plan by arithmetic from the description, and never by how fast this machine is.
+//! The tests judge the plan by arithmetic from the description, and never by how fast this machine is.
 
 use serde_json::Value;
 

@@ -1,6 +1,8 @@
-//! Replays of every precision: equal to the library's run, and going on from an output with the bits of the whole run.
+//! Replays in every precision: they equal the library's run, and a replay that resumes from an output has the bits of
+//! the whole run.
 //!
-//! In process, for the number of combinations. Must hand in what each type holds exactly, since all else is refused.
+//! The tests run in this process, because there are many combinations. Inputs have only values that each type holds
+//! exactly, because all others are refused.
 
 use std::io::Cursor;
 
@@ -16,7 +18,7 @@ const PASSES: u64 = 4;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// Every one that there is.
+/// Returns every precision.
 fn precisions() -> Vec<Precision> {
     let masters = [Master::None, Master::F32, Master::Remainder16, Master::Remainder8];
     let roundings = [Rounding::Nearest, Rounding::Stochastic { seed: 0xffff_ffff_ffff_fffb }];
@@ -196,7 +198,7 @@ fn the_output_is_what_the_library_makes_in_every_precision() {
 const BF16: &str = r#"{"optimizer":"adam","dtypes":{"param":"bf16","grad":"bf16","moments":"8bit"},"copy":"bf16","ema":0.5,
     "groups":[{"params":["w"]}]}"#;
 
-/// What can be fed to [`BF16`], all of it there.
+/// Returns a complete input that fits [`BF16`].
 fn fine() -> Content {
     let start = Content::default().with("param.w", &[3], &[1.0, 2.0, -0.0]);
     let start = start.with("grad.0.w", &[3], &[1.0, 0.5, f32::NAN]).with("ema.w", &[3], &[0.1; 3]);

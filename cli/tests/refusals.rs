@@ -1,6 +1,7 @@
-//! Everything that must be refused: one line that names it, status 2, and no output, nor a changed one.
+//! Everything that must be refused: one line names the cause, the status is 2, and the output is neither created nor
+//! changed.
 //!
-//! Rows of a configuration or an input with one fault each, against a pair that is fine.
+//! Each row is a configuration or an input with one fault, made from a pair without faults.
 
 use crate::support::{Content, Folder, assert_refused, input};
 
@@ -10,7 +11,7 @@ fn fine() -> Content {
     input(&[("a", &[2, 3]), ("b.c", &[4])], 2)
 }
 
-/// Runs it without an output file and with one, which must stay.
+/// Runs the command without an output file and with an old one that must stay.
 fn refuse(folder: &Folder, more: &[&str], word: &str) {
     let before = folder.names();
     assert_refused(&folder.replay(more), word);

@@ -1,4 +1,4 @@
-//! Checkpoints: what is written is enough to go on with the bits of the uninterrupted run.
+//! Checkpoints: what is written is enough to resume with the bits of the uninterrupted run.
 //!
 //! The comparison is always the whole run. Counts and states follow `torch.optim`: none before the first update.
 

@@ -1,6 +1,6 @@
 //! A folder with a configuration and an input, and the command run in it.
 //!
-//! Must write and read tensor files with the `safetensors` crate only.
+//! This file must write and read tensor files only with the `safetensors` crate.
 
 // The library's tests have the same modules under `support`, so their files name each other alike in both.
 #[path = "../../tests/support/entries.rs"]
@@ -27,7 +27,7 @@ use tempfile::TempDir;
 /// Tensors and metadata of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Content {
-    /// By name: shape, bits of the elements in the lower part of each, and type.
+    /// The shape of each tensor, the bits of its elements in the lower part of each number, and its type.
     pub tensors: BTreeMap<String, (Vec<usize>, Vec<u32>, Dtype)>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -99,7 +99,7 @@ impl Content {
     }
 }
 
-/// A folder of its own.
+/// A folder for one test.
 pub(crate) struct Folder {
     folder: TempDir,
 }
@@ -129,7 +129,7 @@ impl Folder {
         fs::read(self.path(name)).unwrap()
     }
 
-    /// Names of what is in it.
+    /// Returns the names of the files in it.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).unwrap();
         let mut names: Vec<_> =
@@ -178,7 +178,7 @@ pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Refused: status 2, nothing on stdout, one line on stderr with `word` in it.
+/// Checks a refusal: status 2, nothing on stdout, one line on stderr with `word` in it.
 pub(crate) fn assert_refused(output: &Output, word: &str) {
     let message = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{word}: {message}");
@@ -196,7 +196,7 @@ pub(crate) fn painted(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// Parameters of these names and shapes with gradients for so many passes.
+/// Parameters of these names and shapes, with gradients for `passes` passes.
 pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
     let mut content = Content::default();
     for (k, (name, shape)) in params.iter().enumerate() {
@@ -210,7 +210,8 @@ pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
     content
 }
 
-/// Options of a group, as JSON with a comma in front of each: every field of the optimizer changed, alone.
+/// Returns options of a group, as JSON with a comma before each: for every field of the optimizer, options that change
+/// only this field.
 pub(crate) fn changed_options(descriptor: &Descriptor) -> Vec<String> {
     let changed = |field: &Field| {
         let mut optimizer = descriptor.build();

@@ -1,7 +1,7 @@
 //! The digits: 1,797 images of 8x8 pixels with their labels, unpacked from the file that is compiled in.
 //!
-//! Fixed seeds decide which images are held out and how the others are shuffled. No clock, thread or mode does: every
-//! rank shuffles for itself, gets the same order as all others, and takes its part.
+//! Fixed seeds decide which images are held out and how the others are shuffled. Clocks, threads and modes do not
+//! matter: every rank shuffles for itself, gets the same order as all others, and takes its part.
 
 use std::io::{self, Read};
 

@@ -1,6 +1,6 @@
 //! Files that show when each operation ran: a trace of every rank for ui.perfetto.dev, and a picture of two passes.
 //!
-//! They are written after training and judgement, and affect neither.
+//! They are written after training and verdict, and change neither.
 
 use std::fs;
 use std::path::Path;

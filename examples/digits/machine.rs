@@ -1,7 +1,7 @@
 //! Defaults that follow from the machine: how many ranks to train, and how many kernel threads each of them gets.
 //!
-//! Overlap hides optimizer time only if the optimizer has a core of its own. A rank keeps up to three threads busy at
-//! once (trainer, reduce stream, optimizer stream), so a rank is added for every three cores.
+//! Overlap hides optimizer time only if a core is free for the optimizer. A rank keeps up to three threads busy at once
+//! (trainer, reduce stream, optimizer stream), so a rank is added for every three cores.
 
 use std::env;
 use std::thread;

@@ -48,11 +48,11 @@ pub(crate) struct Flags {
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
-    /// What ranks share out; the run to compare with shares nothing out.
+    /// Which tensors ranks shard; the run to compare with shards nothing.
     #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
     strategy: StrategyName,
-    /// Neighbouring ranks that share tensors out, with zero and fsdp, while the others have the same shards [default: all].
-    /// They add up first, so the run to compare with does so too.
+    /// Number of neighbouring ranks that shard tensors among them, with zero and fsdp; all other ranks have the same
+    /// shards [default: all]. They add up first, so the run to compare with does so too.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
     /// Step on the host's own memory; the run to compare with steps in place.
@@ -64,13 +64,13 @@ pub(crate) struct Flags {
     /// Number of times that every training image is seen.
     #[arg(long, default_value_t = 20)]
     epochs: u32,
-    /// Largest size of a bucket of gradients; with the default, each layer has a bucket of its own.
+    /// Largest size of a bucket of gradients; with the default, each layer has its own bucket.
     #[arg(long, default_value_t = 4096)]
     bucket_cap_bytes: u64,
     /// Kernel threads of each rank [default: INSTEP_THREADS, or the cores that trainers and all-reduces leave].
     #[arg(long)]
     threads: Option<usize>,
-    /// Clip the global gradient norm to this; not with eager, which steps before it knows the norm.
+    /// Clip the global gradient norm to this; not with eager, because eager steps before it knows the norm.
     #[arg(long)]
     max_norm: Option<f64>,
     /// Share of the held-out images that must be read correctly; 0 accepts any.
@@ -129,7 +129,7 @@ pub(crate) enum StrategyName {
     Ddp,
     /// Every rank steps its shard.
     Zero,
-    /// And keeps its shard alone of the parameters.
+    /// Every rank steps its shard, and keeps only its shard of the parameters.
     Fsdp,
 }
 
@@ -211,7 +211,8 @@ fn train_in_process(
     })
 }
 
-/// Returns the mode to compare with: Sequential, or if that was chosen, an overlapped mode that can clip if asked to.
+/// Returns the mode to compare with. This is Sequential or, if Sequential was chosen, an overlapped mode that can clip
+/// if asked to.
 fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
     match (mode, max_norm) {
         (Mode::Sequential, None) => Mode::Eager,

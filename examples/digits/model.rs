@@ -106,12 +106,12 @@ impl Network {
 }
 
 impl Layer {
-    /// Brings the layer's parameters together, if ranks share them out.
+    /// Unshards the layer's parameters.
     pub(crate) fn unshard(&self, stepper: &mut Stepper) -> Result<()> {
         self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.unshard(bucket))
     }
 
-    /// Gives them up until they are needed again.
+    /// Reshards the layer's parameters until they are needed again.
     fn reshard(&self, stepper: &mut Stepper) -> Result<()> {
         self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.reshard(bucket))
     }

@@ -1,6 +1,6 @@
 //! Ranks that step everything, on sums in the order in which groups of ranks make them.
 //!
-//! Floats have another sum in another order. Where neighbours add up first, the run to compare with does so too.
+//! The sum of floats depends on the order. If neighbours add up first, the run to compare with does so too.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where the time went: the stages of both runs side by side, and one line on what overlap hid.
+//! The time of each stage of both runs, side by side, and one line on what overlap hid.
 //!
 //! Times are measured and shown, and nothing is judged by them. They are means over the ranks, of this one run.
 

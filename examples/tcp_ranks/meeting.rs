@@ -1,4 +1,4 @@
-//! How ranks meet: at `MASTER_ADDR:MASTER_PORT`, as torchrun's variables say.
+//! Ranks meet at `MASTER_ADDR:MASTER_PORT`, from torchrun's variables.
 //!
 //! No rank leaves a meeting before all are there, so the next group can meet at the same port. A meeting has one
 //! deadline, and no read of it blocks rank 0, so strangers that connect do not hold it up.

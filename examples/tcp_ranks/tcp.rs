@@ -1,9 +1,9 @@
-//! The collective: every rank sends its call to rank 0, which compares the calls, adds in rank order and sends the result
-//! back.
+//! The collective: every rank sends its call to rank 0, which compares the calls, adds in rank order and sends the
+//! result back.
 //!
 //! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A call says how long a
-//! frame may be, and no more of it is kept. A rank says that it leaves, so a connection that ends
-//! without a word is a lost rank, which all learn.
+//! frame may be, and no more of it is kept. A rank announces that it leaves. A connection that ends without this
+//! message means a lost rank, and all ranks learn of it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -39,11 +39,11 @@ pub(crate) struct Tcp {
     rank: u32,
     world_size: u32,
     shared: Arc<Shared>,
-    /// By peer.
+    /// The inbox of each peer.
     inboxes: Vec<Mutex<Inbox>>,
 }
 
-/// Frames of a peer. Its thread reads the contents of one when it knows how long that may be.
+/// Frames of a peer. The peer's thread reads the contents of a frame once it knows how long they may be.
 struct Inbox {
     wanted: Sender<u64>,
     frames: Receiver<Frame>,
@@ -51,7 +51,7 @@ struct Inbox {
 
 struct Shared {
     rank: u32,
-    /// On rank 0 all others, by rank; on the others rank 0 alone.
+    /// The peers: on rank 0 all other ranks, by rank; on any other rank only rank 0.
     peers: Vec<(u32, Mutex<TcpStream>)>,
     failure: Mutex<Option<Error>>,
     /// The thread that says why the group has ended.
@@ -69,7 +69,7 @@ fn write_frame(stream: &TcpStream, tag: u8, parts: &[&[u8]], deadline: Instant) 
     [&header[..]].iter().chain(parts).try_for_each(|part| write_by(stream, part, deadline))
 }
 
-/// Writes all of it by this time. A timeout alone would begin anew whenever the peer takes some bytes in.
+/// Writes all bytes by this time. A plain timeout would begin again whenever the peer reads some bytes.
 fn write_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -89,8 +89,7 @@ fn read_header(mut stream: &TcpStream) -> io::Result<(u8, u64)> {
     Ok((tag[0], u64::from_le_bytes(len)))
 }
 
-/// Reads the contents of a frame; of one that is longer than it may be, the key alone, by which the caller says what is
-/// wrong.
+/// Reads the contents of a frame. If the frame is too long, reads only the key, by which the caller says what is wrong.
 fn read_contents(stream: &TcpStream, len: u64, most: u64) -> io::Result<Vec<u8>> {
     let (kept, mut contents) = (if len <= most { len } else { most.min(CallKey::BYTES as u64) }, Vec::new());
     let read = stream.take(kept).read_to_end(&mut contents)? as u64;
@@ -122,7 +121,7 @@ impl Tcp {
         Ok(Tcp { rank, world_size, shared, inboxes })
     }
 
-    /// Returns the next frame of a peer, by its place in the list of peers, with contents of at most so many bytes.
+    /// Returns the next frame of a peer, by its index in the list of peers, with at most this number of bytes.
     fn receive(&self, place: usize, most: u64, call: &Call<'_>, since: Instant) -> Result<Frame> {
         let (peer, inbox) = (self.shared.peers[place].0, lock(&self.inboxes[place]));
         // Without a thread that takes it, `frames` is closed too.
@@ -146,7 +145,7 @@ impl Tcp {
         }
     }
 
-    /// Rank 0: takes everyone's call, and gives everyone the result.
+    /// Makes the call on rank 0: receives the call of every rank, and sends every rank the result.
     fn lead(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let mut sum = source.to_vec();
         let most = CallKey::BYTES as u64 + sum.len() as u64;
@@ -170,7 +169,7 @@ impl Tcp {
         Ok(sum)
     }
 
-    /// The others: send the call, and take the result.
+    /// Makes the call on any other rank: sends the call, and receives the result.
     fn follow(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let values = if call.kind == CollectiveKind::AllReduce { source } else { &[] };
         self.shared.send_to_all(CALL, &[&call.key().to_bytes(), values], since + call.deadline());
@@ -198,7 +197,7 @@ fn add(sum: &mut [u8], values: &[u8]) {
 }
 
 impl Shared {
-    /// Takes in frames until the connection ends. A closed channel tells those who wait for more.
+    /// Takes in frames until the connection ends. A closed channel informs the calls that wait for more.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Inbox> {
         let ((sender, frames), (wanted, lengths)) = (channel(), channel());
         let shared = Arc::clone(self);
@@ -243,7 +242,7 @@ impl Shared {
         false
     }
 
-    /// Drops what a frame has too much of, so that a rank that has sent it is not held up. Fails if the group has closed.
+    /// Drops the surplus of a frame, so that the rank that sent it can continue. Fails if the group has closed.
     fn skip(&self, stream: &TcpStream, mut rest: u64) -> io::Result<()> {
         while !self.is_closed.load(Ordering::Relaxed) {
             if rest == 0 {
@@ -261,8 +260,8 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Keeps the first failure, and tells it to all peers: rank 0 so passes on what it is told. A thread of its own
-    /// sends, because a peer that does not read would block an abort.
+    /// Keeps the first failure, and sends it to all peers. Rank 0 therefore passes on the failures that it receives. A
+    /// separate thread sends, because a peer that does not read would block an abort.
     fn fail(self: &Arc<Shared>, error: Error) -> Error {
         let mut failure = lock(&self.failure);
         if let Some(first) = &*failure {
@@ -285,8 +284,8 @@ impl Shared {
         error
     }
 
-    /// A frame that cannot be sent is missed where it is waited for. That connection ends, or the peer would take the next
-    /// frame for the rest of this one.
+    /// A frame that cannot be sent is missed where it is waited for. That connection ends, or the peer would take the
+    /// next frame for the rest of this one.
     fn send_to_all(&self, tag: u8, parts: &[&[u8]], deadline: Instant) {
         for (_, stream) in &self.peers {
             let stream = lock(stream);

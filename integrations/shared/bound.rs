@@ -1,7 +1,7 @@
 //! AdamW in f64, and a bound on the rounding of an AdamW in f32 that is given the same gradients.
 //!
-//! A running error analysis: beside each value, how far an f32 computation of it can be off, to first order. It holds for
-//! moments as averages or as sums of products, and for decay as a factor or as a difference.
+//! A running error analysis: it computes for each value the largest error of an f32 computation, to first order. It
+//! holds for moments as averages or as sums of products, and for decay as a factor or as a difference.
 
 /// The unit roundoff of f32.
 const U: f64 = 1.0 / 16_777_216.0;
@@ -71,7 +71,7 @@ impl Element {
         self.param.at = param;
     }
 
-    /// Returns by how much of its bound an f32 parameter is off; at most 1 for a right one.
+    /// Returns the error of an f32 parameter as a share of its bound; a right parameter has at most 1.
     pub(crate) fn judge(&self, param: f32) -> f64 {
         (f64::from(param) - self.param.at).abs() / (SECOND_ORDER * self.param.off)
     }

@@ -102,7 +102,7 @@ pub(crate) enum Saved {
     Carried(f64),
 }
 
-/// A parameter's step count, and the number that its optimizer carries beside it.
+/// A parameter's step count, and the number that its optimizer also carries.
 type Count = (u64, Option<f64>);
 
 /// The step of all parameters, in the order in which they were named.
@@ -234,7 +234,7 @@ impl Model {
         Ok(saved)
     }
 
-    /// Takes what [`save`](Self::save) has returned, all of it or nothing.
+    /// Loads the result of [`save`](Self::save), completely or not at all.
     pub(crate) fn load(&mut self, mut saved: BTreeMap<String, Saved>) -> Result<(), Error> {
         let mut take = |name: String| saved.remove(&name).ok_or_else(|| wrong(name, "missing"));
         let (mut loaded, mut counts) = (Vec::new(), Vec::new());

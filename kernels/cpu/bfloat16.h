@@ -1,9 +1,11 @@
-/* The CPU's loops for bf16 throughout, and for bf16 states beside f32: widened, stepped and rounded in one go.
+/* The CPU's loops for bf16 throughout, and for bf16 states with f32 parameters and gradients. A loop widens, steps and
+ * rounds in one pass.
  *
- * At 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
- * the conversions only if those are few and in the same loop. Two neighbours are therefore one word of 32 bits, whose
- * halves a shift and a mask widen; lanes of 16 bits would have to be moved. These loops serve the two commonest sets of
- * flags. The general path serves the others, and both give the same bits. */
+ * With 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
+ * the conversions only if the conversions are few and in the same loop. Two neighbouring elements are therefore read as
+ * one word of 32 bits, and a shift and a mask widen its halves. Lanes of 16 bits would need instructions that move
+ * them. These loops serve the two most common sets of flags. The general path serves the others, and both give the same
+ * bits. */
 #ifndef INSTEP_CPU_BFLOAT16_H
 #define INSTEP_CPU_BFLOAT16_H
 
@@ -14,7 +16,7 @@ namespace {
 INSTEP_INLINE float lower(uint32_t word) { return float_of(word << 16); }
 INSTEP_INLINE float upper(uint32_t word) { return float_of(word & 0xffff0000u); }
 
-/* An f32 with the bf16 in its upper half. A NaN stays a NaN, though perhaps not the canonical one: arithmetic on bf16
+/* An f32 with the bf16 in its upper half. A NaN stays a NaN, though perhaps not the canonical one. Arithmetic on bf16
  * makes NaNs whose lower half is 0, so nothing carries. */
 template <bool STOCHASTIC>
 INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, uint32_t stream) {
@@ -25,10 +27,10 @@ INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, ui
 /* A pair's first element is in the lower half. */
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a pair is read as one word");
 
-/* Two neighbours, at any alignment of an element. */
+/* Two neighbours, at any address that is aligned to one element. */
 typedef uint32_t __attribute__((may_alias, aligned(2))) Pair;
 
-/* The pairs from number `first` on. A state that the rule does not keep has a null address. */
+/* Returns the pairs from number `first` on. A state that the rule does not keep has a null address. */
 INSTEP_INLINE Pair* pairs(uint16_t* x, uint32_t first) { return x ? reinterpret_cast<Pair*>(x) + first : nullptr; }
 INSTEP_INLINE const Pair* pairs(const uint16_t* x, uint32_t first) { return reinterpret_cast<const Pair*>(x) + first; }
 
@@ -90,7 +92,7 @@ void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, co
 
 #if INSTEP_HAS_VECTORS
 
-/* The quotient, or where a rule has no rounds the parameter. Moves the states. */
+/* Returns the quotient, or the parameter if the rule has no quotient. It also moves the states. */
 template <class Rule, class F>
 INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p, F g, F* state) {
     if constexpr (HasRounds<Rule>::value) {
@@ -102,7 +104,7 @@ INSTEP_INLINE F first_round(const typename Rule::Scalars& s, uint32_t flags, F p
     }
 }
 
-/* Elements of 2 * WIDTH neighbours that have even numbers, and those that have odd ones. */
+/* The elements with even numbers among 2 * WIDTH neighbours, and those with odd numbers. */
 struct EvenOdd {
     Floats even, odd;
 };
@@ -113,14 +115,15 @@ INSTEP_INLINE EvenOdd load_pairs(const uint16_t* x) {
     return {float_of(words << 16), float_of(words & 0xffff0000u)};
 }
 
-/* A step between its two rounds: the quotient, or where a rule has no rounds the parameter. `mixed` of random bits, if any. */
+/* A step between its two rounds: the quotient, or the parameter if the rule has no quotient. `mixed` has the random
+ * bits, if there are any. */
 struct InFlight {
     EvenOdd x;
     Words mixed_even, mixed_odd;
 };
 
-/* As rounded(). To the nearest it goes by lanes of 16 bits: an upper half becomes one more if the lower half is above the
- * tie. */
+/* Rounds as rounded() does. Rounding to the nearest works on lanes of 16 bits: an upper half is increased by one if the
+ * lower half is above the tie. */
 template <bool STOCHASTIC>
 INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosition& at, const InFlight& flight, uint32_t stream) {
     Words even = bits_of(x.even), odd = bits_of(x.odd);
@@ -136,8 +139,8 @@ INSTEP_INLINE void store_pairs(uint16_t* to, const EvenOdd& x, const RandomPosit
     __builtin_memcpy(to, &upper, sizeof upper);
 }
 
-/* Steps whole pairs of vectors, and returns how many elements these have. Root and division take long, so a parameter steps
- * while the next ones' states move. */
+/* Steps whole pairs of vectors, and returns the number of their elements. Root and division take long, so a parameter
+ * steps while the states of the next parameters move. */
 template <class Rule, bool STOCHASTIC>
 INSTEP_INLINE uint32_t step_vectors(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                     uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states, float* alarms) {
@@ -228,7 +231,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
     return any_lane(alarms);
 }
 
-/* Whether there is a loop for these scalars. A multiplier that is a NaN has other bits in its lower half. */
+/* Whether a loop for these scalars exists. A multiplier that is NaN has nonzero bits in its lower half. */
 template <class Rule>
 INSTEP_INLINE bool has_bfloat16_loop(const typename Rule::Scalars& s, float multiplier) {
     const uint32_t flags = Rule::flags(s);
@@ -246,7 +249,7 @@ __attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t cou
     return found != 0;
 }
 
-/* After an alarm: NaNs are made canonical, and the result says whether a gradient is infinite or NaN. */
+/* Runs after an alarm: makes NaNs canonical, and returns whether a gradient is infinite or NaN. */
 template <class Rule, class T>
 __attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* g, uint16_t* const* states) {
     make_canonical(p, count);
@@ -256,7 +259,7 @@ __attribute__((noinline, cold)) uint32_t settled(uint32_t count, T* p, const T* 
 
 #if INSTEP_HAS_VECTORS
 
-/* Whether a rule's states, in bf16, can be stepped with parameters and gradients in f32. */
+/* Whether a loop can step a rule's bf16 states with f32 parameters and gradients. */
 template <class Rule>
 INSTEP_INLINE bool has_bfloat16_states_loop(const typename Rule::Scalars& s, uint32_t count) {
     const uint32_t flags = Rule::flags(s);
@@ -309,7 +312,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
 
 #endif
 
-/* One run of one segment, as step_run. Parameters and gradients are bf16, or f32 beside bf16 states. */
+/* Steps one run of one segment, as step_run does. Parameters and gradients are bf16, or f32 beside bf16 states. */
 template <class Rule, bool STOCHASTIC, class T>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,

@@ -1,6 +1,6 @@
-/* Work on whole buffers, outside a step: the sum over ranks, and conversions between what is stored and f32.
+/* Work on whole buffers, outside a step: the sum over ranks, and conversions between stored values and f32.
  *
- * It uses the step's own loops, so that values that are read and written again keep their bits. */
+ * It uses the step's own loops, so values that are read and written again keep their bits. */
 #ifndef INSTEP_CPU_BUFFERS_H
 #define INSTEP_CPU_BUFFERS_H
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-/* Elements that the work on whole buffers takes at a time: few enough to stay in the first-level cache between two
+/* Number of elements of a buffer that are processed at a time: few enough to stay in the first-level cache between two
  * loops. */
 constexpr uint64_t RUN = 1024;
 

@@ -1,8 +1,7 @@
 /* The memory traffic of a step with almost no arithmetic: the bandwidth limit that the benches compare a step with.
  *
- * arrays[0] is read, as a gradient is. Every other array is read and written in place, as parameters and states are.
- * It uses the same build, the same widths, the same order of loads and stores and the same memory as a step, so that the
- * comparison is fair. */
+ * arrays[0] is read like a gradient. Every other array is read and written in place, like parameters and states. The
+ * loop has the same build, widths, memory, and order of loads and stores as a step, so that the comparison is fair. */
 #ifndef INSTEP_CPU_CEILING_H
 #define INSTEP_CPU_CEILING_H
 
@@ -10,8 +9,8 @@
 
 namespace {
 
-/* One round. All loads come before the first store: a store whose address agrees in its low 12 bits delays a load
- * after it. */
+/* Runs one round. All loads come before the first store, because a store delays a later load whose address has the same
+ * low 12 bits. */
 template <int UPDATED>
 INSTEP_INLINE void ceiling_round(uint64_t count, float factor, const float* __restrict source, float* __restrict a,
                                  float* __restrict b, float* __restrict c, float* __restrict d) {
@@ -28,7 +27,7 @@ INSTEP_INLINE void ceiling_round(uint64_t count, float factor, const float* __re
     }
 }
 
-/* With a factor of 0 and finite values every array keeps its values, so it can run between steps. */
+/* With a factor of 0 every array keeps its finite values, so the loop can run between steps. */
 template <int UPDATED>
 __attribute__((noinline)) void ceiling_run(float* const* arrays, float factor, uint64_t first, uint64_t last,
                                            uint64_t ahead_bytes) {

@@ -1,4 +1,5 @@
-/* Encodes values as 8-bit codes on a CPU, a vector at a time, by roots or by comparison with thresholds; codes.h defines both.
+/* Encodes values as 8-bit codes on a CPU, a vector at a time. It uses roots, or comparisons with thresholds; codes.h
+ * defines both.
  *
  * The codes are bit for bit those of codes.h. The self-test compares all thresholds with those of the roots. */
 #ifndef INSTEP_CPU_CODING_H
@@ -10,7 +11,7 @@
 
 namespace {
 
-/* A state's values in a block, and where their codes go. */
+/* A state's values in a block, and the place of their codes. */
 struct Coding {
     const float* values;
     uint8_t* codes;
@@ -19,7 +20,7 @@ struct Coding {
     uint32_t stream;
 };
 
-/* The definition, for elements that do not fill a vector. */
+/* Follows the definition, for elements that do not fill a vector. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void encode_by_roots(const Coding& c, uint32_t first, uint32_t last) {
     for (uint32_t i = first; i < last; ++i) {
@@ -41,31 +42,32 @@ INSTEP_INLINE Floats decoded(bool is_signed, const uint8_t* codes, float scale) 
 
 INSTEP_INLINE Words mixed_words(const Coding& c, uint32_t i) { return c.position.mixed(lane_numbers() + i); }
 
-/* Whether a state is coded by thresholds (codes.h) and not by roots. A threshold takes more operations than a square root, and
- * fewer than two. Draws take so many that two roots are computed beside them. */
+/* Whether a state's codes come from thresholds (codes.h) and not from roots. A threshold takes more operations than one
+ * square root, and fewer than two. Stochastic draws take so many operations that two roots are computed instead. */
 template <bool SIGNED, bool STOCHASTIC>
 constexpr bool HAS_THRESHOLDS = !SIGNED && !STOCHASTIC;
 
-/* Floats from here to twice this are the whole numbers. So a sum with it has a whole number in its lowest bits. */
+/* The floats from this value to its double are exactly the whole numbers. A sum with it therefore has a whole number in
+ * its lowest bits. */
 constexpr float WHOLE = 0x1p23f;
 
-/* Values on the way to their codes. Those of an unsigned state are not below zero. `sum` is WHOLE and the code, or the one below
- * it, or the one next to the threshold. */
+/* Values that do not have their codes yet. Values of an unsigned state are not below zero. `sum` is WHOLE plus a code:
+ * the value's code, the code below it, or the code next to the threshold. */
 struct Begun {
     Floats x, power, sum;
 };
 
-/* By the sign bit, as integers: one instruction. */
+/* Compares the sign bit as an integer, which is one instruction. */
 INSTEP_INLINE Floats positive(Floats x) { return float_of(reinterpret_cast<Words>(larger(reinterpret_cast<Integers>(x), Integers{}))); }
 
-/* WHOLE and the whole part of a rough root of an unsigned power. Smaller powers are taken for 2^-14, whose root is above 1: so the
- * root of zero is finite, and all that is above zero has the code 1 at least. */
+/* Returns WHOLE plus the whole part of a rough root of an unsigned power. Smaller powers count as 2^-14, whose root is
+ * above 1. The root of zero is therefore finite, and every value above zero has a code of at least 1. */
 INSTEP_INLINE Floats rough_sum(Floats power) {
     const Floats enough = float_of(larger(bits_of(power), Words{} + bits_of(0x1p-14f)));
     return rough_inverse_root(rough_inverse_root(enough)) * 15.9375f + (WHOLE - 0.5f);
 }
 
-/* Takes a value of a signed state, or one without a sign bit. */
+/* Begins a value of a signed state, or a value without a sign bit. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE Begun begin_code(const Coding& c, Floats x) {
     const Floats power = (SIGNED ? magnitude(x) : x) * c.factor;
@@ -80,13 +82,13 @@ INSTEP_INLINE Begun begin_code(const Coding& c, uint32_t i) {
     return begin_code<SIGNED, STOCHASTIC>(c, SIGNED ? stored : positive(stored));
 }
 
-/* From the threshold next to a rough root, which is half a code above the whole part. */
+/* Returns the distance from the threshold next to a rough root; the threshold is half a code above the whole part. */
 INSTEP_INLINE Words distance_of(const Begun& b) { return distance_to(power_of(false, b.sum - (WHOLE - 0.5f)), b.power); }
 
 INSTEP_INLINE bool is_close(Words distance) { return any_below(~distance, BELOW + ABOVE); }
 
-/* Ends the codes of the WIDTH elements from number i on. With thresholds, `closest` becomes the largest distance. `mixed` is used
- * only if rounding is stochastic. */
+/* Finishes the codes of the WIDTH elements from number i on. With thresholds, `closest` becomes the largest distance.
+ * `mixed` is used only if rounding is stochastic. */
 template <bool SIGNED, bool STOCHASTIC>
 INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words mixed, Words& closest) {
     const Words most = bits_of(Floats{} + (WHOLE + (SIGNED ? 127.0f : 255.0f)));
@@ -106,8 +108,9 @@ INSTEP_INLINE void end_code(const Coding& c, const Begun& b, uint32_t i, Words m
     store_bytes(c.codes + i, SIGNED ? with_sign_of(code, b.x) : where_not_zero(code, bits_of(b.x)));
 }
 
-/* Whether the roots agree next to each threshold, where they are just not asked. Roots never fall as powers rise, so
- * they agree everywhere else too. What is below the threshold of 2 has the code 1 or is zero, whatever the roots say. */
+/* Whether the roots agree with each threshold at the nearest powers that the loop does not check by roots. Roots never
+ * fall as powers rise, so they agree for all other powers too. A value below the threshold of 2 has the code 1 or is
+ * zero, whatever the roots are. */
 __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     bool agrees = true;
     for (uint32_t code = 2; code <= 255; ++code) {
@@ -123,7 +126,7 @@ __attribute__((noinline)) bool has_thresholds_of_the_roots() {
     return agrees;
 }
 
-/* Codes again, by the roots, the vectors with a value that is too close to a threshold. */
+/* Codes vectors again by the roots if a value in them is too close to a threshold. */
 __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t count) {
     const Coding c = coding;
     for (uint32_t i = 0; i + WIDTH <= count; i += WIDTH) {
@@ -134,7 +137,7 @@ __attribute__((noinline, cold)) void encode_close(const Coding& coding, uint32_t
 
 #endif
 
-/* The largest magnitude_bits. */
+/* Returns the largest magnitude_bits. */
 INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
     uint32_t i = 0;
     uint32_t largest = 0;
@@ -147,7 +150,7 @@ INSTEP_INLINE uint32_t largest_magnitude(const float* values, uint32_t count) {
     return largest;
 }
 
-/* A block or the start of one. */
+/* Encodes a block or the start of a block. */
 template <bool SIGNED>
 __attribute__((noinline)) void decode_block(float scale, uint32_t count, const uint8_t* codes, float* to) {
     uint32_t i = 0;
@@ -166,7 +169,7 @@ __attribute__((noinline)) void encode_block(const Coding& coding, uint32_t count
     }
     uint32_t i = 0;
 #if INSTEP_HAS_VECTORS
-    /* In rounds, since a root takes long: a vector is begun while the one before it is ended. */
+    /* The loop works in rounds, because a root takes long: a vector begins while the one before it is finished. */
     if (count >= WIDTH) {
         Words closest = {};
         Begun begun = begin_code<SIGNED, STOCHASTIC>(c, 0u);

@@ -1,8 +1,8 @@
-/* The CPU's loop for 8-bit states: whole blocks are decoded, stepped and coded in one go.
+/* The CPU's loop for 8-bit states: whole blocks are decoded, stepped and coded in one pass.
  *
- * A block's scale is known only after its last element, so block b is stepped while block b - 1, still in the
- * first-level cache, is coded. Division and root then take their time beside the coding. This loop serves the two
- * commonest sets of flags. The general path serves the others and partial blocks, and both give the same bits. */
+ * A block's scale is known only after its last element. While block b is stepped, block b - 1 is therefore coded, still
+ * in the first-level cache. The latency of division and root is then hidden behind the coding. This loop serves the two
+ * most common sets of flags. The general path serves the others and partial blocks, and both give the same bits. */
 #ifndef INSTEP_CPU_EIGHT_BIT_H
 #define INSTEP_CPU_EIGHT_BIT_H
 
@@ -72,7 +72,7 @@ struct Flight {
     Floats numerator, states[Rule::STATES], older_numerator, denominator;
 };
 
-/* The blocks of a tile in flight. */
+/* The blocks of a tile that are loaded at a time. */
 template <class Rule>
 struct Blocks {
     alignas(64) float values[2][Rule::STATES][INSTEP_QUANTUM];
@@ -80,8 +80,9 @@ struct Blocks {
     uint32_t turn;
 };
 
-/* Steps the whole blocks of a part, and codes all but the last. Root and division take long, so a vector's states move in
- * one round, its denominator is computed in the next, and its parameters step in the third. */
+/* Steps the whole blocks of a part, and codes all but the last. Root and division take long, so three rounds follow
+ * each other: a vector's states move in the first, its denominator is computed in the second, and its parameters step
+ * in the third. */
 template <class Rule, uint32_t FLAGS, bool STOCHASTIC>
 __attribute__((noinline)) uint32_t step_blocks(const typename Rule::Scalars& scalars, float multiplier, const Part& part, float* params,
                                                const float* grads, Blocks<Rule>& blocks) {

@@ -1,7 +1,7 @@
-/* The IEEE default environment, for as long as an entry of the CPU's kernels runs.
+/* Sets the IEEE default floating-point environment while an entry of the CPU's kernels runs.
  *
- * Every entry opens one before it calls anything that computes, and the called function is not inlined;
- * otherwise the compiler could move arithmetic out of it. An entry always restores the caller's environment. */
+ * Every entry opens an environment before it calls the function that computes. That function is not inlined; otherwise
+ * the compiler could move arithmetic out of the environment. An entry always restores the caller's environment. */
 #ifndef INSTEP_CPU_ENVIRONMENT_H
 #define INSTEP_CPU_ENVIRONMENT_H
 

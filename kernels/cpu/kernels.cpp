@@ -1,8 +1,8 @@
 /* The CPU's kernels: one table of C entries per instruction set.
  *
- * Compiled once per instruction set with INSTEP_KERNELS naming the exported symbol; all else has internal linkage.
- * Every entry opens the IEEE environment and calls the function that computes, which is not inlined. This file uses no
- * C++ runtime, allocates nothing and keeps no state. */
+ * This file is compiled once per instruction set. INSTEP_KERNELS names the exported symbol; everything else has
+ * internal linkage. Every entry opens the IEEE environment and calls the function that computes. That function is not
+ * inlined. This file uses no C++ runtime, allocates nothing and keeps no state. */
 #include "abi_layout.h"
 #include "cpu/buffers.h"
 #include "cpu/ceiling.h"
@@ -13,7 +13,7 @@
 
 namespace {
 
-/* Whether two records have the same scalars, because they are derived from the same numbers. */
+/* Whether two records have the same scalars because they are derived from the same numbers. */
 bool have_same_scalars(const InstepBeginArgs& args, uint64_t index, uint64_t other) {
     const InstepRecord &a = args.records[index], &b = args.records[other];
     return a.steps == b.steps && a.hyper == b.hyper && bits_of(a.carried[0]) == bits_of(b.carried[0]) &&

@@ -1,7 +1,7 @@
 /* The CPU's loops around a rule: f32 in, f32 out, a vector at a time.
  *
- * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, which would keep some instruction
- * set from vectorising it. */
+ * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, because such a branch would prevent
+ * some instruction sets from vectorising it. */
 #ifndef INSTEP_CPU_LOOPS_H
 #define INSTEP_CPU_LOOPS_H
 
@@ -10,19 +10,19 @@
 
 namespace {
 
-/* Elements of one round: a cache line of f32, and whole vectors of every instruction set. */
+/* Number of elements of one round: a cache line of f32, and whole vectors of every instruction set. */
 constexpr uint32_t LANES = 16;
 
-/* Asks for the line that a round will read some rounds later. Past the end of an array a prefetch does nothing. */
+/* Prefetches the line that a round will read some rounds later. A prefetch past the end of an array does nothing. */
 INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
 }
 
-/* The top bit is set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
+/* Returns a word whose top bit is set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
 template <class F>
 INSTEP_INLINE auto special(F x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
 
-/* Whether a rule's update is a quotient between two functions, which a loop may compute in rounds of their own. */
+/* Whether a rule's update is a quotient, and its two functions may run in separate rounds of a loop. */
 template <class Rule, class = void>
 struct HasRounds {
     static constexpr bool value = false;
@@ -46,9 +46,9 @@ INSTEP_INLINE void each_state(const F& f) {
     if constexpr (Rule::STATES > 2) f(Number<2>{});
 }
 
-/* Of one element after its update: a sum, which is infinite or NaN if a summand is, and so is a sum of these. That finite
- * summands overflow is a false alarm, which costs a second look and nothing else. A rule that is scaled by norms does not
- * step its parameter here. */
+/* Sums the values of one element after its update. The sum is infinite or NaN if any of them is, and so is a sum of
+ * such sums. A sum of finite values may overflow. This false alarm only costs a second check. A rule that is scaled by
+ * norms does not step its parameter here. */
 template <class Rule, uint32_t HIDDEN, class F>
 INSTEP_INLINE F alarm_of(F param, F sum, const F* state) {
     F alarm = {};
@@ -66,7 +66,7 @@ INSTEP_INLINE bool any_lane(const float* alarms) {
     return any >> 31 != 0;
 }
 
-/* `change` is that of a rule that is scaled by norms, where the caller wants it. */
+/* `change` gets the change of a rule that is scaled by norms, if the caller wants it. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
@@ -91,7 +91,8 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
 /* A state that the rule does not keep has a null address. */
 INSTEP_INLINE float* from(float* state, uint64_t i) { return state ? state + i : nullptr; }
 
-/* Returns whether there is an alarm. It is gathered by lane, and folded once per run. */
+/* Returns whether there is an alarm, which means that a value may be infinite or NaN. Alarms are collected by lane, and
+ * combined once per run. */
 template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
                                uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2,
@@ -121,10 +122,10 @@ __attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count)
     return found >> 31 != 0;
 }
 
-/* One run of one segment. The streams never overlap: they are different memories. The two commonest sets of flags have
- * loops of their own, in which the flags are constants: a select that never changes costs three instructions per vector
- * on SSE2. Special values are rare, so which ones there are is asked afterwards, and NaNs are made canonical then.
- * `noinline` keeps the register pressure of the dispatch out of the loop, and keeps the loop inside the IEEE
+/* Steps one run of one segment. The streams never overlap, because they are different memories. The two most common
+ * sets of flags have special loops, in which the flags are constants: a select that never changes costs three
+ * instructions per vector on SSE2. Special values are rare, so a second loop finds them after an alarm and makes NaNs
+ * canonical. `noinline` keeps the register pressure of the dispatch out of the loop, and keeps the loop inside the IEEE
  * environment. */
 template <class Rule, bool WITH_CHANGE = false>
 __attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,

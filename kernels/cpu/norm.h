@@ -1,6 +1,6 @@
-/* Tiles of a bucket, added to the norm of the pass on a CPU.
+/* Adds the tiles of a bucket to the norm of the pass on a CPU.
  *
- * It reads gradients alone, since the arguments may hold no parameter and no state. */
+ * It reads only gradients, because the arguments may have no parameters and no states. */
 #ifndef INSTEP_CPU_NORM_H
 #define INSTEP_CPU_NORM_H
 

@@ -1,7 +1,7 @@
-/* One run of one segment on a CPU: its streams opened as f32, stepped, and stored again.
+/* Opens the streams of one run of a segment as f32, steps them, and stores them again, on a CPU.
  *
- * This file knows every memory of a step, and no thread, tile or rule. It stores the streams in the GPU's order, so
- * that a copy and an average are of the stored parameter. */
+ * This file handles every memory of a step, but no thread, tile or rule. It stores the streams in the GPU's order, so
+ * that copy and average use the stored parameter. */
 #ifndef INSTEP_CPU_PART_H
 #define INSTEP_CPU_PART_H
 
@@ -9,7 +9,8 @@
 
 namespace {
 
-/* The arguments of a launch. If segments lie apart, the addresses are those of the last tile that was asked for. */
+/* The arguments of a launch. If segments are in separate memory, the addresses are those of the last tile that was
+ * asked for. */
 class Placed {
   public:
     Placed(const InstepStepArgs& args, const InstepBases* bases) : args_(args), bases_(bases) {}
@@ -32,15 +33,15 @@ class Placed {
     const InstepBases* bases_;
 };
 
-/* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
+/* Returns a run of a bucket's gradients as f32: in place, or widened into `buffer`. */
 const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
     if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;
     widen_run(args.grad_dtype, count, static_cast<const uint16_t*>(args.grads) + offset, buffer);
     return buffer;
 }
 
-/* Elements that pass through f32 at a time, in whole blocks of 8-bit states: five streams of them leave most of a
- * first-level cache to the streams themselves. */
+/* Number of elements that pass through f32 at a time, in whole blocks of 8-bit states. Five streams of this length
+ * leave most of a first-level cache to the tensors. */
 constexpr uint32_t CHUNK = 2 * INSTEP_QUANTUM;
 
 /* A parameter's first average is the parameter itself. */
@@ -54,7 +55,7 @@ __attribute__((noinline)) void average_params(const InstepStepArgs& args, bool i
     }
 }
 
-/* A run of a tile, of CHUNK elements at most unless all of it is f32 in place. */
+/* A run of a tile, of at most CHUNK elements unless the whole run is f32 in place. */
 struct Part {
     const InstepStepArgs& args;
     uint64_t state_offset; /* of its first element */
@@ -73,7 +74,7 @@ struct Part {
                                                              : placed<uint8_t>(args.master);
     }
 
-    /* The parameters as f32: in place, or in `buffer`. */
+    /* Returns the parameters as f32: in place, or in `buffer`. */
     float* open_params(float* buffer) const {
         if (args.param_dtype == INSTEP_DTYPE_F32) return static_cast<float*>(param);
         const uint16_t* narrow = static_cast<const uint16_t*>(param);
@@ -85,7 +86,7 @@ struct Part {
         return buffer;
     }
 
-    /* Afterwards `params` are the stored values. */
+    /* Stores the parameters; `params` are the stored values afterwards. */
     void close_params(float* params) const {
         if (args.param_dtype == INSTEP_DTYPE_F32) return;
         uint16_t* narrow = static_cast<uint16_t*>(param);
@@ -132,7 +133,8 @@ struct Part {
         }
     }
 
-    /* Copies the stepped parameters while they are in the cache. A copy of the parameter's dtype has its bits. */
+    /* Copies the stepped parameters while they are in the cache. A copy in the parameter's dtype has the parameter's
+     * bits. */
     void copy(const float* params) const {
         if (args.copy_dtype == INSTEP_DTYPE_F32) {
             __builtin_memcpy(placed<float>(args.copy), params, count * sizeof(float));

@@ -1,6 +1,6 @@
 /* Checks of a build's arithmetic, run before its first use.
  *
- * They are compiled with the flags of the build that they test, and depend on the kernels' arithmetic alone. */
+ * They are compiled with the flags of the build that they test, and depend only on the kernels' arithmetic. */
 #ifndef INSTEP_CPU_SELF_TEST_H
 #define INSTEP_CPU_SELF_TEST_H
 
@@ -16,8 +16,8 @@ INSTEP_INLINE bool has_thresholds() {
 #endif
 }
 
-/* Properties that flags can break and no macro reports: contraction, subnormals, rounding to even. The last is one of the
- * processor: its rough roots lead to the codes of its roots. */
+/* Checks properties that flags can break and that no macro reports: contraction, subnormals, rounding to even. The last
+ * property belongs to the processor: its rough roots lead to the codes of exact roots. */
 __attribute__((noinline)) uint32_t broken_property() {
     volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
     if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would leave 2^-24 */

@@ -1,7 +1,7 @@
 /* Atomic updates of the integers that threads of the pool share, and squares summed into them.
  *
- * Relaxed order is enough: they are read after the whole launch. They are never floats, whose sums depend on the
- * order. */
+ * Relaxed order is enough, because the integers are read after the whole launch. Floats are never added this way,
+ * because their sums depend on the order. */
 #ifndef INSTEP_CPU_SQUARES_H
 #define INSTEP_CPU_SQUARES_H
 
@@ -34,8 +34,8 @@ typedef int64_t FourPlaces __attribute__((vector_size(32)));
 #define INSTEP_PICK(a, b, ...) __builtin_shuffle(a, b, FourPlaces{__VA_ARGS__})
 #endif
 
-/* The sum of a leaf in its fixed order, numeric/norm.h; `worst` keeps the largest magnitude. Vectors are spelled out:
- * compilers move every pair through memory to add four neighbours. */
+/* Returns the sum of a leaf in its fixed order (numeric/norm.h); `worst` keeps the largest magnitude. The code names
+ * vectors explicitly, because compilers would move every pair through memory to add four neighbours. */
 INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
     const auto pairs = [&](uint32_t at, FourDoubles& four) __attribute__((always_inline)) {
         const FourDoubles a = __builtin_convertvector(*reinterpret_cast<const FourFloats*>(x + at), FourDoubles);

@@ -1,6 +1,6 @@
-/* Tiles of a bucket, stepped on a CPU: the action on each, and the loop for its rule and precision.
+/* Steps the tiles of a bucket on a CPU: it picks the action on each tile, and the loop for the rule and precision.
  *
- * Any number of threads may have tiles of the same launch. The only shared writes are integer atomics, whose order does
+ * Any number of threads may step tiles of the same launch. The only shared writes are integer atomics, whose order does
  * not matter. */
 #ifndef INSTEP_CPU_STEP_H
 #define INSTEP_CPU_STEP_H
@@ -23,7 +23,7 @@ void average_tile(const InstepStepArgs& args, const InstepTile& tile, float mult
     narrow_run(args.grad_dtype, tile.count, wide, narrow);
 }
 
-/* +0 is all bits zero in every dtype. */
+/* The bits of +0 are zero in every dtype. */
 void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     const uint64_t bytes = bytes_of(args.grad_dtype);
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
@@ -72,7 +72,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const auto each_part = [&](auto step) {
         for (uint32_t at = 0; at < tile.count; at += longest) {
             const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
-            /* A rounding that is made apart and copied would wait for its own stores. */
+            /* A rounding that is made separately and copied would wait for its own stores. */
             step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype),
                       {{key, tile.element + at}, args.stochastic != 0}, ahead_bytes},
                  tile.grad_offset + at);
@@ -108,7 +108,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     return nonfinite;
 }
 
-/* Picks the instantiation with as many states as this run has. */
+/* Picks the instantiation for the number of states of this run. */
 template <template <int> class Rule, int MIN, int MAX>
 uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     if constexpr (MIN < MAX) {
@@ -143,7 +143,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const Inst
             }
             if (tile.first && is_last) record.stepped = 1;
         }
-        /* Of two launches, the one that reads sums writes the means of stepped gradients. */
+        /* If a step has two launches, the one that reads the sums writes the means of stepped gradients. */
         const bool averages = args->gradients == INSTEP_GRADIENTS_AVERAGE && args->part != INSTEP_PART_APPLY;
         if (action == INSTEP_ACTION_STEP ? averages : action == INSTEP_ACTION_AVERAGE && is_last) {
             average_tile(own, tile, gradient_multiplier(*args, record, action));

@@ -1,8 +1,8 @@
-/* Streams of a step as a CPU reads and writes them. Other formats than f32 pass through a few kilobytes of f32 in the
- * first-level cache, so that the rules' loops are f32 for all dtypes.
+/* Streams of a step as a CPU reads and writes them. Formats other than f32 pass through a few kilobytes of f32 in the
+ * first-level cache. The rules' loops are therefore f32 for all dtypes.
  *
- * Every loop vectorises on every instruction set. Where storing loses bits, the stored value also replaces the one in
- * the buffer, so that a copy and an average are of the stored value. The bits equal those of gpu/streams.cuh. */
+ * Every loop vectorises on every instruction set. If storing loses bits, the stored value also replaces the value in
+ * the buffer, so that copy and average use the stored value. The bits equal those of gpu/streams.cuh. */
 #ifndef INSTEP_CPU_STREAMS_H
 #define INSTEP_CPU_STREAMS_H
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/* How a value that loses bits is rounded: to the nearest, or stochastically. */
+/* How values that lose bits are rounded: to the nearest, or stochastically. */
 struct Rounding {
     RandomPosition position;
     bool stochastic;
@@ -59,7 +59,7 @@ __attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const 
     }
 }
 
-/* Only to bf16: f16 has no stochastic rounding, since its subnormals have no fixed number of bits to draw for. */
+/* Rounds only to bf16: f16 has no stochastic rounding, because its subnormals have no fixed number of bits to draw. */
 __attribute__((noinline)) void narrow_stochastically(const RandomPosition& position, uint32_t stream, uint32_t count,
                                                 const float* __restrict from, uint16_t* __restrict to) {
     const RandomPosition at = position;
@@ -77,7 +77,7 @@ __attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uin
     }
 }
 
-/* A master of 24 bits is rounded in `from` first. */
+/* A 24-bit master is first rounded in `from`. */
 __attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding, uint32_t count,
                                          float* __restrict from, uint16_t* __restrict params, void* remainders) {
     if (kind == INSTEP_MASTER_REMAINDER16) {

@@ -1,8 +1,8 @@
-/* Vectors of 32-bit lanes: the few operations that have no operator, for the instruction sets that have a rough root.
+/* Vectors of 32-bit lanes: the few operations without an operator, for instruction sets with an approximate root.
  *
- * A rough inverse or inverse root is off by at most 1.5/4096 of itself, of 0 it is infinity, and of infinity 0. No bit
- * of a result may depend on its error, since processors differ. Other builds have no vectors here: INSTEP_HAS_VECTORS
- * is 0. */
+ * The relative error of an approximate inverse or inverse root is at most 1.5/4096. For 0 the result is infinity, and
+ * for infinity it is 0. No bit of a result may depend on this error, because processors differ. For other builds this
+ * file has no vectors: INSTEP_HAS_VECTORS is 0. */
 #ifndef INSTEP_CPU_VECTORS_H
 #define INSTEP_CPU_VECTORS_H
 
@@ -53,18 +53,18 @@ INSTEP_INLINE V smaller(V x, V y) { return x < y ? x : y; }
 
 #if defined(__AVX512F__)
 
-/* With a mask, since g++ 12 warns of the intrinsics without one. */
+/* The intrinsic has a mask, because g++ 12 warns of the one without a mask. */
 INSTEP_INLINE Floats rough_inverse_root(Floats x) { return _mm512_maskz_rsqrt14_ps(0xffff, x); }
-/* A comparison, since a move of sign bits takes a port that arithmetic needs. */
+/* The function compares, because an instruction that moves sign bits would occupy a port that arithmetic needs. */
 INSTEP_INLINE __mmask16 has_top_bit(Words x) { return _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(x), _mm512_setzero_si512()); }
-/* Negated where x has a sign bit. The code of a zero is zero. */
+/* Returns the code, negated where x has a sign bit. The code of a zero is zero. */
 INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
     const __m512i codes = reinterpret_cast<__m512i>(code);
     return reinterpret_cast<Words>(_mm512_mask_sub_epi32(codes, has_top_bit(bits_of(x)), _mm512_setzero_si512(), codes));
 }
-/* x + 1 where `chosen` is all ones. */
+/* Returns x, plus 1 where `chosen` is all ones. */
 INSTEP_INLINE Words one_more(Words x, Integers chosen) { return chosen ? x + 1u : x; }
-/* x + 1 where y has its top bit. */
+/* Returns x, plus 1 where the top bit of y is set. */
 INSTEP_INLINE Words with_top_bit_of(Words x, Words y) {
     const __m512i less = reinterpret_cast<__m512i>(x);
     return reinterpret_cast<Words>(_mm512_mask_add_epi32(less, has_top_bit(y), less, _mm512_set1_epi32(1)));
@@ -79,18 +79,18 @@ INSTEP_INLINE Integers load_bytes(const uint8_t* x) {
 INSTEP_INLINE Integers load_signed_bytes(const uint8_t* x) {
     return reinterpret_cast<Integers>(_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
 }
-/* Each half word in the upper half of its lane, and back again. */
+/* Loads each half word into the upper half of its lane, and stores it again. */
 INSTEP_INLINE Words load_upper_halves(const uint16_t* x) {
     return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)))) << 16;
 }
 INSTEP_INLINE void store_upper_halves(uint16_t* to, Words x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(x >> 16)));
 }
-/* The lowest byte of each lane. */
+/* Stores the lowest byte of each lane. */
 INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(x)));
 }
-/* x, or 0 where y is 0. */
+/* Returns x, or 0 where y is 0. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) {
     const __m512i bits = reinterpret_cast<__m512i>(y);
     return reinterpret_cast<Words>(_mm512_maskz_mov_epi32(_mm512_test_epi32_mask(bits, bits), reinterpret_cast<__m512i>(x)));
@@ -136,7 +136,7 @@ INSTEP_INLINE Words with_sign_of(Words code, Floats x) {
 }
 INSTEP_INLINE Floats square_root(Floats x) { return _mm_sqrt_ps(x); }
 INSTEP_INLINE bool any_below(Words x, uint32_t limit) { return _mm_movemask_epi8(reinterpret_cast<__m128i>(x < limit)) != 0; }
-/* Each byte in the upper quarter of its lane. */
+/* Loads each byte into the upper quarter of its lane. */
 INSTEP_INLINE Integers spread_bytes(const uint8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, sizeof four);
@@ -163,11 +163,11 @@ INSTEP_INLINE void store_bytes(uint8_t* to, Words x) {
 #endif
 
 #if !defined(__AVX512F__)
-/* x + 1 where `chosen` is all ones. */
+/* Returns x, plus 1 where `chosen` is all ones. */
 INSTEP_INLINE Words one_more(Words x, Integers chosen) { return x - reinterpret_cast<Words>(chosen); }
-/* x + 1 where y has its top bit. */
+/* Returns x, plus 1 where the top bit of y is set. */
 INSTEP_INLINE Words with_top_bit_of(Words x, Words y) { return x + (y >> 31); }
-/* x, or 0 where y is 0. */
+/* Returns x, or 0 where y is 0. */
 INSTEP_INLINE Words where_not_zero(Words x, Words y) { return x & ~reinterpret_cast<Words>(y == 0u); }
 #endif
 
@@ -177,7 +177,7 @@ INSTEP_INLINE Words lane_numbers() {
     return numbers;
 }
 
-/* By halves. Compilers would go through memory. */
+/* Reduces by halves. Compilers would otherwise go through memory. */
 INSTEP_INLINE uint32_t largest_lane(Words x) {
     typedef uint32_t FourWords __attribute__((vector_size(16)));
 #if defined(__AVX512F__)
@@ -196,7 +196,7 @@ INSTEP_INLINE uint32_t largest_lane(Words x) {
 }
 typedef uint16_t Halves __attribute__((vector_size(4 * WIDTH)));
 
-/* x - y, or 0 where that is below 0. */
+/* Returns x - y, or 0 where that is negative. */
 INSTEP_INLINE Halves lowered(Halves x, Halves y) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Halves>(_mm512_subs_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));

@@ -1,7 +1,7 @@
 /* Adds one run of gradients to another: the sums of a pass's micro-batches.
  *
- * Its bits are those of the CPU's sum of two ranks (cpu/buffers.h). Each thread takes four elements at a time. If the grid is
- * smaller than the run, threads take further elements. */
+ * It gives the bits of the CPU's sum of two ranks (cpu/buffers.h). Each thread takes four elements at a time. If the
+ * grid is smaller than the run, threads take further elements. */
 #include "gpu/vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)

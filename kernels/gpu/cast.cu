@@ -1,7 +1,7 @@
 /* Copies a run of elements in another dtype, for a forward's inputs and outputs.
  *
- * Its bits are those of the CPU's conversions (cpu/buffers.h), except for NaNs. Each thread takes four elements at a time, at
- * any alignment. If the grid is smaller than the run, threads take further elements. */
+ * It gives the bits of the CPU's conversions (cpu/buffers.h), except for NaNs. Each thread takes four elements at a
+ * time, at any alignment. If the grid is smaller than the run, threads take further elements. */
 #include "gpu/vector.cuh"
 
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)

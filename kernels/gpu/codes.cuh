@@ -1,4 +1,4 @@
-/* How a GPU reads and writes 8-bit states: each thread takes its codes and the scale of their block.
+/* Reads and writes 8-bit states on a GPU: each thread takes its codes and the scale of their block.
  *
  * A block of 256 elements belongs to two warps. A scale is written only after every thread of its block has read the
  * old one. The bits equal those of cpu/streams.h. */
@@ -10,12 +10,12 @@
 
 namespace {
 
-/* A thread's elements lie in one block. */
+/* All elements of a thread are in one block. */
 INSTEP_DEVICE float* scale_of(const Place& place, uint32_t k, uint32_t at) {
     return place.args.scales[k] + (place.tile().state_offset + at) / INSTEP_QUANTUM;
 }
 
-/* Codes, and the scale of their block in the last word. */
+/* The codes, with the scale of their block in the last word. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> load_codes(const Place& place, uint32_t k, uint32_t at) {
     if (!place.has(at)) return {};
@@ -47,7 +47,8 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const 
     return largest;
 }
 
-/* An approximate root. It only gives the threshold next to a power, and enters no stored value. */
+/* Returns an approximate root. The root only selects the threshold next to a power, and no stored value depends on
+ * it. */
 INSTEP_DEVICE float rough_square_root(float x) {
 #if defined(__CUDA_ARCH__)
     float root;
@@ -63,7 +64,8 @@ INSTEP_DEVICE float rough_root(bool is_signed, float power) {
     return is_signed ? root : rough_square_root(root) * 15.9375f;
 }
 
-/* Returns the nearest code of a magnitude. `closest` becomes the larger of itself and the distance_to a threshold. */
+/* Returns the nearest code of a magnitude. `closest` becomes the larger of its value and the distance_to a
+ * threshold. */
 INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uint32_t& closest) {
     const float power = size * factor, root = rough_root(is_signed, power);
     const uint32_t distance = distance_to(power_of(is_signed, nearest_whole(root - 0.5f) + 0.5f), power);
@@ -71,8 +73,8 @@ INSTEP_DEVICE uint32_t likely_code(bool is_signed, float size, float factor, uin
     return nearest_integer(root - 0.5f) + (distance >> 31);
 }
 
-/* Rounds to the nearest code by thresholds, or by the roots if a value is too close to a threshold. A random draw costs more
- * than a root, so stochastic codes are always made by the roots. `stochastic` is a constant. */
+/* Rounds to the nearest code by thresholds, or by the roots if a value is too close to a threshold. A random draw costs
+ * more than a root, so stochastic codes are always made by the roots. `stochastic` is a constant. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane, float scale,
                              bool stochastic) {
@@ -103,8 +105,8 @@ INSTEP_DEVICE Words<N> coded(const Place& place, uint32_t k, bool is_signed, uin
     return is_coded(scale) ? codes : Words<N>{};
 }
 
-/* `largest` is the block's largest magnitude. The thread with the block's first element writes the scale, after every thread
- * has read the old one. Returns the stored values. */
+/* `largest` is the block's largest magnitude. The thread with the block's first element writes the scale, after every
+ * thread has read the old one. Returns the stored values. */
 template <uint32_t N>
 INSTEP_DEVICE Lane<N> write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Lane<N>& lane,
                                   uint32_t largest) {
@@ -117,7 +119,7 @@ INSTEP_DEVICE Lane<N> write_codes(const Place& place, uint32_t k, bool is_signed
     return decoded(codes, is_signed, scale);
 }
 
-/* The end of a loop over `at` in which every thread makes the same number of rounds, because each round has a barrier. */
+/* The end of a loop over `at`. Every thread makes the same number of rounds, because each round has a barrier. */
 template <uint32_t N>
 INSTEP_DEVICE uint32_t whole_rounds(const Place& place) {
     if (place.is_full) return place.count();

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     }
 }
 
-/* Runs before the user's own code, on its stream. */
+/* Runs before the user's own code, on the same stream. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_custom(const __grid_constant__ InstepStepArgs args) {
     if (blockIdx.x != 0) return;
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     for (uint64_t t = threadIdx.x; t < args.tile_count; t += INSTEP_GPU_THREADS) instruct(args, args.tiles[t]);
 }
 
-/* One thread: the result is a few scalars. */
+/* Runs in one thread, because the result is a few scalars. */
 extern "C" __global__ void instep_decide(const __grid_constant__ InstepDecideArgs args) {
     if (blockIdx.x == 0 && threadIdx.x == 0) decide(args);
 }
 
-/* One thread, after the last step of the pass. */
+/* Runs in one thread, after the last step of the pass. */
 extern "C" __global__ void instep_publish(const __grid_constant__ InstepPublishArgs args) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     const InstepControl& control = *args.control;

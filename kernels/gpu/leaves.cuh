@@ -12,8 +12,7 @@ namespace {
 
 constexpr uint32_t LEAF_HALF = INSTEP_QUANTUM / 2; /* elements */
 
-/* Adds the part of this lane's leaf that a lane of the other half has. Lanes without the bit `half` sum `a`, the others sum
- * `b`. */
+/* Adds the other half's part of this lane's leaf. Lanes without the bit `half` sum `a`, all other lanes sum `b`. */
 INSTEP_DEVICE double halves_sum(double a, double b, uint32_t half) {
     const bool is_upper = threadIdx.x & half;
     const double kept = is_upper ? b : a, given = is_upper ? a : b;
@@ -31,12 +30,13 @@ constexpr uint32_t LEAF_LANES = 8; /* that keep a leaf's limbs, while a warp sum
 constexpr uint32_t LIMBS_PER_LANE = (INSTEP_NORM_LIMBS + LEAF_LANES - 1) / LEAF_LANES;
 static_assert(LEAF_LANES >= 3, "a limb of a leaf per lane");
 
-/* Sums of a warp. */
+/* The sums of a warp. */
 struct LeafSums {
     uint64_t limb[LIMBS_PER_LANE]; /* every eighth, from lane % 8 on; each eight lanes have their own */
     float worst;                   /* the largest magnitude of a lane's elements */
 
-    /* Adds the squares of four elements from `first` on. `a` and `b` are a lane's elements of the two halves of a leaf. */
+    /* Adds the squares of four elements from `first` on. `a` and `b` are a lane's elements of the two halves of a
+     * leaf. */
     template <uint32_t N>
     INSTEP_DEVICE double of_lane(const Lane<N>& a, const Lane<N>& b, uint32_t first = 0) {
         double pair[4];
@@ -48,12 +48,12 @@ struct LeafSums {
         return lane_of(pair[0], pair[1], pair[2], pair[3]);
     }
 
-    /* One leaf, kept by the first eight lanes. */
+    /* Adds one leaf, which the first eight lanes keep. */
     INSTEP_DEVICE void add(double of_lane) { keep(lanes_sum(of_lane, 16), threadIdx.x % 32 < LEAF_LANES); }
 
-    /* Adds four leaves, from four sums of each lane. A lane passes three of its sums on, so each group of eight lanes ends
-     * with one leaf. With N = 4 elements, a lane has one sum of each leaf. With N = 8, lanes 0-15 have two sums of each of two
-     * leaves, ordered by leaf and then by part. The other lanes have those of the other two leaves. */
+    /* Adds four leaves, from four sums of each lane. A lane passes three of its sums on, so each group of eight lanes
+     * ends with one leaf. With N = 4 elements, a lane has one sum of each leaf. With N = 8, lanes 0-15 have two sums of
+     * each of two leaves, ordered by leaf and then by part. The other lanes have those of the other two leaves. */
     template <uint32_t N>
     INSTEP_DEVICE void add(const double (&of_lane)[4]) {
         constexpr uint32_t HALF = LEAF_HALF / N / 2; /* of the lanes that share a leaf */
@@ -62,7 +62,7 @@ struct LeafSums {
         keep(N == 4 ? sum : sum + __shfl_xor_sync(0xffffffffu, sum, HALF / 2), true);
     }
 
-    /* Limbs lane, lane + 8.. of the whole warp's sum. */
+    /* Adds the limbs lane, lane + 8 and so on over the whole warp. */
     INSTEP_DEVICE void join() {
 #pragma unroll
         for (uint32_t k = 0; k < LIMBS_PER_LANE; ++k) {
@@ -71,7 +71,7 @@ struct LeafSums {
         }
     }
 
-    /* After `join`. */
+    /* It may be called after `join`. */
     INSTEP_DEVICE void put(uint64_t* limbs) const {
 #pragma unroll
         for (uint32_t k = 0; k < LIMBS_PER_LANE; ++k) {
@@ -83,7 +83,7 @@ struct LeafSums {
     INSTEP_DEVICE uint32_t largest_magnitude() const { return __reduce_max_sync(0xffffffffu, bits_of(worst)); }
 
   private:
-    /* Every nonzero element has a positive square. So a leaf sum that is zero or not finite is not added. */
+    /* Every nonzero element has a positive square. A leaf sum that is zero or not finite is therefore not added. */
     INSTEP_DEVICE void keep(double sum, bool takes) {
         const bool is_added = takes & (sum > 0.0) & (sum < double_of(0x7ff0000000000000ull));
         const LeafLimbs leaf = leaf_limbs(sum);

@@ -1,8 +1,8 @@
 /* The step of a bucket, written as plainly as possible: one thread steps one element. Read it before step.cu.
  *
  * It gives the bits of step.cu; tests/host_run/naive.rs compares the two. It has no masters, 8-bit states, stochastic
- * rounding, copies or moving averages, leaves the gradients of stepped elements, and measures no norms. The library
- * does not embed it. Each tile takes BLOCKS_PER_TILE blocks. No thread reads what another thread writes. */
+ * rounding, copies or moving averages. It leaves the gradients of stepped elements unchanged, and measures no norms.
+ * The library does not embed it. Each tile takes BLOCKS_PER_TILE blocks. No thread reads what another thread writes. */
 #include "numeric/control.h"
 
 namespace {

@@ -1,7 +1,8 @@
-/* The norm of a bucket on the GPU. A warp takes four leaves of 256 elements at a time, eight of 16-bit elements, or one.
+/* The norm of a bucket on the GPU. A warp takes four leaves of 256 elements at a time, or eight leaves of 16-bit
+ * elements, or one leaf.
  *
- * The limited grid keeps the atomic additions few. This kernel never touches parameters and states, since the arguments
- * may have none. */
+ * The grid is limited, so that there are few atomic additions. This kernel never touches parameters and states, because
+ * the arguments may have none. */
 #include "numeric/control.h"
 #include "gpu/leaves.cuh"
 
@@ -9,7 +10,8 @@ namespace {
 
 constexpr uint32_t LOADS = 8; /* of a lane in a round, 16 bytes each */
 
-/* Reads a lane's elements of a leaf if the aligned words around them lie inside the run: first all loads, then all shifts. */
+/* Reads a lane's elements of a leaf if the aligned words around them are inside the run. All loads come first, then all
+ * shifts. */
 template <class T>
 INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, Words<4>& first, Words<4>& second) {
     const uint32_t shift = misalignment<4>(run);
@@ -25,7 +27,7 @@ INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, 
     second = gradients.shifted(b);
 }
 
-/* A leaf of any run. */
+/* Adds a leaf of any run. */
 INSTEP_DEVICE void add_leaf(LeafSums& sums, const Run& gradients, uint32_t start) {
     const uint32_t at = start + 4 * (threadIdx.x % 32);
     const bool is_inside = start >= 4 && start + INSTEP_QUANTUM + 4 <= gradients.extent.count;
@@ -41,8 +43,8 @@ INSTEP_DEVICE void add_leaf(LeafSums& sums, const Run& gradients, uint32_t start
     sums.add(sums.of_lane(gradients.values_of(first), gradients.values_of(second)));
 }
 
-/* Full leaves of an aligned run; `dtype` is a constant at each inlined call. A lane loads pairs: the same place in both halves
- * of a leaf. */
+/* Adds full leaves of an aligned run; `dtype` is a constant at each inlined call. A lane loads pairs, whose two parts
+ * have the same place in the two halves of a leaf. */
 template <class T>
 INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint32_t dtype) {
     constexpr uint32_t N = WIDEST / sizeof(T), PARTS = N / 4, LANES = LEAF_HALF / N; /* that share a leaf */

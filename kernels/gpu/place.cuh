@@ -1,8 +1,9 @@
 /* The tile that is stepped, and the formats of its streams.
  *
- * A launch's arguments say which streams it has and in which formats, so the general loop branches in the same way for all
- * threads. In a loop for one known format these conditions are constants, so no branch, address or scalar for them is left
- * in the loop. The formats that frameworks use most have such loops. With 8-bit states only F32 and BF16 have them. */
+ * A launch's arguments say which streams it has and in which formats. The general loop therefore branches in the same
+ * way for all threads. In a loop for one known format these conditions are constants, so no branch, address or scalar
+ * for them is left in the loop. The formats that frameworks use most have such loops. With 8-bit states, only F32 and
+ * BF16 have such loops. */
 #ifndef INSTEP_GPU_PLACE_CUH
 #define INSTEP_GPU_PLACE_CUH
 
@@ -23,7 +24,8 @@ enum class Format : uint32_t {
 };
 
 /* The number of elements of every stream that a lane has in a round: 16 bytes if all streams have the same width. Eight
- * elements of five streams do not fit into the registers. With 8-bit codes two warps share a block, four elements per lane. */
+ * elements of five streams do not fit into the registers. With 8-bit codes two warps share a block, four elements per
+ * lane. */
 template <Format FORMAT, int STATES, bool IS_CODED>
 constexpr uint32_t LANE_ELEMENTS = FORMAT == Format::BF16 && STATES <= 2 && !IS_CODED ? 8 : 4;
 
@@ -48,7 +50,7 @@ INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
 struct Place {
     const InstepStepArgs& args;
     const TileSlot& slot;
-    /* Constants where this is inlined: */
+    /* These are constants where the struct is inlined: */
     bool is_full;    /* every tile is full and every stream aligned; in a known format the gradients may be misaligned */
     Format format;
     uint32_t states; /* how many the launch has, if the format is known */
@@ -95,7 +97,7 @@ struct Place {
         return static_cast<T*>(param_of(args, tile()));
     }
 
-    /* Its run of a stream that is placed like the states. */
+    /* Returns its run of a stream that has the same places as the states. */
     template <class T>
     INSTEP_DEVICE T* of(void* base) const {
         return static_cast<T*>(base) + tile().state_offset;

@@ -1,9 +1,10 @@
 /* The descriptors of a warp's tiles, read before the warp needs them.
  *
- * An InstepTile describes a tile and names its record, and the record says how to step it. These are two loads, one after
- * the other, before the first element. While a warp steps one run of tiles, its lanes copy the next run's record and
- * the first InstepTile after that run into shared memory (cp.async, PTX ISA). Each warp has its own slots, so no barrier of
- * the block is needed. There is one slot more than are in use, so none is written while a slow lane may still read it.
+ * An InstepTile describes a tile and names its record, and the record says how to step it. These are two loads, one
+ * after the other, before the first element. While a warp steps one run of tiles, its lanes copy data ahead into shared
+ * memory (cp.async, PTX ISA): the next run's record, and the first InstepTile after that run. Each warp has its own
+ * slots, so no barrier of the block is needed. There is one slot more than needed, so no slot is written while a slow
+ * lane may still read it.
  *
  * The member `stepped` of a record is not copied, because other blocks write it meanwhile. If a launch has no table of
  * records, they are in its argument, and are stored to shared memory at once. */
@@ -23,7 +24,7 @@ constexpr uint32_t UNREAD_WORD = offsetof(InstepRecord, stepped) / 8;
 static_assert(TILE_WORDS + RECORD_WORDS <= 32, "a lane per word");
 static_assert(sizeof(InstepStepLaunch) <= 4096, "every driver takes as many bytes of arguments");
 
-/* Shared memory: a run of tiles, by its first tile and that one's record, as words. */
+/* Shared memory for a run of tiles: the first tile and its record, as words. */
 struct TileSlot {
     uint64_t words[TILE_WORDS + RECORD_WORDS];
     uint32_t count; /* elements of the run */
@@ -40,8 +41,8 @@ struct TileSlot {
 constexpr uint32_t SLOTS = 4;
 using TileSlots = TileSlot[SLOTS]; /* of a warp */
 
-/* The runs of a block's tiles. Full tiles of its share that follow one another in memory are one run, so a block of a
- * large parameter reads one descriptor and one record. A bucket has far fewer tiles than 2^32. */
+/* The runs of a block's tiles. Full tiles of its share that follow one another in memory are one run. A block of a
+ * large parameter therefore reads one descriptor and one record. A bucket has far fewer tiles than 2^32. */
 struct TilePrefetch {
     const InstepStepArgs& args;
     const InstepGiven* given; /* null for a kernel that always has records */
@@ -55,7 +56,7 @@ struct TilePrefetch {
         if (word < TILE_WORDS && first() < end()) copy_word(*slot, word, &args.tiles[first()]);
     }
 
-    /* After `ask`: whether the block has a run. */
+    /* May be called after `ask`; returns whether the block has a run. */
     INSTEP_DEVICE bool open() const {
         const uint32_t word = threadIdx.x % 32;
         if (first() >= end()) return false;
@@ -84,7 +85,7 @@ struct TilePrefetch {
         }
     }
 
-    /* Whether there is a next run. */
+    /* Moves to the next run; returns whether there is one. */
     INSTEP_DEVICE bool advance() {
         if (current().next >= end()) return false;
         arrive();
@@ -113,13 +114,13 @@ struct TilePrefetch {
         return (slot - place)[(place + ahead) % SLOTS];
     }
 
-    /* The number of the tile after the run that begins with tile `first`. */
+    /* Returns the number of the tile after the run that begins with tile `first`. */
     INSTEP_DEVICE uint32_t after(const TileSlot& slot, uint32_t first) const {
         const uint32_t run = slot.tile().run, most = end() - first;
         return first + (run < most ? run : most);
     }
 
-    /* Must be called before the lanes meet in `arrive`. */
+    /* It must be called before the lanes meet in `arrive`. */
     INSTEP_DEVICE static void set_run(TileSlot& slot, uint32_t first, uint32_t next) {
         if (threadIdx.x % 32 != 0) return;
         slot.count = slot.tile().count * (next - first);
@@ -146,7 +147,7 @@ struct TilePrefetch {
         slot.words[word] = reinterpret_cast<const uint64_t*>(&one)[word - TILE_WORDS];
     }
 
-    /* Copies one word of a slot, from the tile or from the record that it is of. */
+    /* Copies one word of a slot from its tile or from its record. */
     INSTEP_DEVICE static void copy_word(TileSlot& slot, uint32_t word, const void* from) {
         const uint32_t first = word < TILE_WORDS ? 0 : TILE_WORDS;
         __pipeline_memcpy_async(slot.words + word, static_cast<const uint64_t*>(from) + (word - first), 8);

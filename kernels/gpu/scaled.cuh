@@ -1,6 +1,6 @@
-/* The two launches of a rule that is scaled by norms, for one tile on a GPU; numeric/scaled.h describes them.
+/* The two launches of a rule that is scaled by norms, for one tile on a GPU; numeric/scaled.h describes these launches.
  *
- * A thread's four elements lie in one half of a leaf, so two warps share a leaf. They exchange halves; then one
+ * A thread's four elements are in one half of a leaf, so two warps share a leaf. The warps exchange halves; then one
  * sums parameters and the other sums changes. Every thread takes part in every round. The bits equal those of
  * cpu/scaled.h. */
 #ifndef INSTEP_GPU_SCALED_CUH
@@ -14,7 +14,7 @@
 
 namespace {
 
-/* Shared memory: two sets in turn, as those of BlockMaximum. */
+/* Shared memory: two sets alternate, as in BlockMaximum. */
 struct Exchange {
     float4 of_lane[2][WARPS][32];
     uint64_t limbs[WARPS][INSTEP_NORM_LIMBS];
@@ -44,7 +44,7 @@ struct ScaledTile {
     INSTEP_DEVICE InstepNorms& norms() const { return place.args.norms[place.tile().record]; }
 };
 
-/* Afterwards `states` are the stored values. */
+/* `states` are the stored values afterwards. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, BlockMaximum& maximum) {
 #pragma unroll
@@ -106,7 +106,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         Four states[INSTEP_MAX_STATES] = {}, change = {};
         state_values<Rule, CODED>(place, words, states);
         const Four sum = place.gradients().values_of(gradients);
-        /* Read from shared memory in each round, to save registers. */
+        /* The scalars are read from shared memory in each round, to save registers. */
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);

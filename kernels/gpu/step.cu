@@ -1,16 +1,16 @@
-/* The GPU's loop around the shared rules. Each optimizer has two kernels, one for 8-bit states and one for all others, and a
- * bucket takes one launch, which neighbouring buckets may share.
+/* The GPU's loop around the shared rules. Each optimizer has two kernels, one for 8-bit states and one for all others.
+ * A bucket takes one launch, which neighbouring buckets may share.
  *
- * Blocks have equal shares of consecutive tiles; each lane has four or eight elements of every stream in flight. A run of full
- * aligned tiles in a known format (place.cuh) has a loop without branches on formats. For all other runs the loop branches on
- * arguments for dtypes and options. The bits equal those of cpu/step.h for every launch shape. */
+ * Blocks have equal shares of consecutive tiles; each lane loads four or eight elements of every stream at a time. A
+ * run of full aligned tiles in a known format (place.cuh) has a loop without branches on formats. For all other runs
+ * the loop branches on arguments for dtypes and options. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
 #include "gpu/scaled.cuh"
 #include "gpu/tile.cuh"
 
 namespace {
 
-/* Shared memory that not every kernel has. */
+/* Shared memory that only some kernels have. */
 template <bool IS_THERE, class T>
 struct Optional {
     T value;
@@ -22,8 +22,8 @@ struct Optional<false, T> {
     INSTEP_DEVICE T* address() { return nullptr; }
 };
 
-/* Values that are the same for all runs of a launch. One lane of each warp computes them. In shared memory they take no
- * register. */
+/* Values that are equal for all runs of a launch. One lane of each warp computes them. They are in shared memory, so
+ * they take no register. */
 struct Common {
     uint32_t skips, has_aligned_states, has_multiplier;
     Format format;
@@ -43,7 +43,7 @@ struct Shared {
     Optional<IsScaled<Rule>::value, Exchange> exchange;
 };
 
-/* Whether the streams that are placed like the states begin aligned. */
+/* Whether all streams with the places of the states begin at aligned addresses. */
 INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
     uintptr_t bits = reinterpret_cast<uintptr_t>(args.master) | reinterpret_cast<uintptr_t>(args.copy) |
                      reinterpret_cast<uintptr_t>(args.ema);
@@ -95,8 +95,8 @@ INSTEP_DEVICE uint32_t step_known_tile(const Place& place, Format format, float 
     __builtin_unreachable();
 }
 
-/* The numbers of states for which a rule has loops for known formats: its smallest number, and others up to two. With 8-bit
- * states it is only the smallest number, if that is at most two. More loops would take long to compile. */
+/* The numbers of states for which a rule has loops for known formats: its smallest number, and others up to two. With
+ * 8-bit states only the smallest number has such loops, if it is at most two. More loops would take long to compile. */
 constexpr int MOST_KNOWN_STATES = 2;
 
 template <int FEWEST, int MOST, bool CODED>
@@ -197,7 +197,7 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
                 }
             }
             if (args.gradients == INSTEP_GRADIENTS_ZERO && is_last) zero_tile(place);
-            /* Of two launches, the one that reads the sums writes the means. */
+            /* If a step has two launches, the one that reads the sums writes the means. */
             if (args.gradients != INSTEP_GRADIENTS_AVERAGE || args.part == INSTEP_PART_APPLY) continue;
             __syncthreads(); /* all reads of the tile are made, by this block alone */
         } else if (action != INSTEP_ACTION_AVERAGE || !is_last) {
@@ -209,8 +209,8 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
 
 }  // namespace
 
-/* Shared memory is declared in a kernel, not in a template. g++ takes it as static and would place a template's among
- * other statics, where host-run-lane.py neither overwrites nor watches it. */
+/* Shared memory is declared in a kernel, not in a template. g++ treats it as static. It would place a template's memory
+ * among other statics, and host-run-lane.py would neither overwrite nor watch it. */
 #define OPTIMIZER(name, Rule, min_states, max_states)                              \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)            \
         instep_step_##name(const __grid_constant__ InstepStepLaunch launch) {      \

@@ -1,7 +1,8 @@
-/* How a GPU reads and writes the streams of a step: the elements of one lane at a time, in every format.
+/* Reads and writes the streams of a step on a GPU: the elements of one lane at a time, in every format.
  *
- * If storing loses bits, the stored value also replaces the one in registers, so that copies and averages use the stored
- * value. Formats are branches on arguments, which are the same for all threads. The bits equal those of cpu/streams.h. */
+ * If storing loses bits, the stored value also replaces the value in registers, so that copies and averages use the
+ * stored value. Formats are branches on arguments, which are the same for all threads. The bits equal those of
+ * cpu/streams.h. */
 #ifndef INSTEP_GPU_STREAMS_CUH
 #define INSTEP_GPU_STREAMS_CUH
 
@@ -20,8 +21,8 @@ INSTEP_DEVICE Words<N> narrowed_stochastically(const Place& place, uint32_t at, 
     return words;
 }
 
-/* Stored parameters with their master weights: the parameters, and the rest of each split master. An f32 master has both
- * parts. */
+/* Stored parameters with their master weights: the parameters, and the rest of each split master. An f32 master has
+ * both parts. */
 template <uint32_t N>
 struct StoredWeights {
     Words<N> params, rest;
@@ -68,7 +69,7 @@ struct Weights {
         return lane;
     }
 
-    /* Returns the parameters in 16 bits, if they have 16; `lane` becomes the stored values. */
+    /* Returns the parameters in 16 bits, if they are stored so; `lane` becomes the stored values. */
     template <uint32_t N>
     INSTEP_DEVICE Words<N> write(uint32_t at, Lane<N>& lane) const {
         const InstepStepArgs& args = place.args;
@@ -85,7 +86,8 @@ struct Weights {
             params = place.is_stochastic() ? narrowed_stochastically(place, at, PARAM_STREAM, lane)
                                      : narrowed(lane, place.param_dtype());
             lane = widened(params, place.param_dtype());
-            /* Widening an f16 NaN gives a payload that differs between machines, and a copy in f32 would store it. */
+            /* Widening an f16 NaN gives a payload that differs between machines, and an f32 copy would store this
+             * payload. */
 #pragma unroll
             for (uint32_t i = 0; i < N; ++i) lane.x[i] = canonical(lane.x[i]);
         } else {
@@ -150,7 +152,7 @@ INSTEP_DEVICE Lane<N> write_state(const Place& place, uint32_t k, uint32_t at, c
     return widened(words, INSTEP_DTYPE_BF16);
 }
 
-/* Waits for its loads if the gradients are misaligned, so a round calls it last. */
+/* If the gradients are misaligned, it waits for its loads, so a round calls it last. */
 template <uint32_t N>
 INSTEP_DEVICE Words<N> load_gradients(const Place& place, uint32_t at) {
     const Run run = place.gradients();
@@ -167,7 +169,7 @@ INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words<N>* words)
     }
 }
 
-/* All words of a round; `gradients` only if it reads some. */
+/* All words of a round; `gradients` is set only if the round reads gradients. */
 template <uint32_t N>
 INSTEP_DEVICE void hold_back(StoredWeights<N>& stored, Words<N> (&states)[INSTEP_MAX_STATES], Words<N>* gradients) {
     hold_back(stored.params);
@@ -203,7 +205,7 @@ INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Lane<N>& la
 template <uint32_t N>
 INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Lane<N>& lane) {
     const InstepStepArgs& args = place.args;
-    /* A parameter whose record is in the argument has one optimizer. */
+    /* A parameter whose record is in the argument has only one optimizer. */
     const uint64_t steps = args.records ? args.records[place.tile().first_record].steps : place.record().steps;
     const bool is_first = steps == 0;
     float* const ema = place.of<float>(args.ema);

@@ -1,8 +1,8 @@
 /* The element loops of a run of tiles: step, average, zero.
  *
- * Every load of a round comes before the first wait for one, except the moving average's. The loop is inlined once for any
- * run, once for full aligned ones, and once per known format and number of states (place.cuh). The bits equal those of
- * cpu/step.h. */
+ * Every load of a round comes before the first wait for one, except the load of the moving average. The loop is inlined
+ * once for any run, once for full aligned runs, and once per known format and number of states (place.cuh). The bits
+ * equal those of cpu/step.h. */
 #ifndef INSTEP_GPU_TILE_CUH
 #define INSTEP_GPU_TILE_CUH
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-/* A state that this run does not keep reads as zero and is never written; a rule's scalars then leave it out. CODED
+/* A state that this run does not keep reads as zero and is never written, and a rule's scalars leave it out. CODED
  * states need every thread in every round, for the barrier. */
 template <class Rule, bool CODED, uint32_t N = 4>
 INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaximum& maximum) {
@@ -20,7 +20,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
     float worst = 0.0f;
 #pragma unroll 1
     for (uint32_t at = N * threadIdx.x; at < (CODED ? whole_rounds<N>(place) : place.count()); at += PER_ROUND<N>) {
-        /* Every load of the round, before the first conversion waits for one. */
+        /* Issues every load of the round before the first conversion waits for one. */
         StoredWeights<N> stored = weights.load_at<N>(at);
         Words<N> words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
@@ -30,7 +30,8 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
         Lane<N> p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
         state_values<Rule, CODED>(place, words, states);
         const Lane<N> sum = place.gradients().values_of(sums);
-        /* From shared memory again each round, to save registers; from a known tile once. */
+        /* The scalars are read from shared memory in each round, to save registers; for a known tile they are read
+         * once. */
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);

@@ -1,12 +1,13 @@
-/* Loads and stores of a lane's consecutive elements of a stream: wide accesses if the elements are aligned and complete.
+/* Loads and stores of a lane's consecutive elements of a stream: wide accesses if the elements are aligned and
+ * complete.
  *
- * Loads return the stored words, so that a round can issue all its loads before it waits for the first; a conversion next
- * to its load would wait at once. A lane has four elements, or eight (16 bytes) if every stream has 16-bit elements. Elements
- * that are misaligned or cut off by the end of their run are accessed one by one. Gradients are the exception: a foreign
- * bucket may start at any element, so the whole aligned words around them are read and shifted. All streams but the gradients
- * pass through the L2 cache once. They are marked to be evicted first, so that the gradients of the next bucket stay. No access
- * touches a byte outside the run [run, run + count), not even in an aligned word that cannot fault, because another thread may
- * write the neighbouring elements at that time. */
+ * Loads return the stored words, so that a round can issue all its loads before it waits for the first. A conversion
+ * next to its load would wait at once. A lane has four elements, or eight (16 bytes) if every stream has 16-bit
+ * elements. Elements that are misaligned or cut off by the end of their run are accessed one by one. Gradients are the
+ * exception: a foreign bucket may start at any element, so the whole aligned words around them are read and shifted.
+ * All streams but the gradients pass through the L2 cache once. They are marked to be evicted first, so that the
+ * gradients of the next bucket stay. No access touches a byte outside the run [run, run + count), because another
+ * thread may write the neighbouring elements at that time. This holds even for an aligned word that cannot fault. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -20,7 +21,7 @@ namespace {
 template <uint32_t N>
 constexpr uint32_t PER_ROUND = N * INSTEP_GPU_THREADS;
 
-/* N elements in a row. */
+/* N consecutive elements. */
 template <uint32_t N>
 struct Lane {
     float x[N];
@@ -28,13 +29,13 @@ struct Lane {
 
 using Four = Lane<4>;
 
-/* N elements as they are stored, the first in the lowest bits. Words that elements of 16 or 8 bits do not fill are zero. */
+/* N stored elements, the first in the lowest bits. If elements of 16 or 8 bits do not fill a word, the rest is zero. */
 template <uint32_t N>
 struct Words {
     uint32_t word[N];
 };
 
-/* Element i, where elements have 16 or 8 bits. */
+/* Returns element i, for elements of 16 or 8 bits. */
 template <uint32_t BITS, uint32_t N>
 INSTEP_DEVICE uint32_t element_of(const Words<N>& words, uint32_t i) {
     constexpr uint32_t PER_WORD = 32 / BITS;
@@ -49,11 +50,11 @@ INSTEP_DEVICE void set_element(Words<N>& words, uint32_t i, uint32_t element) {
 
 constexpr uint32_t WIDEST = 16; /* bytes of an access */
 
-/* Of each access to N elements. */
+/* Describes each access to N elements. */
 template <uint32_t N, class T>
 constexpr uint32_t ACCESS_BYTES = N * sizeof(T) < WIDEST ? N * sizeof(T) : WIDEST;
 
-/* The larger of a magnitude and that of `y`; a NaN if one of them is. */
+/* Returns the larger of two magnitudes; NaN if either value is NaN. */
 INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
 #if defined(__CUDA_ARCH__)
     float larger;
@@ -65,8 +66,8 @@ INSTEP_DEVICE float larger_magnitude(float magnitude, float y) {
 #endif
 }
 
-/* The extent of a run. `is_full` says that its tiles are full and every stream is aligned. It is a constant at each inlined
- * call, so the loop of such a tile has no tests. */
+/* The extent of a run. `is_full` says that its tiles are full and every stream is aligned. It is a constant at each
+ * inlined call, so the loop of such a tile has no tests. */
 struct Extent {
     uint32_t count;
     bool is_full;
@@ -110,8 +111,8 @@ INSTEP_DEVICE Words<N> words_at(const T* first) {
     return words;
 }
 
-/* Marks the end of a round's loads: the compiler moves no conversion of these words before it, where it would wait between
- * loads. */
+/* Marks the end of a round's loads. The compiler moves no conversion of these words before the mark, where the
+ * conversion would wait between loads. */
 template <uint32_t N>
 INSTEP_DEVICE void hold_back(Words<N>& words) {
 #if defined(__CUDA_ARCH__)
@@ -122,8 +123,8 @@ INSTEP_DEVICE void hold_back(Words<N>& words) {
 #endif
 }
 
-/* Wide stores are spelled out for a GPU: its compiler merges them with the stores of single elements beside them, and
- * then splits them up. */
+/* Wide stores are written explicitly for a GPU. Its compiler otherwise merges them with nearby stores of single
+ * elements, and then splits them. */
 template <Kept KEPT>
 INSTEP_DEVICE void put_word(uint4* to, uint4 word) {
     if constexpr (KEPT == Kept::BRIEFLY) return __stcs(to, word);
@@ -168,7 +169,7 @@ INSTEP_DEVICE void put_words(T* first, const Words<N>& words) {
     }
 }
 
-/* An element's bits, and back. */
+/* Converts an element to its bits and back. */
 INSTEP_DEVICE uint32_t stored_bits(float element) { return bits_of(element); }
 INSTEP_DEVICE uint32_t stored_bits(uint16_t element) { return element; }
 INSTEP_DEVICE uint32_t stored_bits(uint8_t element) { return element; }
@@ -176,7 +177,7 @@ INSTEP_DEVICE void put_bits(float* element, uint32_t bits) { *element = float_of
 INSTEP_DEVICE void put_bits(uint16_t* element, uint32_t bits) { *element = static_cast<uint16_t>(bits); }
 INSTEP_DEVICE void put_bits(uint8_t* element, uint32_t bits) { *element = static_cast<uint8_t>(bits); }
 
-/* Elements at..at+N of a run; zero past its end. */
+/* Loads elements at..at+N of a run, with zeros past its end. */
 template <uint32_t N, Kept KEPT = Kept::BRIEFLY, class T>
 INSTEP_DEVICE Words<N> load(const T* run, uint32_t at, Extent extent) {
     if (extent.has_whole<N>(run + at, ACCESS_BYTES<N, T>, at)) return words_at<KEPT, N>(run + at);
@@ -214,7 +215,7 @@ INSTEP_DEVICE Words<N> as_words(const Lane<N>& lane) {
     return words;
 }
 
-/* Of a 16-bit dtype. */
+/* Loads a 16-bit dtype. */
 template <uint32_t N>
 INSTEP_DEVICE Lane<N> widened(const Words<N>& words, uint32_t dtype) {
     Lane<N> lane;
@@ -231,13 +232,13 @@ INSTEP_DEVICE Words<N> narrowed(const Lane<N>& lane, uint32_t dtype) {
     return words;
 }
 
-/* Elements from an aligned group of N to the start of a run. */
+/* Returns the number of elements from an aligned group of N to the start of a run. */
 template <uint32_t N, class T>
 INSTEP_DEVICE uint32_t misalignment(const T* run) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(run) / sizeof(T) % N);
 }
 
-/* N elements and, if they are misaligned, the aligned N after them; the first is element `shift` of both. */
+/* N elements and, if they are misaligned, the aligned N after them; the first element is number `shift` of both. */
 template <uint32_t N>
 struct ShiftedWords {
     Words<N> low, high;
@@ -253,7 +254,7 @@ INSTEP_DEVICE ShiftedWords<N> load_shifted(const T* run, uint32_t at, Extent ext
     return {words_at<Kept::AS_USUAL, N>(first), words_at<Kept::AS_USUAL, N>(first + N), shift};
 }
 
-/* Of elements of type T, those from `shift` on. */
+/* Returns the elements of type T from `shift` on. */
 template <class T, uint32_t N>
 INSTEP_DEVICE Words<N> shifted(const ShiftedWords<N>& both) {
     constexpr uint32_t PER_WORD = 4 / sizeof(T), COUNT = N / PER_WORD;
@@ -274,7 +275,8 @@ INSTEP_DEVICE Words<N> shifted(const ShiftedWords<N>& both) {
     return words;
 }
 
-/* A run of a stream whose dtype is an argument. Only gradients are read this way, because only they may be foreign memory. */
+/* A run of a stream whose dtype is an argument. Only gradients are read this way, because only they may be foreign
+ * memory. */
 struct Run {
     void* base;
     uint64_t offset; /* elements */
@@ -318,7 +320,7 @@ struct Run {
         store<Kept::AS_USUAL>(halves(), at, extent, narrowed(lane, dtype));
     }
 
-    /* +0 is all bits zero in every dtype. */
+    /* The bits of +0 are zero in every dtype. */
     INSTEP_DEVICE void clear(uint32_t at) const {
         if (is_f32()) return store<Kept::AS_USUAL>(floats(), at, extent, Words<4>{});
         store<Kept::AS_USUAL>(halves(), at, extent, Words<4>{});

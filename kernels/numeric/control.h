@@ -1,7 +1,7 @@
-/* The decisions of a pass, made where the gradients are: scalars, gradient multiplier, clip, skip.
+/* Makes the decisions of a pass where the gradients are: scalars, gradient multiplier, clip, skip.
  *
  * All arithmetic is f64, and each result is rounded once. Nothing here depends on threads or launch shape, so the GPU's
- * control kernels run the same text. */
+ * control kernels compile the same code. */
 #ifndef INSTEP_NUMERIC_CONTROL_H
 #define INSTEP_NUMERIC_CONTROL_H
 
@@ -13,7 +13,7 @@ namespace {
 
 static_assert(sizeof(InstepTile) == 64 && sizeof(InstepStatus) == 64, "one cache line each");
 
-/* A count of ranks. It was summed with the gradients, so it has their dtype. */
+/* Reads a count of ranks. It was summed with the gradients, so it has their dtype. */
 INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
     if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
     return widened(*static_cast<const uint16_t*>(count), grad_dtype);
@@ -23,7 +23,7 @@ INSTEP_INLINE float count_at(uint64_t address, uint32_t grad_dtype) {
     return count_at(reinterpret_cast<const void*>(address), grad_dtype);
 }
 
-/* This rank's own contribution: 1. */
+/* Writes this rank's own contribution, which is 1. */
 INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
     void* const count = reinterpret_cast<void*>(address);
     if (grad_dtype == INSTEP_DTYPE_F32) {
@@ -33,27 +33,28 @@ INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
     }
 }
 
-/* The number of ranks to take the mean over. If no rank contributed, nothing is stepped, and the divisor does not matter. */
+/* Returns the number of ranks over which the mean is taken. If no rank contributed, nothing is stepped, and the divisor
+ * does not matter. */
 INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contributors, uint32_t grad_dtype) {
     if (control.divisor > 0.0) return control.divisor;
     const float ranks = count_at(contributors, grad_dtype);
     return ranks > 0.0f ? static_cast<double>(ranks) : 1.0;
 }
 
-/* As torch.nn.utils.clip_grad_norm_. */
+/* Computes the coefficient as torch.nn.utils.clip_grad_norm_ does. */
 INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     const double clip = max_norm / (norm + 1e-6);
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
-/* The factor in the loss: that of another program, a constant, or the result of the last Decide. */
+/* Returns the factor in the loss: that of another program, a constant, or the result of the last Decide. */
 INSTEP_INLINE double loss_scale_of(const InstepBeginArgs& args, const InstepControl& control) {
     if (args.grad_scale) return static_cast<double>(*args.grad_scale);
     return args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control.next_loss_scale);
 }
 
-/* Opens a pass in one control block. Only the decisions that depend on the previous pass are made; the accumulators are
- * empty. A dynamic loss scale is the pass's, in every block. */
+/* Opens a pass in one control block. It makes only the decisions that depend on the previous pass, and empties the
+ * accumulators. A dynamic loss scale is equal in every block of the pass. */
 INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
     const double loss_scale = loss_scale_of(args, *args.control);
@@ -95,8 +96,8 @@ INSTEP_INLINE void set_scalars(InstepRecord* record, const typename Rule::Scalar
 #endif
 }
 
-/* Derives the scalars of a record's next update. If the rule carries a number, `prepare` also reads that number and sets
- * its next value; the other rules need no such argument. */
+/* Derives the scalars of a record's next update. If the rule carries a number, `prepare` also reads that number and
+ * sets its next value; the other rules need no such argument. */
 template <class Rule, class Hyper>
 INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, int)
     -> decltype(Rule::prepare(hyper, record->steps + 1, record->carried)) {
@@ -117,7 +118,7 @@ INSTEP_INLINE void open_record(const InstepBeginArgs& args, uint64_t index) {
     record->stepped = 0;
     record->action = args.actions[index];
     if (args.norms) empty(&args.norms[index]);
-    /* The default; all segments of a bucket write the same 1 to its count. */
+    /* This is the default; all segments of a bucket write the same 1 to its count. */
     if (record->tail) count_this_rank(record->tail, record->grad_dtype);
     if (record->contributors) count_this_rank(record->contributors, record->grad_dtype);
 }
@@ -156,7 +157,8 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 #endif
 }
 
-/* The action on a segment, after its bucket has been reduced. If no rank used the segment, it stays as it is. */
+/* Returns the action on a segment, after its bucket has been reduced. If no rank used the segment, it stays as it
+ * is. */
 INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
     if ((record.tail | record.contributors) == 0) return record.action;
@@ -175,8 +177,8 @@ INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
     return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* no load waits for another */
 }
 
-/* The factor of a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or it comes from the
- * bucket's own count of ranks. An average has neither loss scale nor clip. */
+/* Returns the factor of a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or it comes
+ * from the bucket's own count of ranks. An averaged gradient has neither loss scale nor clip. */
 INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const InstepRecord& record, uint32_t action) {
     const InstepControl& control = *args.control;
     const bool steps = action == INSTEP_ACTION_STEP;
@@ -188,8 +190,8 @@ INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const Instep
     return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
-/* Whether a sum of this magnitude in the tile's bucket has a mean that is infinite or NaN. It is the mean that the step would
- * use, without a clip that is decided later. */
+/* Whether a sum of this magnitude in the tile's bucket has a mean that is infinite or NaN. This is the mean that the
+ * step would use, without a clip that is decided later. */
 INSTEP_INLINE bool has_nonfinite_mean(const InstepStepArgs& args, const InstepTile& tile, uint32_t magnitude) {
     return is_nonfinite(float_of(magnitude) * gradient_multiplier(args, args.records[tile.record], INSTEP_ACTION_STEP));
 }
@@ -199,7 +201,8 @@ INSTEP_INLINE bool steps_nothing(const InstepStepArgs& args) {
     return (args.control->skip != 0) | (args.part == INSTEP_PART_END);
 }
 
-/* Decides the action of the user's own code on a segment before that code runs, because it cannot read skip flag and tail. */
+/* Decides the action of the user's own code on a segment before that code runs, because it cannot read skip flag and
+ * tail. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
     InstepRecord& record = args.records[tile.record];
@@ -209,8 +212,9 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (steps) record.stepped = 1;
 }
 
-/* The loss scale of the next pass, as in torch.amp.GradScaler: smaller after a skipped pass, larger after a number of
- * passes in a row without a skip. If f32 gradients could not be divided by the new scale, the current one stays. */
+/* The loss scale of the next pass, as in torch.amp.GradScaler. It is smaller after a skipped pass, and larger after a
+ * number of passes in a row without a skip. If f32 gradients could not be divided by the new scale, the current one
+ * stays. */
 INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     double factor = 1.0;
@@ -227,8 +231,8 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
 }
 
-/* The norm of one clip set's averaged gradients, and its clip coefficient. Returns whether one of its means is not finite, as
- * its step would see it: a finite sum may overflow when a small loss scale is divided out. */
+/* Computes the norm of one clip set's averaged gradients, and its clip coefficient. Returns whether one of its means is
+ * not finite, as its step would see it. A finite sum may overflow when a small loss scale is divided out. */
 INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* control, double max_norm) {
     const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
     const double multiplier = 1.0 / (ranks * control->loss_scale);
@@ -238,20 +242,21 @@ INSTEP_INLINE bool decide_set(const InstepDecideArgs& args, InstepControl* contr
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     control->decided = 1;
     const bool overflows = is_nonfinite(float_of(worst) * control->multiplier);
-    /* The norm named a bucket whose mean overflows, and the clip has made it finite. Steps come after such a decision. */
+    /* The norm named a bucket whose mean overflows, and the clip has made the mean finite. Steps come after such a
+     * decision. */
     if (max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     return overflows;
 }
 
-/* Norms, clip coefficients, whether to skip, and the consequences for the next pass. All clip sets skip if one does.
- * Without skip_nonfinite a non-finite norm clips its set as IEEE says: infinity to 0, NaN to NaN. */
+/* Decides norms, clip coefficients, whether to skip, and the consequences for the next pass. If one clip set skips, all
+ * sets skip. Without skip_nonfinite a non-finite norm clips its set as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     bool overflows = false;
     for (uint64_t k = 0; k <= args.set_count; ++k) {
         InstepControl* const set = k == 0 ? control : &args.set_controls[k - 1];
         overflows |= decide_set(args, set, k == 0 ? args.max_norm : set->max_norm);
-        /* The status is of the pass. */
+        /* The status describes the whole pass. */
         if (set->first_nonfinite_bucket < control->first_nonfinite_bucket) {
             control->first_nonfinite_bucket = set->first_nonfinite_bucket;
         }

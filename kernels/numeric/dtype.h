@@ -1,7 +1,7 @@
 /* The size of an element of each dtype, and its conversion from and to f32.
  *
- * It depends on math.h. Each switch lists every dtype and has no default, so the compiler reports a dtype that a switch
- * lacks (-Werror=switch). */
+ * This file depends on math.h. Each switch lists every dtype and has no default, so the compiler reports a dtype that a
+ * switch lacks (-Werror=switch). */
 #ifndef INSTEP_NUMERIC_DTYPE_H
 #define INSTEP_NUMERIC_DTYPE_H
 
@@ -18,7 +18,7 @@ INSTEP_INLINE uint32_t bytes_of(uint32_t dtype) {
     __builtin_unreachable();
 }
 
-/* Conversions of the 16-bit dtypes. f32 needs none, so no caller passes it. */
+/* Converts the 16-bit dtypes. f32 needs no conversion, so no caller passes it. */
 INSTEP_INLINE float widened(uint16_t x, uint32_t dtype) {
     switch (static_cast<InstepDtype>(dtype)) {
         case INSTEP_DTYPE_BF16: return from_bfloat16(x);

@@ -1,9 +1,9 @@
 /* The arithmetic that every rule may use, written so that each compiler gives the same bits.
  *
- * Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never fma,
- * fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one machine to the
- * next. Everything has internal linkage, because a weak symbol shared by two instruction sets would run AVX-512 code on
- * a machine without it. */
+ * The rules may use + - x / and square root, comparisons and integer operations. They never use libm beyond sqrt, nor
+ * fma, fmin or fmax, nor a float reduction in a loop, because these are rounded or ordered differently from one machine
+ * to the next. Everything has internal linkage, because a weak symbol shared by two instruction sets would run AVX-512
+ * code on a machine without it. */
 #ifndef INSTEP_NUMERIC_MATH_H
 #define INSTEP_NUMERIC_MATH_H
 
@@ -83,18 +83,19 @@ INSTEP_INLINE double square_root(double x) {
 #endif
 }
 
-/* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
+/* The bits of |x| as an integer have the order of |x|, with NaN above infinity. A maximum of such integers depends on
+ * no order and keeps NaN. */
 INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
 
 INSTEP_INLINE float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 
 INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFINITY_BITS) == INSTEP_F32_INFINITY_BITS; }
 
-/* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
+/* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so every stored NaN has the same value. */
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
 INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
-/* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for it, a CPU does it by
+/* Rounds f32 to bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for this, a CPU uses
  * integers; tests/cuda/gpu/conversions.rs compares the two. */
 INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
     const uint32_t bits = bits_of(x);
@@ -112,16 +113,16 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* Stochastic rounding to the bf16 below or above in magnitude, by 16 random bits. The one above has the probability that
- * keeps the mean. A value between the largest bf16 and infinity may become either. */
+/* Rounds stochastically to the bf16 below or above in magnitude, by 16 random bits. The one above has the probability
+ * that keeps the mean. A value between the largest bf16 and infinity may become either. */
 INSTEP_INLINE uint16_t bfloat16_stochastic(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
     return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
 }
 
-/* f32 as f16, to the nearest, ties to even; 65520 and more become infinity. 0x38000000 is the difference of the exponents'
- * biases. 0x38800000 is 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of
- * an f16 subnormal. */
+/* Rounds f32 to f16, to the nearest, ties to even; 65520 and more become infinity. 0x38000000 is the difference of the
+ * exponents' biases. 0x38800000 is 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the
+ * last place of an f16 subnormal. */
 INSTEP_INLINE uint16_t half_by_integers(float x) {
     const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -166,16 +167,17 @@ INSTEP_INLINE float from_half(uint16_t x) {
 template <class F>
 INSTEP_INLINE F in_all(float x) { return x - F{}; }
 
-/* The larger value; a NaN in `y` survives. fmaxf would drop the NaN, and is a libm call under g++. */
+/* Returns the larger value; a NaN in `y` survives. fmaxf would drop the NaN, and is a libm call under g++. */
 template <class F>
 INSTEP_INLINE F larger(F x, F y) { return x > y ? x : y; }
 
-/* size * sign(x) by two comparisons, without a product that could underflow. It is zero for both zeros and for NaN, like
- * torch.sign. */
+/* Returns size * sign(x) by two comparisons, without a product that could underflow. It is zero for both zeros and for
+ * NaN, like torch.sign. */
 template <class Size, class F>
 INSTEP_INLINE F with_sign(Size size, F x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
 
-/* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */
+/* Computes base^n by squaring. It has two roundings per bit of n, and these are the same everywhere; pow() does not
+ * promise that. */
 INSTEP_INLINE double power(double base, uint64_t n) {
     double result = 1.0;
     for (; n != 0; n >>= 1) {
@@ -185,24 +187,25 @@ INSTEP_INLINE double power(double base, uint64_t n) {
     return result;
 }
 
-/* Exponential moving average as average + weight*(sample - average), weight = fl(1 - beta). The usual
- * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
- * coefficients do not add up to 1. For 1 - beta >= 0.5 it is counted from the sample, sample - beta*(sample -
- * average), so that the term with the larger weight is never multiplied; `weight` is then fl(-beta). */
+/* The exponential moving average is average + weight*(sample - average), with weight = fl(1 - beta). The usual
+ * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, because the two rounded coefficients do
+ * not add up to 1. For 1 - beta >= 0.5 the formula is sample - beta*(sample - average), so that the term with the
+ * larger weight is never multiplied; `weight` is then fl(-beta). */
 template <class F>
 INSTEP_INLINE F moved_average(F average, F sample, float weight, uint32_t from_sample) {
     return (from_sample ? sample : average) + weight * (sample - average);
 }
 
-/* Scalars of moved_average, from beta in f64. */
+/* Computes the scalars of moved_average, from beta in f64. */
 INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sample) {
     const double one_minus_beta = 1.0 - beta;
     *from_sample = one_minus_beta >= 0.5;
     *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
 }
 
-/* With a gradient that is infinite or NaN, or with a NaN in a state, some rules leave the parameter finite. A rule's `HIDDEN`
- * names the inputs from which this can happen, under the flags of `COMMON`. A loop checks the parameter and these inputs. */
+/* With a gradient that is infinite or NaN, or with a NaN in a state, some rules leave the parameter finite. A rule's
+ * `HIDDEN` names the inputs from which this can happen, under the flags of `COMMON`. A loop checks the parameter and
+ * these inputs. */
 constexpr uint32_t HIDDEN_GRADIENT = 1, HIDDEN_EVERYTHING = ~0u;
 INSTEP_INLINE constexpr uint32_t hidden_state(int k) { return 2u << k; }
 

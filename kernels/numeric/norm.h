@@ -1,10 +1,10 @@
 /* A sum of squares whose bits do not depend on how the work is divided.
  *
- * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in
- * one fixed order (an f32 square is exact there). Leaf sums are then added as integers, which have no order: the
- * same bits for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
- * accumulator weighs 2^(32k - 352). Idea: Kulisch's long accumulator, kept sparse (three limbs per addition).
- * No leaf is ever cut in two: tiles and shards are multiples of 256 elements of a parameter. */
+ * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in one
+ * fixed order (an f32 square is exact there). Leaf sums are then added as integers. Integer addition has no order, so
+ * the bits are the same for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
+ * accumulator weighs 2^(32k - 352). The idea is Kulisch's long accumulator, kept sparse (three limbs per addition). No
+ * leaf is ever split: tiles and shards are multiples of 256 elements of a parameter. */
 #ifndef INSTEP_NUMERIC_NORM_H
 #define INSTEP_NUMERIC_NORM_H
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/* A leaf sum as three limbs to add, from limb `index` on. */
+/* A leaf sum as three limbs, which are added from limb `index` on. */
 struct LeafLimbs {
     uint32_t index;
     uint64_t part[3];
@@ -30,9 +30,9 @@ INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
     return limbs;
 }
 
-/* Returns the accumulator, rounded once to f64. It carries from the lowest limb up, and keeps the three digits that end in
- * the highest digit so far, and whether any lower digit was set. There is no array of digits, because a GPU has no array in
- * registers. */
+/* Returns the accumulator, rounded once to f64. It carries from the lowest limb up. It keeps the three digits that end
+ * in the highest digit so far, and whether any lower digit was set. There is no array of digits, because a GPU has no
+ * array in registers. */
 INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the window that moves up */
     uint64_t top = 0, below = 0, sticky = 0;                      /* the window as it was at the highest digit */
@@ -60,20 +60,22 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-/* The norm of the elements that were added; `worst` is their largest magnitude. */
+/* Returns the norm of the elements that were added; `worst` is their largest magnitude. */
 INSTEP_INLINE double norm_value(const uint64_t* limbs, uint32_t worst) {
     if (worst > INSTEP_F32_INFINITY_BITS) return double_of(0x7ff8000000000000ull);
     if (worst == INSTEP_F32_INFINITY_BITS) return double_of(0x7ff0000000000000ull);
     return square_root(limbs_value(limbs));
 }
 
-/* The largest magnitude to store. All NaNs become one, because a GPU drops their payload when it widens f16. */
+/* Returns the largest magnitude to store. All NaNs become one NaN, because a GPU drops their payload when it widens
+ * f16. */
 INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
     return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
 }
 
-/* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. It is the order of one
- * warp with two loads of four per lane and five shuffles; cpu/squares.h spells it in vectors. */
+/* The fixed order of a leaf: elements j and 128 + j make a pair, each lane has four pairs, and the lanes are added in
+ * halves. This is the order of one warp with two loads of four elements per lane and five shuffles; cpu/squares.h
+ * writes it with vectors. */
 INSTEP_INLINE double pair_of(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __fma_rn(a, a, b * b); /* an operation less; the same bits, because the square of an f32 is exact */

@@ -1,9 +1,9 @@
-/* Random bits for stochastic rounding: a function of (seed, update, element, stream) alone.
+/* Random bits for stochastic rounding: a function of only seed, update, element and stream.
  *
- * Elements are counted over the whole layout in registration order, and updates per parameter. So any bucket, shard,
- * launch shape, thread and instruction set draws the same bits, and a resumed run draws the same bits as an
- * uninterrupted one. There is no state. Salmon et al., "Parallel random numbers: as easy as 1,
- * 2, 3", SC 2011, for generators that count; the mixer is Wellons' lowbias32. */
+ * Elements are counted over the whole layout in registration order, and updates per parameter. Every bucket, shard,
+ * launch shape, thread and instruction set therefore draws the same bits. A resumed run draws the same bits as an
+ * uninterrupted one. There is no state. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+ * on counter-based generators; the mixer is Wellons' lowbias32. */
 #ifndef INSTEP_NUMERIC_RANDOM_H
 #define INSTEP_NUMERIC_RANDOM_H
 
@@ -36,13 +36,13 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31, or a vector of such numbers. They are the upper half of
-     * lowbias32, with one key before its two rounds and one between them. With only the first key, one update's draws would
-     * be those of another update, shifted. */
+    /* Returns 16 bits for the i-th element of the run; i is below 2^31, or a vector of such numbers. The bits are the
+     * upper half of lowbias32, with one key before its two rounds and one between them. With only the first key, one
+     * update would draw another update's bits in a shifted order. */
     template <class U>
     INSTEP_INLINE U bits(U i, uint32_t stream) const { return word(mixed(i), stream) >> 16; }
 
-    /* The first round, which all streams of an element share. */
+    /* Computes the first round, which all streams of an element share. */
     template <class U>
     INSTEP_INLINE U mixed(U i) const {
         const uint32_t here = high * 0x9e3779b9u + key.first;
@@ -50,7 +50,7 @@ struct RandomPosition {
         return (x ^ x >> 16) * 0x7feb352du;
     }
 
-    /* The second round. Its upper half are the bits. */
+    /* Computes the second round. The bits are the upper half of its result. */
     template <class U>
     INSTEP_INLINE U word(U mixed, uint32_t stream) const {
         const U x = mixed ^ (key.second + stream * 0x85ebca6bu);

@@ -1,12 +1,13 @@
-/* A bf16 parameter and the bits that it lacks: 16 more bits give an f32 master weight, and 8 more bits a 24-bit one.
+/* A bf16 parameter and the bits that it lacks: 16 more bits give an f32 master weight, and 8 more bits a 24-bit master
+ * weight.
  *
  *     bits(master) = (param << 16) + remainder                 16-bit remainder, two's complement
  *     bits(master) = (param << 16) + (remainder << 8)          8-bit remainder, two's complement
  *
- * The parameter is therefore its master rounded to the nearest bf16, ties away from zero. Ties to even would need one
- * remainder more than fits. Joining the two gives the master back, bit for bit. The layout is that of apex's
- * DistributedFusedAdam, except for NaN: there the parameter of a NaN becomes -0.0, here it stays NaN. A 24-bit master is
- * f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
+ * The parameter is therefore its master rounded to the nearest bf16, ties away from zero. With ties to even, a
+ * remainder would need one more value than fits. Joining parameter and remainder gives the master back, bit for bit.
+ * The layout is that of apex's DistributedFusedAdam, except for NaN: in apex the parameter of a NaN becomes -0.0, here
+ * it stays NaN. A 24-bit master is f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
 #ifndef INSTEP_NUMERIC_REMAINDER_H
 #define INSTEP_NUMERIC_REMAINDER_H
 
@@ -19,7 +20,7 @@ struct Split {
     uint16_t remainder; /* of which an 8-bit one fills the lower half */
 };
 
-/* Two's complement without a shift of signed numbers. */
+/* Extends the sign in two's complement, without shifting signed numbers. */
 INSTEP_INLINE uint32_t sign_extended(uint32_t x, uint32_t bits) { return (x ^ 1u << (bits - 1)) - (1u << (bits - 1)); }
 
 INSTEP_INLINE Split split_to_16(float master) {

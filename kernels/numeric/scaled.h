@@ -1,9 +1,9 @@
 /* Rules whose change is scaled by norms of the whole parameter, such as LAMB: the code that their two launches share.
  *
- * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms. It adds them
- * as integers, so the norms have the same bits for any division of the work (norm.h). The second launch computes the change
- * again, from the stored states, and scales it. A rule is one of these if it has a member `change`; its `update` moves only
- * the states. Scales depend on the norms alone, so they are the same on every device. */
+ * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms. It adds
+ * them as integers, so the norms have the same bits for any division of the work (norm.h). The second launch computes
+ * the change again, from the stored states, and scales it. A rule is scaled by norms if it has a member `change`; its
+ * `update` moves only the states. Scales depend only on the norms, so they are the same on every device. */
 #ifndef INSTEP_NUMERIC_SCALED_H
 #define INSTEP_NUMERIC_SCALED_H
 
@@ -21,7 +21,7 @@ struct IsScaled<Rule, decltype(static_cast<void>(&Rule::change))> {
     static constexpr bool value = true;
 };
 
-/* Members of InstepNorms. */
+/* The members of InstepNorms. */
 constexpr uint32_t OF_PARAM = 0, OF_CHANGE = 1;
 
 INSTEP_INLINE void empty(InstepNorms* norms) {
@@ -32,7 +32,7 @@ INSTEP_INLINE void empty(InstepNorms* norms) {
     norms->nonfinite[OF_PARAM] = norms->nonfinite[OF_CHANGE] = 0;
 }
 
-/* The norm is infinite also if a NaN was added, since the scale is the same for both. */
+/* The norm is infinite also if a NaN was added, because the scale is the same in both cases. */
 INSTEP_INLINE double norm_of(const uint64_t* limbs, uint32_t nonfinite) {
     return norm_value(limbs, nonfinite ? INSTEP_F32_INFINITY_BITS : 0);
 }
@@ -41,12 +41,12 @@ INSTEP_INLINE double norm_of(const InstepNorms& norms, uint32_t which) {
     return norm_of(norms.limbs[which], norms.nonfinite[which]);
 }
 
-/* False for NaN. */
+/* The result is false for NaN. */
 INSTEP_INLINE bool is_positive_and_finite(double norm) { return norm > 0.0 && norm <= 0x1.fffffffffffffp1023; }
 
-/* The factor of a change. The ratio is 1 unless both norms are positive and finite, so that it makes no finite value
- * infinite. If the scale is too large for f32, it becomes the largest f32. After a thousand steps of zero gradients the
- * change is tiny, and an infinite scale would make it infinite. */
+/* Returns the factor of a change. The ratio is 1 unless both norms are positive and finite, so that it makes no finite
+ * value infinite. If the scale is too large for f32, it becomes the largest f32. After a thousand steps of zero
+ * gradients the change is tiny, and an infinite scale would make it infinite. */
 template <class Rule>
 INSTEP_INLINE float step_scale(const typename Rule::Scalars& s, double param_norm, double change_norm) {
     const bool has_ratio = is_positive_and_finite(param_norm) && is_positive_and_finite(change_norm);

@@ -48,7 +48,7 @@ struct Adagrad {
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes the sum infinite and g / sqrt(sum) NaN; a NaN of either stays one. */
+    /* An infinite gradient makes the sum infinite and g / sqrt(sum) NaN; a NaN in either stays NaN. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdagradScalars& s) {

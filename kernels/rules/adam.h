@@ -8,10 +8,10 @@
  *     denominator = sqrt(v) / sqrt(1 - beta2^t) + eps
  *     p <- p - (lr / (1 - beta1^t)) * m / denominator - lr * weight_decay * p     (last term: AdamW)
  *
- * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019;
- * Reddi, Kale & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias
- * correction, as torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) is off
- * by 19 % of the decay at lr*weight_decay = 1e-7. */
+ * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; Reddi, Kale
+ * & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias correction, as
+ * torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) is wrong by 19 % of the decay at
+ * lr*weight_decay = 1e-7. */
 #ifndef INSTEP_RULES_ADAM_H
 #define INSTEP_RULES_ADAM_H
 
@@ -56,8 +56,8 @@ struct Adam {
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
 
-    /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN; so does a NaN in any of
-     * them. */
+    /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN. A
+     * NaN in any of them also makes it NaN. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdamScalars& s) {

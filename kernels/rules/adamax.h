@@ -7,7 +7,7 @@
  *     p <- p - (lr / (1 - beta1^t)) * m / u
  *
  * Kingma & Ba, "Adam", ICLR 2015, section 7.1, in the variant of torch.optim.Adamax: eps is inside the maximum. The
- * decay of u is an average with zeros, since fl(beta2)^1000 would be off by 1.3e-5 at beta2 = 0.999. */
+ * decay of u is an average with zeros, because fl(beta2)^1000 would be wrong by 1.3e-5 at beta2 = 0.999. */
 #ifndef INSTEP_RULES_ADAMAX_H
 #define INSTEP_RULES_ADAMAX_H
 
@@ -48,7 +48,8 @@ struct Adamax {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* An infinite gradient makes m infinite or NaN and u infinite, so m / u is NaN. u drops a NaN of its own. */
+    /* An infinite gradient makes m infinite or NaN and u infinite, so m / u is NaN. A NaN in u is lost in the
+     * maximum. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdamaxScalars& s) {

@@ -9,9 +9,10 @@
  *     p <- p - change - lr * weight_decay * p
  *
  * Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1. The slow average
- * m2 has no bias correction. Warm-ups of alpha and beta3 are left out: the one of beta3 takes logarithms, which
- * are not the same everywhere. The decay is decoupled, and subtracted as in adam.h. The paper divides sqrt(v) by the
- * correction; multiplying both sides of the fraction by it leaves one scalar fewer to hold in a register. */
+ * m2 has no bias correction. Warm-ups of alpha and beta3 are left out, because the warm-up of beta3 needs logarithms,
+ * which are not the same everywhere. The decay is decoupled, and subtracted as in adam.h. The paper divides sqrt(v) by
+ * the bias correction. Here both sides of the fraction are multiplied by the bias correction, so that one scalar fewer
+ * is in a register. */
 #ifndef INSTEP_RULES_ADEMAMIX_H
 #define INSTEP_RULES_ADEMAMIX_H
 
@@ -55,7 +56,7 @@ struct AdEmaMix {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    /* As for Adam, with both averages in the place of m. */
+    /* The reason is that of Adam, with both averages in place of m. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const AdEmaMixScalars& s) {

@@ -51,7 +51,7 @@ struct Lamb {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 
-    /* The parameter is not stepped here. A gradient that is infinite or NaN leaves m so. */
+    /* The parameter is not stepped here. If a gradient is infinite or NaN, so is m afterwards. */
     static constexpr uint32_t HIDDEN = hidden_state(0) | hidden_state(1);
 
     static INSTEP_INLINE uint32_t flags(const LambScalars& s) {
@@ -59,7 +59,7 @@ struct Lamb {
                (s.weight_decay != 0.0f ? DECAYS : 0);
     }
 
-    /* Updates the states alone. */
+    /* Updates only the states. */
     template <class F>
     static INSTEP_INLINE F update(const LambScalars& s, uint32_t flags, F p, F g, F* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);

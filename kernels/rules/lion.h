@@ -46,7 +46,7 @@ struct Lion {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 
-    /* The step has only the sign of an average. A gradient that is infinite or NaN leaves m so, as a NaN in m does.
+    /* The step uses only the sign of an average. If a gradient is infinite or NaN, or m is NaN, so is m afterwards.
      * */
     static constexpr uint32_t HIDDEN = hidden_state(0);
 

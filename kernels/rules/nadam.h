@@ -10,7 +10,7 @@
  *     p <- p - lr * direction / (sqrt(v) / sqrt(1 - beta2^t) + eps) - lr * weight_decay * p   (last term: decoupled)
  *
  * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The
- * record carries the product of momenta. It cannot be derived from t, since momenta may change between steps. */
+ * record carries the product of momenta. It cannot be derived from t, because momenta may change between steps. */
 #ifndef INSTEP_RULES_NADAM_H
 #define INSTEP_RULES_NADAM_H
 
@@ -30,7 +30,7 @@ struct NAdam {
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* bit k is set if state k may be negative */
 
-    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() differs between machines; the series of the
+    /* Returns 0.96^x for x >= 0, with 0 from x = 18,300 on. pow() differs between machines; the series of the
      * exponential does not. For an exponent of at most 0.041, nine terms are as exact as f64. */
     static INSTEP_INLINE double base(double x) {
         const uint64_t whole = x < 1e5 ? static_cast<uint64_t>(x) : 100000;
@@ -40,8 +40,8 @@ struct NAdam {
         return power(0.96, whole) * series;
     }
 
-    /* `step` counts from 1; `carried` is the product of momenta, before this step and after it. The rates are
-     * computed one after the other, so that a GPU's registers hold everything. */
+    /* `step` counts from 1; `carried` is the product of momenta, before this step and after it. The rates are computed
+     * one after the other, so that all values fit into a GPU's registers. */
     static INSTEP_INLINE NAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
         const double c = base(h.momentum_decay);
         const double mu = h.beta1 * (1.0 - 0.5 * power(c, step));
@@ -70,7 +70,7 @@ struct NAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 
-    /* As for Adam, with g and m in the place of m. */
+    /* The reason is that of Adam, with g and m in place of m. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const NAdamScalars& s) {

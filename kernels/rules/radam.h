@@ -30,8 +30,9 @@ struct RAdamLength {
 };
 
 /* The formula of rho above subtracts two numbers of the size of rho_inf. At beta2 = 1 - 1e-7 it would keep two digits,
- * and could fall on the wrong side of 5, while t is small. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds up beta2^k
- * - beta2^t over k < t. The recurrences below compute sum(t) from the bits of t without a subtraction that cancels:
+ * and could fall on the wrong side of 5, while t is small. The same number is 2 sum(t) / (1 - beta2^t) - 1, where
+ * sum(t) adds up beta2^k - beta2^t over k < t. The recurrences below compute sum(t) from the bits of t without a
+ * subtraction that cancels:
  *
  *     sum(2n) = sum(n) (1 + beta2^n) + n beta2^n (1 - beta2^n),   sum(n + 1) = sum(n) + (n + 1) beta2^n (1 - beta2) */
 INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
@@ -51,8 +52,9 @@ INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
         complement = complement + next;
         beta2_power = beta2_power * beta2;
     }
-    /* What is subtracted. While it is at most half of rho_inf, the formula above is exact enough, and unlike the sum it
-     * never passes rho_inf: where that is 5 (beta2 = 2/3), rounding must not cross the limit. */
+    /* The subtracted term of the formula. While it is at most half of rho_inf, the formula above is exact enough.
+     * Unlike the sum, it never exceeds rho_inf. This matters if rho_inf is 5 (beta2 = 2/3), because rounding must not
+     * cross the limit. */
     const double rho_inf = 2.0 / one_minus_beta2 - 1.0;
     const double removed = 2.0 * n * beta2_power / complement;
     return {complement, removed <= 0.5 * rho_inf ? rho_inf - removed : 2.0 * sum / complement - 1.0};
@@ -96,7 +98,7 @@ struct RAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
     static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
 
-    /* As for Adam: both sets of flags divide by the root. */
+    /* The reason is that of Adam: both sets of flags divide by the root. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const RAdamScalars& s) {

@@ -8,10 +8,10 @@
  *     b <- momentum * b + d                          if momentum != 0; then b takes d's place below
  *     p <- p - lr * d
  *
- * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating
- * Sequences With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the
- * root. As there, v - a^2 is not clamped: where gradients hardly vary it may round below zero, and its root is then
- * NaN. The product is rounded once; (sqrt(v) - a) * (sqrt(v) + a) would have twice the error. */
+ * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating Sequences
+ * With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the root. As in
+ * torch, v - a^2 is not clamped. If gradients hardly vary, it may round below zero, and its root is then NaN. The
+ * product is rounded once; (sqrt(v) - a) * (sqrt(v) + a) would have twice the error. */
 #ifndef INSTEP_RULES_RMSPROP_H
 #define INSTEP_RULES_RMSPROP_H
 
@@ -55,7 +55,7 @@ struct RmsProp {
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
 
-    /* As for Adagrad. What only some groups keep is not in the step. */
+    /* The reasons are those of Adagrad. States that only some groups keep are not in the step. */
     static constexpr uint32_t HIDDEN = STATES == 1 ? 0 : HIDDEN_EVERYTHING;
 
     static INSTEP_INLINE uint32_t flags(const RmsPropScalars& s) {
@@ -73,7 +73,8 @@ struct RmsProp {
         if constexpr (STATES == 1) {
             return p - s.lr * (g / (square_root(v) + s.eps));
         } else {
-            /* grad_avg comes after momentum_buffer, if that is kept. Other groups of the launch may keep more. */
+            /* grad_avg comes after momentum_buffer, if momentum_buffer is kept. Other groups of the launch may keep
+             * more states. */
             const uint32_t has_buffer = STATES > 2 ? flags & MOMENTUM : 0;
             const F a = moved_average(has_buffer ? state[STATES - 1] : state[1], g, s.weight, from_sample);
             const F d = g / (square_root(flags & CENTERED ? v - a * a : v) + s.eps);

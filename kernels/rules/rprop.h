@@ -8,10 +8,10 @@
  *     p <- p - s * sign(g)                           sign(0) = 0
  *     prev <- g
  *
- * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN
- * 1993, in the variant of torch.optim.Rprop: a change of sign takes no step back, and is left out of the next
- * comparison. The product g * prev is never computed: it would underflow where both gradients are small, and the step
- * size would stop changing. */
+ * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN 1993,
+ * in the variant of torch.optim.Rprop: a change of sign takes no step back, and is left out of the next comparison. The
+ * product g * prev is never computed: it would underflow if both gradients are small, and the step size would stop
+ * changing. */
 #ifndef INSTEP_RULES_RPROP_H
 #define INSTEP_RULES_RPROP_H
 
@@ -53,7 +53,7 @@ struct Rprop {
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 
-    /* The step has only the sign of the gradient. */
+    /* The step uses only the sign of the gradient. */
     static constexpr uint32_t HIDDEN = HIDDEN_EVERYTHING;
 
     static INSTEP_INLINE uint32_t flags(const RpropScalars& s) { return s.first ? FIRST : 0; }

@@ -52,7 +52,7 @@ struct Sgd {
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
 
-    /* A gradient or a momentum that is infinite or NaN makes the step so, even times 0. */
+    /* If a gradient or a momentum is infinite or NaN, so is the step, even after a product with 0. */
     static constexpr uint32_t HIDDEN = 0;
 
     static INSTEP_INLINE uint32_t flags(const SgdScalars& s) {

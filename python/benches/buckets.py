@@ -2,10 +2,10 @@
 
     python python/benches/buckets.py [--rounds 31] [--threads 1] [--device cuda]
 
-A bucket of 25 MiB in 50 parameters, each in memory of its own, as under DDP; the bucket's own memory stays the same. Sides
-run in turn in every round; a line gives the median of the times and of the ratios to instep in the same round, with their
-range. Every side's parameters are compared after the first step. The copy moves as many bytes as AdamW has to: 28 per
-element. Its ratio to instep is instep's share of the bandwidth of a copy.
+The bucket has 25 MiB in 50 parameters, each in separate memory, as under DDP. The bucket's own memory stays the same.
+Sides run in turn in every round; a line gives the median of the times and of the ratios to instep in the same round,
+with their range. Every side's parameters are compared after the first step. The copy moves as many bytes as AdamW has
+to: 28 per element. Its ratio to instep is instep's share of the bandwidth of a copy.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Side = tuple[list[Tensor], Callable[[Tensor], object]]
 
 
 class Bucket:
-    """What DDP hands to a hook, with a sum that is there already."""
+    """Stands for the bucket that DDP passes to a hook. Its sum is already complete."""
 
     def __init__(self, params: list[Tensor], buffer: Tensor) -> None:
         self.params, self.flat = params, buffer
@@ -81,7 +81,9 @@ def original(device: str, fused: bool) -> Side:
 
 
 def flat(device: str) -> Side:
-    """One fused step over a flat copy of the parameters: less than DDP can do, since its parameters lie apart."""
+    """One fused step over a flat copy of the parameters. This is less work than that of DDP, because DDP's parameters
+    are separate tensors.
+    """
     own = nn.Parameter(torch.cat([p.detach().flatten() for p in params(device)]))
     optimizer = torch.optim.AdamW([own], LR, fused=True)
 
@@ -117,7 +119,7 @@ def after_backward(device: str, make: Callable[[list[Tensor]], torch.optim.Optim
 
 
 def copy(device: str) -> Side:
-    """A copy: its bytes are read and written, 8 per element of the 28 that AdamW moves."""
+    """A copy that moves as many bytes as AdamW: 28 per element of the bucket."""
     source, target = (torch.ones(ELEMENTS * 28 // 8, device=device) for _ in range(2))
     return [], lambda _: target.copy_(source)
 

@@ -2,10 +2,10 @@
 
     python python/benches/functional.py [--rounds 31] [--elements 16777216] [--only adamw_ copy_ construction]
 
-Sides run in turn in every round, with gradients at new addresses. torch counts by `_foreach_add_`, as its optimizer does; the
-loop calls it for each tensor alone. copy_ is from float32 to bfloat16. Constructors are given one parameter at a time. A line
-gives the median time in microseconds with its range, and the median of the ratios to our first one in the same round with
-their range. Above 1, ours is faster.
+Sides run in turn in every round, with gradients at new addresses. For the step counts, torch's side calls
+`_foreach_add_`, as its optimizer does, and the loop's side calls it for each tensor. copy_ is from float32 to bfloat16.
+Constructors are given one parameter at a time. A line gives two medians with their ranges: the time in microseconds,
+and its ratio to our first time in the same round. Above 1, ours is faster.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def prepared(count: int, elements: int) -> Callable[[], None]:
 
 
 def fresh(side: Callable[..., None], count: int, elements: int) -> Callable[[], Callable[[], None]]:
-    """The side with two sets of gradients, which a backward pass would make in turn."""
+    """The side with two sets of gradients. A backward pass would make the two sets in turn."""
     params, grads, *rest = lists(count, elements)
     both = [grads, [torch.randn(elements) for _ in range(count)]]
 

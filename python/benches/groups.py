@@ -1,4 +1,4 @@
-"""Times many small parameters in groups of their own, where a step is mostly Python: FusedOptimizer and torch's AdamW.
+"""Times many small parameters in separate groups, where a step is mostly Python: FusedOptimizer and torch's AdamW.
 
     python python/benches/groups.py [--rounds 31] [--params 2000]
 
@@ -29,7 +29,7 @@ def groups(count: int) -> list[dict]:
 
 
 def schedule(optimizer: torch.optim.Optimizer) -> None:
-    """As a scheduler writes a learning rate into every group."""
+    """Writes a learning rate into every group, as a scheduler does."""
     for group in optimizer.param_groups:
         group["lr"] *= 0.97
 

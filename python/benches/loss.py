@@ -51,7 +51,7 @@ def pieces(text: Tensor, count: int, context: int, numbers: torch.Generator) -> 
 
 
 def trained(name: str, seed: int, asked: argparse.Namespace) -> list[tuple[int, float]]:
-    """Steps, and the loss on the held-out text after each of them."""
+    """Trains some steps, and returns the loss on the held-out text after each."""
     dtype, options, _ = FORMATS[name]
     learnt, tested = corpus()
     torch.manual_seed(seed)
@@ -74,7 +74,9 @@ def trained(name: str, seed: int, asked: argparse.Namespace) -> list[tuple[int, 
 
 
 def draw(curves: dict[str, list[list[tuple[int, float]]]], title: str) -> str:
-    """A line per format, the mean over seeds; a band from the least to the greatest of the reference's."""
+    """Draws a line for each format, the mean over seeds, and a band from the smallest to the largest value of the
+    reference.
+    """
     values = [loss for all_seeds in curves.values() for curve in all_seeds for _, loss in curve]
     low, high = min(values), max(values)
     steps = [step for step, _ in next(iter(curves.values()))[0]]

@@ -1,21 +1,21 @@
-"""Times what an offloaded step leaves exposed beside a simulated GPU, with a clip and without.
+"""Times the exposed part of an offloaded step during the work of a simulated GPU, with a clip and without.
 
     python python/benches/offload.py [--rounds 11] [--layers 8] [--elements 2097152] [--device cuda] [--svg FILE] [--csv FILE]
 
-The simulated GPU's work is sleep, so it takes no core. Its copies are copies between two memories of the host, which a GPU's
-engine would make for it. With `--device cuda` both are the GPU's own. Forward and backward together take 1, 2 and 4 times as
-long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients go down beside backward, and the step
-and the uploads come after it. The exposed time of a side is what a training step takes longer than without an optimizer in
-the same round.
+The simulated GPU's work is sleep, so it takes no core. Its copies are copies between two memories of the host. A GPU's
+copy engine would make them. With `--device cuda`, work and copies are the GPU's own. Forward and backward together take
+1, 2 and 4 times as long as the step. "after backward" is what FSDP2 with CPUOffloadPolicy does: gradients are copied
+down during backward, and the step and the uploads come after it. The exposed time of a side is the time of a
+training step minus that of a step without an optimizer in the same round.
 
-With a clip, a step may begin after the last gradient alone, so a forward pass is all that can hide it.
+With a clip, a step may begin only after the last gradient, so only a forward pass can hide it.
 
-`--plan` names the command `instep`: what `instep plan --offload=torch` foresees is compared with the passes that were
-measured. Its speeds are those of the same passes: the medians of a pass without an optimizer, of a bucket's step and of its
-copies, which are slower beside one another than alone. The bytes must be equal.
+`--plan` names the command `instep`. The predictions of `instep plan --offload=torch` are compared with the measured
+passes. The plan gets speeds from the same passes: the medians of a pass without an optimizer, of a bucket's step and of
+its copies. Step and copies are slower together than alone. The bytes must be equal.
 
-`--step-ms` lets steps, norms and copies sleep too, for that long, beside tensors that are small. Then a busy machine tells
-what the order of work leaves exposed, and nothing of the kernels' speed.
+With `--step-ms`, steps, norms and copies sleep too, for that long, on small tensors. A busy machine then still shows
+what the order of work leaves exposed, but not the speed of the kernels.
 
     torchrun --nproc-per-node 2 python/benches/offload.py --fsdp [--step-ms 400 --elements 262144] [--plan instep]
 
@@ -53,7 +53,7 @@ cycles_per_second = 0.0
 
 
 def work(seconds: float) -> None:
-    """Keeps the device busy, and no core of the host."""
+    """Keeps the device busy without using a core of the host."""
     if cycles_per_second:
         torch.cuda._sleep(int(seconds * cycles_per_second))
     else:
@@ -67,7 +67,7 @@ def settle() -> None:
 
 
 def calibrate() -> float:
-    """The cycles of a GPU's second."""
+    """The number of clock cycles of the GPU in a second."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):
         begin.record()
@@ -123,7 +123,7 @@ def lengthen(engine: Any, milliseconds_of_step: float, layers: int) -> None:
 
 
 class Clock(list[tuple[str, object]]):
-    """A record of what a device does that keeps how long the buckets' copies and steps took, in milliseconds."""
+    """Records how long the buckets' copies and steps took, in milliseconds."""
 
     def __init__(self) -> None:
         self.forget()
@@ -144,7 +144,7 @@ class Clock(list[tuple[str, object]]):
 
 
 class AfterBackward:
-    """Copies gradients down beside backward; then steps, and copies parameters up."""
+    """Copies gradients down during backward, then steps, and then copies parameters up."""
 
     def __init__(self, model: nn.Module, device: Device, max_norm: Any, threads: int) -> None:
         self.params, self.device = list(model.parameters()), device
@@ -173,7 +173,9 @@ class AfterBackward:
 
 
 def foresee(instep: Path, arguments: argparse.Namespace, clips: bool, milliseconds_of: dict[str, float]) -> Any:
-    """What `instep plan` says of a pass: the work of the GPU, a bucket's step and its copy take so long."""
+    """The prediction of `instep plan` for a pass, given the times of the GPU's work, of a bucket's step and of its
+    copy.
+    """
     elements, tokens = arguments.layers * arguments.elements, 1_000_000
     ranks = dist.get_world_size() if arguments.fsdp else 1
     speeds = {
@@ -336,7 +338,7 @@ def main() -> None:
 
 
 def picture(rows: list[tuple[int, str, Spread]], stepping: float, most: float) -> str:
-    """Bars of exposed time in steps, and a line at one bucket's step and copy."""
+    """Draws bars of exposed time, in units of the step's time, and a line at one bucket's step and copy."""
     width, left, bar, scale = 720, 250, 18, 400.0
     largest = max(1.0, *(e.median / stepping for _, _, e in rows))
     lines, y = [], 52

@@ -1,9 +1,10 @@
-"""Times whole training steps of a small GPT under DDP: torch's fused AdamW after backward, and instep inside it.
+"""Times whole training steps of a small GPT under DDP: with torch's fused AdamW after backward, and with instep inside
+backward.
 
     torchrun --nproc-per-node 2 python/benches/training.py [--rounds 21] [--device cuda]
 
-Both sides train a model of their own in the same processes, in turn; the time of a step is that of the slowest rank. The
-exposed time of an optimizer is what a step takes longer than the same step without any optimizer.
+Both sides train separate models in the same processes, in turn; the time of a step is that of the slowest rank. The
+exposed time of an optimizer is how much longer a step takes than the same step without any optimizer.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Trains a model under DistributedDataParallel with its optimizer inside backward, beside torch's optimizer after it.
+"""Trains a model under DistributedDataParallel with its optimizer inside backward, and compares torch's optimizer after
+it.
 
 torchrun --nproc-per-node 2 python/examples/ddp.py
 """

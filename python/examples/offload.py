@@ -1,9 +1,9 @@
-"""Trains a small GPT whose optimizer states do not fit on the device: they lie on the host, and so do the steps.
+"""Trains a small GPT whose optimizer states do not fit on the device: states and steps are on the host.
 
     python python/examples/offload.py [--device cuda]
 
-Without a GPU, the device is simulated, and refuses what is above its 40 MB. Parameters, gradients and activations fit there.
-With the states of an optimizer beside them they do not.
+Without a GPU, the device is simulated, and refuses to allocate more than 40 MB. Parameters, gradients and activations
+fit there. Together with the states of an optimizer, they do not fit.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class GPT(nn.Module):
 
 
 def train(make_optimizer: str, name: str, steps: int) -> str:
-    """Trains on the bytes of this file. Says what the last loss was, and what the simulated device held."""
+    """Trains on the bytes of this file. Prints the last loss, and the memory that the simulated device used."""
     device = None if name == "cuda" else Simulated(memory_bytes=40_000_000)
     where = torch.device(name)
     text = torch.frombuffer(bytearray(open(__file__, "rb").read()), dtype=torch.uint8).long()

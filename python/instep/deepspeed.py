@@ -23,9 +23,9 @@ UNCORRECTED = 2.0**60
 class Op:
     """The result of ``CPUAdamBuilder().load()``: the same functions, with the same arguments.
 
-    Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are float32,
-    bfloat16 or float16, and states float32 or bfloat16. Other functions, such as ZenFlow's, come from DeepSpeed's own op,
-    which DeepSpeed compiles at their first use.
+    Tensors are dense, on the CPU, and all have the same shape and order of elements. Parameters and gradients are
+    float32, bfloat16 or float16, and states float32 or bfloat16. Other functions, such as those of ZenFlow, come from
+    DeepSpeed's own op, which DeepSpeed compiles at their first use.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -43,7 +43,7 @@ class Op:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Stores whether weight decay is decoupled. All numbers come with each step."""
+        """Stores whether weight decay is decoupled. Each step gets all numbers as arguments."""
         self._created[optimizer_id] = "adamw" if adamw_mode else "adam"
         if should_log:
             print(f"instep: CPU Adam #{optimizer_id}, {self._created[optimizer_id]}")
@@ -140,7 +140,7 @@ class Op:
 
 
 def install() -> Op:
-    """Replaces DeepSpeed's op by the library's, for every ``DeepSpeedCPUAdam`` that is made from now on.
+    """Replaces DeepSpeed's op by that of the library, for every ``DeepSpeedCPUAdam`` that is made from now on.
 
     A second call does nothing. Raises ``RuntimeError`` if DeepSpeed has already loaded its own op, because existing
     optimizers keep that op. Raises ``NotImplementedError`` for a DeepSpeed version that loads ops differently.

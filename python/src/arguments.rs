@@ -54,7 +54,7 @@ pub(crate) struct Bound {
 
 impl Bound {
     /// # Safety
-    /// Every address is valid for its tensor by the contract of [`Lent::at`], as `instep.torch` sees to.
+    /// Every address is valid for its tensor by the contract of [`Lent::at`]. `instep.torch` guarantees this.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn tensors(&self) -> StepTensors<'_> {
         // SAFETY: the caller's promise.
@@ -90,7 +90,7 @@ impl Bound {
     }
 
     /// # Safety
-    /// As for [`tensors`](Self::tensors).
+    /// The conditions of [`tensors`](Self::tensors) hold.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn gradients(&self) -> Lent<'_> {
         // SAFETY: the caller's promise.
@@ -98,7 +98,7 @@ impl Bound {
     }
 }
 
-/// Reads a row of the vectors of counts and carried numbers. One at 0 is none.
+/// Reads a row of the vectors of counts and carried numbers. A vector at address 0 is missing.
 ///
 /// # Safety
 /// The vectors have this row, and nothing else touches them.
@@ -150,7 +150,7 @@ pub(crate) fn precision([param, grad, master, moments]: [&str; 4], seed: Option<
     })
 }
 
-/// Reads the word for what becomes of gradients.
+/// Reads the word that says what a step does to gradients.
 pub(crate) fn gradients(word: &str) -> PyResult<Gradients> {
     one_of(word, [("keep", Gradients::Keep), ("zero", Gradients::Zero), ("average", Gradients::Average)])
 }

@@ -21,8 +21,8 @@ static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
 /// The opened GPUs by process and ordinal.
 static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
-/// Returns the pool of this number of threads: those of the OpenMP runtime, if there is one. Others start with the first step that
-/// needs them.
+/// Returns a pool of this number of threads: the threads of the OpenMP runtime, if there is one. Other threads start
+/// with the first step that needs them.
 pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();
@@ -54,7 +54,7 @@ pub(crate) fn gpu(ordinal: u32) -> PyResult<Cuda> {
 pub(crate) struct Owner(u32);
 
 impl Owner {
-    /// Takes the calling process.
+    /// Returns the calling process as an owner.
     pub(crate) fn current() -> Owner {
         Owner(process::id())
     }

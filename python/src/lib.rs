@@ -15,7 +15,7 @@ mod same;
 mod step;
 mod tensors;
 
-/// See the crate.
+/// The native module of the package.
 #[pyo3::pymodule]
 mod _native {
     use instep::cuda::built_kernels;

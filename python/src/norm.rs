@@ -1,6 +1,6 @@
 //! The norm of the gradients of several buckets as a Python object.
 //!
-//! It obeys the rules of `step.rs`: one thread at a time, and not in a child by fork.
+//! It obeys the rules of `step.rs`: one thread at a time, and not in a forked child.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -40,7 +40,7 @@ impl Norm {
         Ok(Norm { owner: Owner::current(), block: ManuallyDrop::new(Mutex::new(block)) })
     }
 
-    /// Begins anew, with the factors that all these gradients have.
+    /// Begins a new norm, with the factors that all these gradients have.
     fn begin(&self, py: Python<'_>, factors: Factors, stream: usize) -> PyResult<()> {
         let mut block = self.lock()?;
         let block = &mut *block;

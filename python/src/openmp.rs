@@ -20,7 +20,7 @@ impl OpenMp {
     /// Returns the OpenMP runtime with `GOMP_parallel` at this address, or `None` if the address is 0.
     ///
     /// # Safety
-    /// The address is 0 or that function's, in a library that stays loaded.
+    /// The address is 0 or that of `GOMP_parallel`, in a library that stays loaded.
     pub(crate) unsafe fn at(address: usize) -> Option<OpenMp> {
         let function = with_exposed_provenance::<c_void>(address);
         // SAFETY: the caller's promise; a null pointer is `None`.

@@ -9,8 +9,8 @@ use pyo3::types::PyDict;
 
 use crate::errors::raised;
 
-/// An optimizer's descriptor as a Python tuple: name, key, hyperparameters with defaults, name of the carried number, the
-/// hyperparameter that requires f32 states, whether norms of whole parameters scale the change, source.
+/// An optimizer's descriptor as a Python tuple. It has name, key, hyperparameters with defaults, name of the carried
+/// number, the hyperparameter that requires f32 states, whether norms of whole parameters scale the change, and source.
 type Described = (
     &'static str,
     String,
@@ -41,7 +41,7 @@ pub(crate) fn descriptors(py: Python<'_>) -> PyResult<Vec<Described>> {
     ALL.iter().map(described).collect()
 }
 
-/// Returns the names of the states that an optimizer keeps with these hyperparameters, whose ranges it checks.
+/// Checks the ranges of these hyperparameters, and returns the names of the states that an optimizer keeps with them.
 #[pyfunction]
 pub(crate) fn state_names(name: &str, hyper: &Bound<'_, PyDict>) -> PyResult<Vec<&'static str>> {
     let optimizer = optimizer(name, hyper)?;

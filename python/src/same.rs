@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 /// The keys and values of a dict in order, each followed by its own keys and values if it is a dict itself.
 ///
 /// # Errors
-/// Python's own, for want of memory.
+/// Python's own error if there is no memory left.
 #[pyfunction]
 pub(crate) fn objects_of<'py>(py: Python<'py>, state: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
     let objects = PyList::empty(py);

@@ -26,7 +26,7 @@ use crate::optimizers::optimizer;
 pub(crate) struct Step {
     owner: Owner,
     ids: Vec<ParamId>,
-    /// By parameter.
+    /// The shown count of each parameter.
     shown: Vec<Shown>,
     /// Number of threads that are reading counts. A step waits for them, which takes microseconds.
     readers: AtomicUsize,
@@ -38,8 +38,8 @@ pub(crate) struct Step {
 struct Shown {
     /// The row in the vectors of the arena.
     row: usize,
-    /// The difference of the native count and the shown one: if a count was set to 0, the native count is higher,
-    /// because the next step must still read the states.
+    /// The difference between the native count and the visible one. If a count was set to 0, the native count is
+    /// higher, because the next step must still read the states.
     ahead: u64,
 }
 
@@ -62,11 +62,11 @@ macro_rules! on_both {
 impl Step {
     /// Builds the step.
     ///
-    /// `groups` are optimizers by key with their hyperparameters. `params` are length, group, offset in the arena
-    /// of `arena` elements, row in its vectors, how far the native count is ahead of the one that is told, the elements of a
-    /// row at which blocks of 8-bit states end, and the number of the first element. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
-    /// `GOMP_parallel` in the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for
-    /// the CPU.
+    /// `groups` are optimizers by key with their hyperparameters. `params` has for each parameter: length, group,
+    /// offset in the arena of `arena` elements, row in its vectors, the difference between the native count and the
+    /// visible one, the elements of a row at which blocks of 8-bit states end, and the number of the first element.
+    /// `formats` are those of parameters, gradients, masters and states. `openmp` is the address of `GOMP_parallel` in
+    /// the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for the CPU.
     #[new]
     #[pyo3(signature = (groups, params, arena, formats, seed, after, threads, openmp, gpu_ordinal))]
     #[allow(clippy::too_many_arguments)]
@@ -226,7 +226,7 @@ impl Step {
             .map_err(raised)
     }
 
-    /// Sets them.
+    /// Sets the updates that each parameter has had, and the number that its optimizer carries.
     fn set_progress(&self, py: Python<'_>, progress: Vec<(u64, f64)>) -> PyResult<()> {
         if progress.len() != self.ids.len() {
             return Err(PyValueError::new_err("progress: not one for each parameter"));
@@ -242,7 +242,7 @@ impl Step {
     /// Writes the progress of the parameters that a step did not skip.
     ///
     /// # Safety
-    /// As for [`Addresses::write_progress`].
+    /// The conditions of [`Addresses::write_progress`] hold.
     unsafe fn write_progress(&self, step: &BucketStep, tensors: &Addresses) -> instep::Result<()> {
         for (k, (id, Shown { row, ahead })) in self.ids.iter().zip(&self.shown).enumerate() {
             if tensors.has_gradient(k) {
@@ -254,7 +254,7 @@ impl Step {
         Ok(())
     }
 
-    /// Waits only for readers.
+    /// Locks the engine, and waits only for readers.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;
         loop {

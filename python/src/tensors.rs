@@ -62,13 +62,13 @@ pub(crate) struct View<'a> {
 /// Reads tensors.
 pub(crate) struct Reader {
     tensor: Py<PyType>,
-    /// Types whose objects are tensors with memory of their own.
+    /// Types whose objects are tensors with their own memory.
     plain: [usize; 2],
     describe: Option<Describe>,
 }
 
 impl Word {
-    /// Returns the number of its bytes.
+    /// Returns the size of an element in bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Word::F32 => 4,
@@ -162,7 +162,8 @@ impl View<'_> {
 }
 
 impl Reader {
-    /// Takes the types `torch.Tensor` and `torch.nn.Parameter`, and the former's `__dlpack_c_exchange_api__` if it has one.
+    /// Takes the types `torch.Tensor` and `torch.nn.Parameter`, and the former's `__dlpack_c_exchange_api__` if it has
+    /// one.
     pub(crate) fn new(
         tensor: Py<PyType>,
         parameter: &Bound<'_, PyType>,

@@ -1,4 +1,5 @@
-"""What every rank runs: groups that clip together, alone or not at all, beside an ordinary optimizer for each clip.
+"""Every rank runs these cases: groups that clip together, alone or not at all, beside an ordinary optimizer for each
+clip.
 
 The models of both sides have the same bits after every step, so a norm that has one gradient too many or too few is seen.
 """
@@ -21,7 +22,7 @@ FACTORS = (1.0, 2.0, 3.0, 0.5, 0.25)
 
 
 class Apart(nn.Module):
-    """Layers side by side, so that a factor of one is in its own gradients alone."""
+    """Layers side by side: the factor of a layer shows in the gradients of that layer only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,20 +33,20 @@ class Apart(nn.Module):
 
 
 def model_of(world: int) -> Apart:
-    """A layer for each group, of lengths that no number of ranks divides."""
+    """Returns a layer for each group, with lengths that no number of ranks divides."""
     torch.manual_seed(world)
     return Apart()
 
 
 def groups_of(model: nn.Module, limits: Any = LIMITS) -> list[dict[str, Any]]:
-    """The param groups, a layer each."""
+    """Returns the param groups, each with one layer."""
     return [
         {"params": list(layer.parameters()), **limit} for layer, limit in zip(getattr(model, "module", model).layers, limits)
     ]
 
 
 class OneEach:
-    """An ordinary optimizer for the groups that are clipped together, and one for each other group."""
+    """The reference has an ordinary optimizer for all groups that are clipped together, and one for each other group."""
 
     def __init__(self, model: nn.Module, key: str, max_norm: Optional[float], **options: Any) -> None:
         together = [group for group in groups_of(model) if "max_norm" not in group]
@@ -60,7 +61,7 @@ class OneEach:
 
 
 def registered(kind: str, model: nn.Module, **options: Any) -> tuple[nn.Module, Any]:
-    """The model in its wrapper, and the optimizer of it."""
+    """Returns the model in its wrapper, and its optimizer."""
     if kind == "ddp":
         wrapped: nn.Module = DistributedDataParallel(model)
         return wrapped, register_ddp(wrapped, "adamw", params=groups_of(wrapped), **options)
@@ -72,7 +73,7 @@ def registered(kind: str, model: nn.Module, **options: Any) -> tuple[nn.Module, 
 
 
 def trained(rank: int, world: int, kind: str, max_norm: Optional[float]) -> None:
-    """The bits are those of an optimizer for each clip, before and after a number changes."""
+    """The optimizer has the bits of one ordinary optimizer per clip, before and after a hyperparameter changes."""
     ours, stepped = registered(kind, model_of(world), max_norm=max_norm, lr=0.1)
     theirs = model_of(world)
     theirs = DistributedDataParallel(theirs) if kind == "ddp" else theirs if kind == "offload" else shard(theirs)
@@ -111,7 +112,7 @@ def skipped(rank: int, world: int, kind: str) -> None:
 
 
 def fixed(rank: int, world: int, kind: str) -> None:
-    """With whom a group is clipped is known at registration."""
+    """The clip of a group is fixed at registration."""
     model, stepped = registered(kind, model_of(world), max_norm=1.0, lr=0.1)
     model(torch.ones(2, 7), FACTORS).backward()
     stepped.step()

@@ -1,4 +1,6 @@
-"""What the tests share: groups of processes, small models, and gradients that both sides of a comparison get alike."""
+"""The tests share these helpers: groups of processes, small models, and equal gradients for both sides of a
+comparison.
+"""
 
 import collections
 import copy
@@ -14,7 +16,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of a long list, leaves the cases whose turn it is. As many consecutive turns as the marker says reach all."""
+    """Keeps the cases of a long list whose turn it is. As many consecutive turns as the marker says cover all cases."""
     turn = os.environ.get("INSTEP_CI_TURN")
     if turn is None:
         return
@@ -34,7 +36,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def groups():
-    """Groups of processes by their number, which all tests share: to start one takes seconds."""
+    """All tests share groups of processes, by the number of processes, because a group takes seconds to start."""
     started: dict[int, Ranks] = {}
     yield lambda count: started.setdefault(count, Ranks(count))
     for ranks in started.values():
@@ -43,25 +45,25 @@ def groups():
 
 @pytest.fixture
 def one(groups):
-    """A process with a group of its own."""
+    """Returns a process that is a group by itself."""
     return groups(1)
 
 
 @pytest.fixture
 def two(groups):
-    """Two processes."""
+    """Returns two processes."""
     return groups(2)
 
 
 @pytest.fixture
 def three(groups):
-    """Three processes."""
+    """Returns three processes."""
     return groups(3)
 
 
 @pytest.fixture
 def four(groups):
-    """Four processes."""
+    """Returns four processes."""
     return groups(4)
 
 
@@ -83,14 +85,14 @@ class Small(torch.nn.Module):
 
 
 def build(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The model, always with the same values."""
+    """Returns the model, always with the same values."""
     torch.manual_seed(1)
     return Small().to(dtype)
 
 
 @pytest.fixture
 def twins():
-    """Two equal models."""
+    """Returns a function that makes two equal models."""
 
     def make(dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, torch.nn.Module]:
         model = build(dtype)
@@ -100,7 +102,7 @@ def twins():
 
 
 def give_gradients(model: torch.nn.Module, other: torch.nn.Module, seed: int) -> None:
-    """Runs backward in one model, and gives the other one copies of its gradients."""
+    """Runs backward in one model and copies its gradients into the other one."""
     torch.manual_seed(seed)
     dtype = next(model.parameters()).dtype
     x = torch.randn(4, 3, 6, 6, dtype=dtype)
@@ -111,7 +113,9 @@ def give_gradients(model: torch.nn.Module, other: torch.nn.Module, seed: int) ->
 
 
 def largest_difference(model: torch.nn.Module, other: torch.nn.Module) -> float:
-    """In units of the last place of the largest value, over all parameters."""
+    """Returns the largest difference over all parameters, in units of the last place of the parameter's largest
+    value.
+    """
     worst = 0.0
     for p, q in zip(model.parameters(), other.parameters()):
         unit = torch.finfo(p.dtype).eps * max(p.detach().float().abs().max().item(), 1e-3)

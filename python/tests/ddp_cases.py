@@ -1,6 +1,8 @@
-"""What every rank runs: DistributedDataParallel with ours beside DDP with torch.optim, on the same batches.
+"""Every rank runs these cases: DistributedDataParallel with our optimizer beside DDP with torch.optim, on the same
+batches.
 
-The reference steps after backward, with the gradients that our side saw: DDP's own mean, where ours divides in the step.
+The reference steps after backward with the gradients of our side: DDP takes the mean there, our side divides in the
+step.
 """
 
 import contextlib
@@ -33,12 +35,12 @@ CAP = {"bucket_cap_mb": 0.02}
 
 
 def pair(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, DistributedDataParallel]:
-    """The model twice under DDP."""
+    """Wraps two copies of the model in DDP."""
     return tuple(DistributedDataParallel(copy.deepcopy(model), **{**CAP, **options}) for _ in range(2))
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object) -> None:
-    """Equal within units of the last place of each parameter's largest value, or of 0.01."""
+    """Asserts that parameters differ by few units of the last place of each parameter's largest value, or of 0.01."""
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         p, q = p.detach(), q.detach()
         allowed = units * torch.finfo(p.dtype).eps * max(p.abs().max().item(), 0.01)
@@ -47,7 +49,7 @@ def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object
 
 
 def assert_same_everywhere(model: nn.Module) -> None:
-    """Ranks have the same bits."""
+    """Asserts that all ranks have the same bits."""
     for param in model.parameters():
         first = param.detach().clone()
         dist.broadcast(first, 0)
@@ -67,7 +69,7 @@ def compare(
     schedule: bool = False,
     **ddp: Any,
 ) -> None:
-    """Trains both sides from the same parameters in every step, and compares each step by itself."""
+    """Trains both sides from the same parameters in every step, and compares every step."""
     ours, theirs = pair(make(model, dtype), **ddp)
     options = OPTIONS[optimizer]
     stepped = register_ddp(ours, optimizer, max_norm=max_norm, gradients=gradients, **options)
@@ -102,7 +104,7 @@ def compare(
 
 
 def loss_of(side: nn.Module, batch: Any) -> torch.Tensor:
-    """The loss of a batch, through DDP's own forward."""
+    """Returns the loss of a batch from DDP's own forward."""
     if isinstance(batch, tuple):
         return functional.cross_entropy(side(batch[0]).float(), batch[1])
     return functional.cross_entropy(side(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
@@ -122,7 +124,7 @@ def level(ours: nn.Module, theirs: nn.Module, stepped: Any, wanted: Any) -> None
 
 
 def subset(rank: int, world: int, chosen: str, view: bool) -> None:
-    """Steps some parameters; the others keep averaged gradients."""
+    """Our optimizer steps some parameters; all others keep averaged gradients."""
     ours, theirs = pair(make("gpt"), gradient_as_bucket_view=view)
     params = {"first": list(ours.parameters())[:1], "none": []}[chosen]
     stepped = register_ddp(ours, "sgd", params=params, lr=0.1)
@@ -146,7 +148,7 @@ def subset(rank: int, world: int, chosen: str, view: bool) -> None:
 
 
 class Branches(nn.Module):
-    """Uses one of three branches, another one on each rank; nobody uses the last."""
+    """Uses one of its first three branches, a different one on each rank; no rank uses the last branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class Branches(nn.Module):
 
 
 def unused(rank: int, world: int, view: bool, in_backward: bool) -> None:
-    """A parameter that no rank used stays as it is; one that some rank used is stepped with the mean of all."""
+    """A parameter that no rank used stays as it is; a parameter that some rank used is stepped with the mean of all."""
     torch.manual_seed(2)
     ours, theirs = pair(Branches(), find_unused_parameters=True, gradient_as_bucket_view=view)
     options = {"lr": 0.1, "weight_decay": 0.1}
@@ -180,7 +182,9 @@ def unused(rank: int, world: int, view: bool, in_backward: bool) -> None:
 
 
 def scaler(rank: int, world: int) -> None:
-    """An infinite gradient on one rank skips the step on all, and the scale follows torch's."""
+    """An infinite gradient on one rank skips the step on all ranks, and the scale changes as torch's scaler changes
+    it.
+    """
     ours, theirs = pair(make("gpt"))
     scalers = [torch.amp.GradScaler(torch.get_default_device().type, init_scale=64.0, growth_interval=2) for _ in range(2)]
     stepped = register_ddp(ours, "sgd", lr=0.1, grad_scaler=scalers[0], max_norm=0.5)
@@ -202,7 +206,7 @@ def scaler(rank: int, world: int) -> None:
 
 
 def in_backward(rank: int, world: int, model: str, view: bool, before: bool, optimizer: str) -> None:
-    """The originals' way: optimizers attached to parameters, before or after wrapping; gradients are None afterwards."""
+    """Optimizers are attached to parameters before or after wrapping, as in PyTorch; gradients are None afterwards."""
     base = make(model)
     twin = copy.deepcopy(base)
     options = {"lr": 0.03}
@@ -239,7 +243,7 @@ def in_backward(rank: int, world: int, model: str, view: bool, before: bool, opt
 
 
 def mixed_ownership(rank: int, world: int, view: bool) -> None:
-    """Parameters without an optimizer in backward keep the mean, on every rank, in both modes of DDP."""
+    """Parameters without an optimizer in backward keep the mean on every rank, with and without bucket views."""
     ours, theirs = pair(make("resnet"), gradient_as_bucket_view=view)
     apply_optimizer_in_backward(torch.optim.SGD, ours.module.head.parameters(), {"lr": 0.1})
     for _ in range(3):
@@ -256,7 +260,7 @@ def mixed_ownership(rank: int, world: int, view: bool) -> None:
 
 
 def overlapped(rank: int, world: int) -> None:
-    """The registry's way."""
+    """A registered optimizer steps in DDP's hook."""
     ours, theirs = pair(make("gpt"))
     as_overlapped_optim(torch.optim.AdamW, None, 1e-2, weight_decay=0.1).register_ddp(ours)
     wanted = torch.optim.AdamW(theirs.parameters(), 1e-2, weight_decay=0.1, eps=1e-8)
@@ -268,7 +272,7 @@ def overlapped(rank: int, world: int) -> None:
 
 
 def resume(rank: int, world: int) -> None:
-    """A training saved by torch goes on here, and one saved here goes on in torch."""
+    """A checkpoint of torch's optimizer resumes here, and a checkpoint of ours resumes in torch."""
     base = make("gpt")
     ours, theirs = pair(base)
     stepped = register_ddp(ours, "adamw", lr=1e-2)
@@ -291,7 +295,7 @@ def resume(rank: int, world: int) -> None:
 
 
 def ignored(rank: int, world: int, in_backward: bool) -> None:
-    """A parameter that DDP ignores is this rank's own; all others stay the same everywhere."""
+    """A parameter that DDP ignores is local to this rank; all others stay equal on all ranks."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
     with torch.no_grad():
@@ -314,7 +318,7 @@ def ignored(rank: int, world: int, in_backward: bool) -> None:
 
 
 def averages(rank: int, world: int) -> None:
-    """Without parameters to step, gradients are the mean over ranks: exactly, for whole numbers, and for a hundred passes."""
+    """Gradients without an optimizer are the exact mean over ranks of whole numbers, for a hundred passes."""
     model = nn.Linear(3, 2, bias=False)
     ours = DistributedDataParallel(model)
     register_ddp(ours, "sgd", params=[])
@@ -326,7 +330,7 @@ def averages(rank: int, world: int) -> None:
 
 
 def own_sum(rank: int, world: int) -> None:
-    """A hook of the user's own sums in place of all_reduce."""
+    """A user's hook sums in place of all_reduce."""
     ours, theirs = pair(make("gpt"))
     calls = []
 
@@ -345,7 +349,7 @@ def own_sum(rank: int, world: int) -> None:
 
 
 def mixed_types(rank: int, world: int) -> None:
-    """Layers of two types in one model: DDP cuts buckets per type, and one clip spans both."""
+    """A model has layers of two types: DDP makes buckets per type, and one clip covers both."""
     base = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 64).to(torch.bfloat16), nn.Linear(64, 16))
     ours, theirs = pair(base)
     stepped = register_ddp(ours, "adamw", lr=1e-2, max_norm=0.5)
@@ -372,7 +376,7 @@ def mixed_types(rank: int, world: int) -> None:
 
 
 def join(rank: int, world: int, divide: bool) -> None:
-    """Ranks with different numbers of batches."""
+    """Ranks have different numbers of batches."""
     ours, theirs = pair(make("resnet"))
     register_ddp(ours, "sgd", lr=0.05)
     wanted = torch.optim.SGD(theirs.parameters(), lr=0.05)
@@ -394,7 +398,7 @@ def join(rank: int, world: int, divide: bool) -> None:
 
 
 class Strided(nn.Module):
-    """A convolution in channels_last, and a transposed matrix."""
+    """A model with a convolution in channels_last and a transposed matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +433,7 @@ def strides(rank: int, world: int, in_backward: bool, view: bool) -> None:
 
 
 def overflow(rank: int, world: int, in_backward: bool) -> None:
-    """Two gradients of 40,000 have a mean in float16, and no sum."""
+    """Two gradients of 40,000 have a finite mean in float16, but their sum is infinite."""
     model = nn.Linear(1, 1, bias=False).half()
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -443,7 +447,7 @@ def overflow(rank: int, world: int, in_backward: bool) -> None:
 
 
 def changes(rank: int, world: int) -> None:
-    """Param groups that come later, and a state that is loaded in the middle."""
+    """Param groups are added later, and a state is loaded in the middle."""
     ours, theirs = pair(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     stepped = register_ddp(ours, "adamw", params=ours.module[1].parameters(), lr=0.1)
     wanted = torch.optim.AdamW(theirs.module[1].parameters(), lr=0.1)
@@ -466,7 +470,7 @@ def changes(rank: int, world: int) -> None:
 
 
 def frozen_and_saved(rank: int, world: int) -> None:
-    """A parameter is frozen before the first pass; the model is saved whole and wrapped again."""
+    """A parameter is frozen before the first pass; the whole model is saved and wrapped again."""
     torch.manual_seed(2)
     ours = DistributedDataParallel(Branches(), find_unused_parameters=True)
     register_ddp(ours, "sgd", lr=0.1)

@@ -1,4 +1,4 @@
-"""What every rank runs where something is wrong: each refusal names itself, and a later pass works."""
+"""Every rank runs these mistakes: each error names its cause, and a later pass works."""
 
 import copy
 
@@ -11,7 +11,7 @@ from instep.torch import register_ddp
 
 
 def hook_is_taken(rank: int, world: int) -> str:
-    """DDP has one hook."""
+    """A second hook of DDP is refused."""
     (ours, _) = pair(make("gpt"))
     register_ddp(ours, "sgd")
     try:
@@ -22,7 +22,7 @@ def hook_is_taken(rank: int, world: int) -> str:
 
 
 def bad_gradient(rank: int, world: int) -> tuple[str, bool]:
-    """An error in a step is raised by backward, names its reason, and a later pass works."""
+    """Backward raises the error of a step, which names its cause, and a later pass works."""
     (ours, _) = pair(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     stepped = register_ddp(ours, "sgd", lr=0.1)
     stepped.param_groups[0]["lr"] = -1.0
@@ -40,7 +40,7 @@ def bad_gradient(rank: int, world: int) -> tuple[str, bool]:
 
 
 def error_on_one_rank(rank: int, world: int) -> str:
-    """A bad rate on one rank: the other one's sum ends."""
+    """A bad rate on one rank ends the sum of the other rank."""
     (ours, _) = pair(nn.Linear(4, 4))
     stepped = register_ddp(ours, "sgd", lr=0.1)
     if rank == 1:
@@ -53,7 +53,7 @@ def error_on_one_rank(rank: int, world: int) -> str:
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> None:
-    """A scaler that the optimizer was not registered with."""
+    """A scaler that the optimizer was not registered with is refused."""
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     for param in optimizer.param_groups[0]["params"]:
@@ -62,7 +62,7 @@ def scaled(optimizer: torch.optim.Optimizer) -> None:
 
 
 def in_the_pass(rank: int, world: int) -> list[str]:
-    """What is found wrong in backward alone names itself there: a param group taken away, and a hook without a future."""
+    """Backward names two mistakes that only it can find: a param group that was removed, and a hook without a future."""
     (ours, _) = pair(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     stepped = register_ddp(ours, "sgd", params=[{"params": layer.parameters()} for layer in ours.module], lr=0.1)
     ours(torch.ones(2, 4)).sum().backward()
@@ -81,7 +81,7 @@ def in_the_pass(rank: int, world: int) -> list[str]:
 
 
 def misuse(rank: int, world: int) -> None:
-    """Each wrong use names itself."""
+    """Each wrong call is refused by name."""
     (ours, _) = pair(nn.Linear(4, 4))
     stepped = register_ddp(ours, "sgd", params=[ours.module.weight])
     for wrong, error, text in [

@@ -1,6 +1,7 @@
-"""What every rank runs where parameters have had no update when a training is saved: for `test_first_steps`.
+"""Every rank runs these cases, in which parameters have had no update when a training is saved: `test_first_steps`
+calls them.
 
-Each case is beside torch's optimizer, which has no state of such a parameter.
+Each case is compared with torch's optimizer, which has no state for such a parameter.
 """
 
 import copy
@@ -24,7 +25,7 @@ from instep.torch import (
 
 
 class Two(nn.Module):
-    """Two parameters, whose gradients are the numbers that the input has for them. One that is zero is not used."""
+    """Has two parameters, whose gradients are the numbers of the input. A parameter whose number is zero is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Two(nn.Module):
 
 
 def entered(entry: str, net: nn.Module, key: str, options: dict[str, Any]) -> tuple[nn.Module, list[Any]]:
-    """A model whose parameters are stepped by one of the entries, and its optimizers."""
+    """Returns a model whose parameters are stepped by one of the entries, and its optimizers."""
     if entry == "after":
         return net, [FusedOptimizer(net.parameters(), key, **options)]
     if entry == "ddp":
@@ -55,9 +56,9 @@ def entered(entry: str, net: nn.Module, key: str, options: dict[str, Any]) -> tu
 
 
 class Side:
-    """A model and what steps it, ours or torch's.
+    """A model with our optimizer or with torch's optimizer.
 
-    FSDP1 gives zeros to a parameter that was not used, with any optimizer.
+    FSDP1 gives zero gradients to a parameter that was not used, with any optimizer.
     """
 
     def __init__(self, entry: str, key: str, options: dict[str, Any], gives_zeros: bool = False) -> None:
@@ -82,7 +83,7 @@ class Side:
         return [whole(param) for param in self.net.parameters()]
 
     def go_on_from(self, other: "Side") -> None:
-        """Takes the values and the states of another one, by the optimizers' own state dicts."""
+        """Takes the values and the states of another side, through the optimizers' own state dicts."""
         for param, source in zip(self.net.parameters(), other.net.parameters()):
             param.data.copy_(source.data)
         for one, saved in zip(self.optimizers, [copy.deepcopy(source.state_dict()) for source in other.optimizers]):
@@ -90,7 +91,7 @@ class Side:
 
 
 def sides(entry: str, key: str, options: dict[str, Any]) -> tuple[Side, Side]:
-    """Ours, stepped by an entry, and torch's."""
+    """Returns our side, stepped by an entry, and torch's side."""
     return Side(entry, key, options), Side("torch", key, options, entry == "fsdp1")
 
 
@@ -121,7 +122,7 @@ def saved_before(rank: int, world: int, entry: str, key: str, options: dict[str,
 
 
 def saved_at_once(rank: int, world: int, entry: str, key: str, options: dict[str, Any]) -> None:
-    """Nothing has had an update when the training is saved."""
+    """No parameter has had an update when the training is saved."""
     ours, theirs = sides(entry, key, options)
     others = sides(entry, key, options)
     for side, source in zip(others, (ours, theirs)):

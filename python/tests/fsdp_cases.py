@@ -1,4 +1,6 @@
-"""What every rank runs: FSDP with ours inside backward beside FSDP with torch.optim after it, on the same batches."""
+"""Every rank runs these cases: FSDP with our optimizer inside backward beside FSDP with torch.optim after it, on the
+same batches.
+"""
 
 import contextlib
 import copy
@@ -38,7 +40,7 @@ POLICIES = {
 
 
 def shard_of(tensor: Any) -> Tensor:
-    """What this rank holds."""
+    """Returns the part of a tensor that this rank holds."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -46,7 +48,7 @@ def shard_of(tensor: Any) -> Tensor:
 def shard(
     model: nn.Module, mesh: Any = None, policy: Optional[str] = None, offload: bool = False, **options: Any
 ) -> nn.Module:
-    """FSDP2 over the layers of a model and the rest of it."""
+    """Applies FSDP2 to each layer of a model and then to the model."""
     if mesh is None:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     if POLICIES[policy] is not None:
@@ -60,14 +62,14 @@ def shard(
 
 
 def wrap(model: nn.Module, **options: Any) -> nn.Module:
-    """FSDP1 over the same units."""
+    """Wraps a model in FSDP1 with the same units."""
     policy = ModuleWrapPolicy({Layer, Block})
     options = {"use_orig_params": True, "device_id": torch.device("cpu"), "auto_wrap_policy": policy, **options}
     return FullyShardedDataParallel(model, **options)
 
 
 def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object) -> None:
-    """Shards equal within units of the last place of each one's largest value, or of 0.01."""
+    """Asserts that shards differ by few units of the last place of each shard's largest value, or of 0.01."""
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         p, q = shard_of(p), shard_of(q)
         if p.numel():
@@ -77,7 +79,7 @@ def assert_close(ours: nn.Module, theirs: nn.Module, units: float, where: object
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a batch, through the wrapper's own forward."""
+    """Returns the loss of a batch from the wrapper's own forward."""
     if isinstance(batch, tuple):
         return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
     return nn.functional.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
@@ -96,7 +98,7 @@ def level(ours: nn.Module, theirs: nn.Module, stepped: Any, wanted: Any) -> None
 
 
 def clip(model: nn.Module, max_norm: float) -> float:
-    """PyTorch's own way."""
+    """Clips gradients as PyTorch does for the wrapper."""
     if isinstance(model, FullyShardedDataParallel):
         return model.clip_grad_norm_(max_norm).item()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -120,7 +122,7 @@ def compare(
     frozen: bool = False,
     **options: Any,
 ) -> None:
-    """Trains both sides from the same shards in every step, and compares each step by itself."""
+    """Trains both sides from the same shards in every step, and compares every step."""
     if hsdp:
         options["mesh"] = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     base = make(model, dtype)
@@ -168,7 +170,7 @@ def compare(
 
 
 def unused(rank: int, world: int) -> None:
-    """A branch that no rank used stays as it is, and its unit's other parameters are stepped after backward."""
+    """A branch that no rank used stays as it is, and the other parameters of its unit are stepped after backward."""
     torch.manual_seed(2)
     base = Branches()
     ours, theirs = (fully_shard(copy.deepcopy(base), mesh=init_device_mesh("cpu", (world,))) for _ in range(2))
@@ -187,7 +189,9 @@ def unused(rank: int, world: int) -> None:
 
 
 def scaler(rank: int, world: int) -> None:
-    """An infinite gradient on one rank skips the step on all, and the scale follows torch's."""
+    """An infinite gradient on one rank skips the step on all ranks, and the scale changes as torch's scaler changes
+    it.
+    """
     base = make("gpt")
     ours, theirs = shard(copy.deepcopy(base)), shard(copy.deepcopy(base))
     scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) for _ in range(2)]
@@ -209,7 +213,7 @@ def scaler(rank: int, world: int) -> None:
 
 
 def train(model: nn.Module, steps: int, seed: int) -> None:
-    """Some passes that do not depend on the number of ranks: every rank has the same batch."""
+    """Makes some passes that do not depend on the number of ranks: every rank has the same batch."""
     torch.manual_seed(seed)
     for _ in range(steps):
         loss_of(model, torch.randint(256, (2, 25))).backward()
@@ -217,7 +221,7 @@ def train(model: nn.Module, steps: int, seed: int) -> None:
 
 
 def save(rank: int, world: int, folder: str) -> None:
-    """Trains, and saves model and optimizer with torch.distributed.checkpoint."""
+    """Trains, then saves model and optimizer with torch.distributed.checkpoint."""
     model = shard(make("gpt"))
     stepped = register_fsdp(model, "adamw", lr=1e-2)
     train(model, 3, 5)
@@ -227,7 +231,7 @@ def save(rank: int, world: int, folder: str) -> None:
 
 
 def load(rank: int, world: int, folder: str) -> list[Tensor]:
-    """Loads that at any number of ranks, and returns the whole states."""
+    """Loads that checkpoint at any number of ranks, and returns the full states."""
     model = shard(make("gpt"))
     stepped = register_fsdp(model, "adamw", lr=1e-2)
     saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
@@ -243,7 +247,9 @@ def load(rank: int, world: int, folder: str) -> list[Tensor]:
 
 
 def resume(rank: int, world: int) -> None:
-    """A training saved by torch goes on here, and one saved here goes on in torch; full state dicts and sharded ones."""
+    """A checkpoint of torch's optimizer resumes here, and one of ours resumes in torch, as full and as sharded state
+    dicts.
+    """
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     stepped = register_fsdp(ours, "adamw", lr=1e-2)
     wanted = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
@@ -272,7 +278,7 @@ def resume(rank: int, world: int) -> None:
 
 
 def masters(rank: int, world: int) -> None:
-    """bfloat16 shards with f32 masters step as f32 ones rounded, and their states are cut alike."""
+    """bfloat16 shards with f32 masters step as rounded f32 shards, and their states are sharded in the same way."""
     base = make("gpt", torch.bfloat16)
     ours, theirs = shard(copy.deepcopy(base)), shard(base.float())
     stepped = register_fsdp(ours, "adamw", lr=1e-2, master="float32", states="float32")
@@ -292,7 +298,7 @@ def masters(rank: int, world: int) -> None:
 
 
 def failed_pass(rank: int, world: int) -> None:
-    """A backward that fails on all ranks is forgotten."""
+    """A backward that fails on all ranks leaves no trace in the next one."""
     ours = shard(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))))
     theirs = shard(nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))))
     with torch.no_grad():
@@ -342,7 +348,7 @@ def ordinary(rank: int, world: int, max_norm: Optional[float]) -> None:
 
 
 def empty_rank(rank: int, world: int, wrapper: str) -> None:
-    """A rank that holds no part of what is trained decides with the others."""
+    """A rank that holds no part of the trained parameters decides with the others."""
     base = nn.Sequential(nn.Linear(1, 1, bias=False))
     ours, theirs = ((fully_shard if wrapper == "fsdp2" else wrap)(copy.deepcopy(base)) for _ in range(2))
     stepped = register_fsdp(ours, "sgd", lr=0.1, max_norm=0.01)
@@ -358,7 +364,7 @@ def empty_rank(rank: int, world: int, wrapper: str) -> None:
 
 
 def subset(rank: int, world: int) -> None:
-    """Some parameters are stepped; the others keep the reduced gradient."""
+    """Our optimizer steps some parameters; all others keep the reduced gradient."""
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     register_fsdp(ours, "sgd", params=list(ours.parameters())[:1], lr=0.1)
     before = [shard_of(p).clone() for p in ours.parameters()]
@@ -372,7 +378,7 @@ def subset(rank: int, world: int) -> None:
 
 
 def overlapped(rank: int, world: int) -> None:
-    """The registry's way, which PyTorch answers with NotImplementedError."""
+    """A registered optimizer steps FSDP's shards, for which PyTorch raises NotImplementedError."""
     ours, theirs = shard(make("gpt")), shard(make("gpt"))
     as_overlapped_optim(torch.optim.AdamW, None, 1e-2, weight_decay=0.1).register_fsdp(ours)
     wanted = torch.optim.AdamW(theirs.parameters(), 1e-2, weight_decay=0.1)
@@ -384,7 +390,7 @@ def overlapped(rank: int, world: int) -> None:
 
 
 def copied(rank: int, world: int) -> None:
-    """States are copied in memory, and go on changing where they are."""
+    """A deep copy of the states is independent of later steps."""
     ours = shard(make("gpt"))
     stepped = register_fsdp(ours, "adamw", lr=1e-2)
     train(ours, 1, 0)
@@ -402,7 +408,7 @@ def copied(rank: int, world: int) -> None:
 
 
 def misuse(rank: int, world: int) -> None:
-    """Each is refused by name."""
+    """Each mistake is refused by name."""
 
     def refused(error: type, text: str, call: Any, *given: Any, **options: Any) -> None:
         try:

@@ -1,8 +1,8 @@
-"""A device of PyTorch's own, "hosted" (PrivateUse1), whose memory is the host's: `register` makes it, once in a process.
+"""A device of PyTorch's own, "hosted" (PrivateUse1), whose memory is the host's: `register` adds it once per process.
 
-Its tensors are tensors of the host that DLPack hands over with another device, and the other way round for each operation, so
-both see the same bytes. PyTorch knows nothing of that: it refuses to mix the two devices, moves tensors by copies, and runs
-backward on a thread of the device's own, as with a GPU.
+DLPack makes each tensor of the device from a host tensor, and a host tensor again for each operation, so both see the
+same bytes. PyTorch does not know that the memory is shared: it refuses to mix the two devices, copies tensors between
+them, and runs backward on a thread for the device, as for a GPU.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ _libraries: list[torch.library.Library] = []
 
 
 class Backend(backend_registration._DummyBackendModule):
-    """What `torch.hosted` has."""
+    """The functions of `torch.hosted`."""
 
     def get_rng_state(self, device: Any = None) -> Tensor:
         return torch.zeros(1, device="cpu")
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        """Random numbers come from the host's generator."""
+        """The host's generator makes all random numbers."""
 
 
 def is_hosted(one: Any) -> bool:
@@ -37,7 +37,7 @@ def is_hosted(one: Any) -> bool:
 
 
 def over_the_same_bytes(tensor: Tensor, device: int) -> Tensor:
-    """The tensor as one of the other device."""
+    """Returns the tensor as a tensor of the other device."""
     capsule = torch._C._to_dlpack(tensor.detach())
     field = ctypes.cast(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32))
     field[0] = device
@@ -49,7 +49,7 @@ def inward(one: Any) -> Any:
 
 
 def on_the_host(operation: Any, *given: Any, **named: Any) -> Any:
-    """Runs an operation on the host's tensors. What is written in place keeps its identity."""
+    """Runs an operation on the host's tensors. A tensor that is written in place stays the same object."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def enter(one: Any) -> Any:
@@ -74,7 +74,7 @@ def copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def register() -> None:
-    """Makes the device known to this process."""
+    """Adds the device to this process."""
     if _libraries:
         return
     backend_registration._setup_privateuseone_for_python_backend("hosted", backend_module=Backend())

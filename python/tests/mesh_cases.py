@@ -1,6 +1,6 @@
-"""What every rank runs: trainings in 8 bits, and rounded stochastically, whose bits must not depend on the mesh.
+"""Every rank runs these trainings in 8 bits and with stochastic rounding, whose bits must not depend on the mesh.
 
-Rank 0 alone has gradients and sums are not divided, so that they are exact at any number of ranks.
+Only rank 0 has gradients, and sums are not divided, so sums are exact at any number of ranks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def made(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Rows of 300, 256 and 896 elements; biases and rows of 70, whose states stay in float32; one row fewer than ranks."""
+    """Returns layers with rows of 300, 256 and 896 elements, biases and rows of 70 elements whose states stay in
+    float32, and one row fewer than ranks.
+    """
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Linear(300, 256), nn.Linear(256, 896), nn.Linear(896, 70), nn.Linear(70, 3))
     return layers.to(dtype)
 
 
 def sharded(model: nn.Module, hsdp: bool = False) -> nn.Module:
-    """FSDP2 over each layer; with ``hsdp`` two copies of the shards."""
+    """Applies FSDP2 to each layer; ``hsdp`` asks for two copies of the shards."""
     world = dist.get_world_size()
     shape = (2, world // 2) if hsdp else (world,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
@@ -57,14 +59,14 @@ def sharded(model: nn.Module, hsdp: bool = False) -> nn.Module:
 
 
 def backward(model: nn.Module, rank: int, step: int) -> None:
-    """A backward pass whose gradients come from rank 0."""
+    """Makes a backward pass whose gradients come from rank 0."""
     torch.manual_seed(step)
     dtype = next(model.parameters()).dtype
     (model(torch.randn(4, 300, dtype=dtype)).float().pow(2).sum() * (rank == 0)).backward()
 
 
 def whole(value: Tensor) -> Tensor:
-    """All of a tensor; gloo knows no unsigned 16 bits."""
+    """Returns the full tensor; gloo cannot send unsigned 16-bit integers."""
     if not isinstance(value, DTensor):
         return value
     if value.dtype == torch.uint16:
@@ -74,7 +76,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def digest(model: nn.Module, stepped: Any) -> str:
-    """A hash of parameters and states."""
+    """Returns a hash of parameters and states."""
     found = hashlib.sha256()
     for param in model.parameters():
         for name, value in [("", param.detach()), *sorted(stepped.state[param].items())]:
@@ -83,7 +85,7 @@ def digest(model: nn.Module, stepped: Any) -> str:
 
 
 def trained(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = False, **formats: Any) -> str:
-    """The hash after some passes."""
+    """Returns the hash after some passes."""
     model = sharded(made(dtype), hsdp)
     stepped = register_fsdp(model, key, **OPTIONS[key], **formats)
     for step in range(STEPS):
@@ -96,7 +98,7 @@ def trained(rank: int, world: int, key: str, dtype: torch.dtype, hsdp: bool = Fa
 
 
 def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, **formats: Any) -> str:
-    """The same by ``FusedOptimizer`` over DTensors with given gradients."""
+    """Returns the same hash for ``FusedOptimizer`` over DTensors with given gradients."""
     mesh = init_device_mesh("cpu", (world,))
     torch.manual_seed(4)
     whole_params = [torch.randn(shape).to(dtype) for shape in [(7, 300), (3, 4, 64), (300,), (5, 256), (2, 130)]]
@@ -111,7 +113,7 @@ def stepped_after(rank: int, world: int, key: str, dtype: torch.dtype, **formats
 
 
 def resumed(rank: int, world: int, first: int, last: int, folder: str, ends: bool) -> str:
-    """Loads the states of an earlier call, if there is one, trains some passes, and saves unless it is the end."""
+    """Loads the states of an earlier call if there is one, trains some passes, and saves unless it is the last call."""
     model = sharded(made())
     stepped = register_fsdp(model, "adamw", **OPTIONS["adamw"], states="8bit", seed=5)
 
@@ -132,7 +134,9 @@ def resumed(rank: int, world: int, first: int, last: int, folder: str, ends: boo
 
 
 def other_blocks(rank: int, world: int) -> None:
-    """Scales of a parameter that is not cut are taken where its rows are whole blocks, and refused by name elsewhere."""
+    """Scales of a parameter that is not sharded are accepted if its rows are whole blocks, and refused by name
+    otherwise.
+    """
     mesh = init_device_mesh("cpu", (world,))
     for row, fits in ((256, True), (300, False)):
         plain = nn.Parameter(torch.ones(4, row))

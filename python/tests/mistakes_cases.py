@@ -1,4 +1,4 @@
-"""What every rank runs where a loop that torch would obey does something else here: each is said, on all ranks alike."""
+"""Every rank runs loops that torch accepts and that would do something else here: all ranks report each of them."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ WRAPPERS = ["ddp", "ddp-view", "fsdp2", "fsdp1"]
 
 
 def raised(call: Callable[[], Any], error: type = RuntimeError) -> str:
-    """The text of what a call raises; nothing if it returns."""
+    """Returns the text of the error that a call raises, or nothing if it returns."""
     try:
         call()
     except error as text:
@@ -44,13 +44,13 @@ def raised(call: Callable[[], Any], error: type = RuntimeError) -> str:
 
 
 def net() -> nn.Module:
-    """Two linear layers, alike on all ranks."""
+    """Returns two linear layers, equal on all ranks."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
 def wrap(wrapper: str, model: nn.Module) -> nn.Module:
-    """A model under one of the wrappers."""
+    """Puts a model into one of the wrappers."""
     if wrapper.startswith("ddp"):
         return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == "ddp-view")
     if wrapper == "fsdp1":
@@ -59,18 +59,18 @@ def wrap(wrapper: str, model: nn.Module) -> nn.Module:
 
 
 def registered(wrapper: str, key: str = "sgd", model: Optional[nn.Module] = None, **options: Any) -> tuple[nn.Module, Any]:
-    """A wrapped model, and the optimizer that steps it inside backward."""
+    """Returns a wrapped model, and the optimizer that steps it inside backward."""
     model = wrap(wrapper, net() if model is None else model)
     return model, (register_ddp if wrapper.startswith("ddp") else register_fsdp)(model, key, **options)
 
 
 def train(model: nn.Module) -> None:
-    """One backward pass."""
+    """Makes one backward pass."""
     model(torch.ones(2, 4)).pow(2).sum().backward()
 
 
 def values(model: nn.Module) -> list[Tensor]:
-    """Copies of what this rank holds of the parameters."""
+    """Copies this rank's part of all parameters."""
     return [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in model.parameters()]
 
 
@@ -93,7 +93,9 @@ CHANGES = {
 
 
 def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
-    """A gradient that is changed between backward and `step` is refused; one that is read is not. The next pass goes on."""
+    """A gradient that changes between backward and `step` is refused; a gradient that is only read is accepted. The
+    next pass works.
+    """
     keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
     for key in keys if change == "clip" else keys[:1]:
         model, stepped = registered(wrapper, key)
@@ -109,7 +111,9 @@ def late_change(rank: int, world: int, wrapper: str, change: Optional[str]) -> N
 
 
 def late_change_without_step(rank: int, world: int, wrapper: str, change: Optional[str]) -> None:
-    """A loop without `step` is warned once where it clears a clipped gradient, not of zeros, None or what `step` has seen."""
+    """A loop without `step` is warned once where it clears a clipped gradient; gradients of zero, None, or seen by
+    `step` cause no warning.
+    """
     keys = SHARDED if wrapper.startswith("fsdp") else list(instep.OPTIMIZERS)
     for key in keys if change == "clip" else keys[:1]:
         model, stepped = registered(wrapper, key)
@@ -137,7 +141,9 @@ def late_change_without_step(rank: int, world: int, wrapper: str, change: Option
 
 
 def closure_change(rank: int, world: int, wrapper: str) -> None:
-    """So is one that a closure changes, as Lightning clips; a closure that clears gradients first is none."""
+    """A gradient that a closure changes, as Lightning's clipping does, is refused; a closure that first clears
+    gradients is accepted.
+    """
     model, stepped = registered(wrapper)
 
     def closure(clips: bool) -> None:
@@ -166,7 +172,7 @@ def unscaled(rank: int, world: int, wrapper: str) -> None:
 
 
 def settings_apart(rank: int, world: int, wrapper: str, key: str = "adamw") -> None:
-    """A rank that changes a rate alone stops all ranks in the next pass, and hangs none."""
+    """If only one rank changes a rate, all ranks stop in the next pass, and none hangs."""
     if wrapper == "in-backward":
         model = net()
         apply_optimizer_in_backward(key, model.parameters(), {"lr": 0.1})
@@ -187,14 +193,14 @@ def settings_apart(rank: int, world: int, wrapper: str, key: str = "adamw") -> N
 
 
 def options_apart(rank: int, world: int, wrapper: str) -> None:
-    """So do options that differ from the beginning."""
+    """Ranks also stop if their options differ from the beginning."""
     model, _ = registered(wrapper, max_norm=1.0 + rank)
     train(model)
     assert "ranks stepped with different ones" in raised(lambda: train(model))
 
 
 def wrong_on_one_rank(rank: int, world: int, wrapper: str, max_norm: Optional[float]) -> None:
-    """A rate that one rank cannot step with is raised there, after the sums that the others wait for."""
+    """A rate that is invalid on one rank raises an error there, after the sums that the other ranks wait for."""
     model, stepped = registered(wrapper, lr=0.1, max_norm=max_norm)
     train(model)
     stepped.param_groups[0]["lr"] = -1.0 if rank == 1 else 0.1
@@ -203,7 +209,7 @@ def wrong_on_one_rank(rank: int, world: int, wrapper: str, max_norm: Optional[fl
 
 
 def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
-    """Accumulation where every backward steps is warned of, once."""
+    """Accumulation warns once where every backward steps."""
     model, stepped = registered(wrapper)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -217,7 +223,9 @@ def kept(rank: int, world: int, wrapper: str, clears: bool) -> None:
 
 
 def zeros_kept(rank: int, world: int, wrapper: str) -> None:
-    """Zeros may stay: adding to them is no accumulation. Nor is a pass without sync."""
+    """Gradients of zero may stay: a backward that adds to zeros does not accumulate. A pass without sync does not
+    accumulate either.
+    """
     model, stepped = registered(wrapper, foreach=True)  # So that torch zeroes a list, and counts no versions of DTensors.
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -235,7 +243,9 @@ def zeros_kept(rank: int, world: int, wrapper: str) -> None:
 
 
 def another(rank: int, world: int, wrapper: str) -> None:
-    """Another optimizer over the same parameters is refused when it steps, whoever came first; a wrapper of ours is not."""
+    """A second optimizer over the same parameters is refused when it steps, whichever came first; our own wrapper is
+    accepted.
+    """
     model = wrap(wrapper, net())
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     apart = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -264,7 +274,7 @@ def another(rank: int, world: int, wrapper: str) -> None:
 
 
 def claimed(rank: int, world: int) -> None:
-    """A parameter has one way to be stepped inside backward; a model that is gone gives its parameters back."""
+    """Only one optimizer may step a parameter inside backward; a deleted model releases its parameters."""
     model = net()
     wrapped, stepped = registered("ddp", model=model)
     assert "another register_ddp" in raised(functools.partial(register_ddp, wrapped))
@@ -281,7 +291,9 @@ def claimed(rank: int, world: int) -> None:
 
 
 def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
-    """A model that is converted after it was registered is refused before its next forward pass: nothing would be stepped."""
+    """A model that is converted after its registration is refused before its next forward pass, because nothing would
+    be stepped.
+    """
     model, _ = registered(wrapper, lr=0.1)
     for _ in range(steps):
         train(model)
@@ -293,7 +305,7 @@ def converted(rank: int, world: int, wrapper: str, steps: int) -> None:
 
 
 def there_and_back(rank: int, world: int, wrapper: str) -> None:
-    """A model that is converted and converted back has other hooks too, though its parameters look as before."""
+    """A model that is converted and converted back has lost its hooks too, although its parameters look as before."""
     model = net()
     if wrapper == "in-backward":
         apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
@@ -317,7 +329,7 @@ def there_and_back(rank: int, world: int, wrapper: str) -> None:
 
 
 def converted_before(rank: int, world: int, entry: str, back: bool) -> None:
-    """A model that was converted between its wrapping and its registration is refused: DDP's hooks would not run."""
+    """A model that was converted between wrapping and registration is refused, because DDP's hooks would not run."""
     model = DistributedDataParallel(net())
     model.to(torch.bfloat16)
     if back:
@@ -341,7 +353,9 @@ def converted_before(rank: int, world: int, entry: str, back: bool) -> None:
 
 
 def delayed(rank: int, world: int) -> None:
-    """DDP may sum parameters itself at the end of backward. They are refused, and the others can be stepped."""
+    """DDP may sum some parameters itself at the end of backward. Those parameters are refused, and the others can be
+    stepped.
+    """
     model = net()
     delayed_ones = [("0.weight", model[0].weight)]
     given = {"delay_all_reduce_named_params": delayed_ones, "param_to_hook_all_reduce": model[0].bias}
@@ -363,7 +377,9 @@ ENTRIES = [*WRAPPERS, "in-backward", "in-backward-ddp", "offload", "offload-ddp"
 
 
 def entered(entry: str, model: nn.Module, **options: Any) -> tuple[nn.Module, Any]:
-    """A model, and what steps it inside backward: of parameters' own optimizers, the first."""
+    """Returns a model and the optimizer that steps it inside backward; for per-parameter optimizers, the first of
+    them.
+    """
     if entry.startswith("in-backward"):
         apply_optimizer_in_backward("adamw", model.parameters(), {"lr": 0.1, **options})
         wrapped = DistributedDataParallel(model) if entry.endswith("ddp") else model
@@ -377,7 +393,7 @@ def entered(entry: str, model: nn.Module, **options: Any) -> tuple[nn.Module, An
 
 
 def freed(rank: int, world: int, entry: str) -> None:
-    """A model lets go of its optimizer when it goes, and keeps it before that, though nobody else does."""
+    """A model keeps its optimizer alive, and releases it when the model is deleted."""
     model, stepped = entered(entry, net())
     train(model)
     seen = weakref.ref(stepped), weakref.ref(stepped._engine)
@@ -398,7 +414,7 @@ def freed(rank: int, world: int, entry: str) -> None:
 
 
 class Recomputed(nn.Module):
-    """Layers that are computed again in backward, but for the second, in passes of their own inside the first pass."""
+    """Layers of which all but the second are recomputed in backward, in passes inside the first pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -413,7 +429,7 @@ class Recomputed(nn.Module):
 
 
 def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> None:
-    """Passes inside a backward pass belong to its step: one clip, and one step of each parameter."""
+    """Passes inside a backward pass belong to its step: there is one clip, and one step per parameter."""
     base = Recomputed()
     alone = copy.deepcopy(base)
     for number, layer in enumerate(base.layers):
@@ -442,7 +458,7 @@ def recomputed(rank: int, world: int, entry: str, max_norm: Optional[float]) -> 
 
 
 class WithOwn(nn.Module):
-    """A parameter of its own beside its child's, of the same shape, as class tokens and positions are."""
+    """Has a parameter itself, and one of the same shape in a child, like class tokens and positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -454,7 +470,7 @@ class WithOwn(nn.Module):
 
 
 def in_order(rank: int, world: int, entry: str) -> None:
-    """Parameters have torch's numbers in a state dict: those of the model's order."""
+    """A state dict numbers the parameters as torch does, in the model's order."""
     (model, stepped), other = entered(entry, WithOwn()), WithOwn()
     theirs = wrap({"offload-ddp": "ddp", "offload-fsdp": "fsdp2"}.get(entry, entry), other) if entry != "offload" else other
     wanted = torch.optim.AdamW(theirs.parameters(), lr=0.1)
@@ -475,7 +491,7 @@ def in_order(rank: int, world: int, entry: str) -> None:
 
 
 def restrided(rank: int, world: int, wrapper: str, steps: int) -> None:
-    """A bucket is laid out by the strides that parameters have when the model is wrapped."""
+    """A bucket has the strides that parameters have when the model is wrapped."""
     model = nn.Conv2d(3, 4, 2)
     if wrapper == "in-backward":
         apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
@@ -494,7 +510,7 @@ def restrided(rank: int, world: int, wrapper: str, steps: int) -> None:
 
 
 def converted_in_backward(rank: int, world: int) -> None:
-    """The same with optimizers in backward."""
+    """Optimizers in backward refuse changed strides too."""
     model = net()
     apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
     model = DistributedDataParallel(model)
@@ -504,7 +520,9 @@ def converted_in_backward(rank: int, world: int) -> None:
 
 
 def moved_shards(rank: int, world: int) -> None:
-    """torch swaps sharded parameters when it converts a model. The next backward steps them, or says why not."""
+    """torch swaps sharded parameters when it converts a model. The next backward steps the new parameters, or raises
+    an error that says why it cannot.
+    """
     x = torch.ones(2, 4, dtype=torch.bfloat16)
     for key in SHARDED:
         model, stepped = registered("fsdp2", key, lr=1.0)
@@ -524,7 +542,7 @@ def moved_shards(rank: int, world: int) -> None:
 
 
 def unfrozen(rank: int, world: int, wrapper: str) -> None:
-    """A parameter that takes a gradient after it was wrapped is refused by its name, and so is one that takes none."""
+    """A parameter whose requires_grad changes after wrapping is refused by its name."""
     model = net()
     model[0].weight.requires_grad_(False)
     if wrapper != "fsdp1":  # FSDP1 takes no frozen parameter beside others.
@@ -546,7 +564,7 @@ def unfrozen(rank: int, world: int, wrapper: str) -> None:
 
 
 def copied(rank: int, world: int) -> None:
-    """A copy of a model, as a moving average makes it, has none of its hooks."""
+    """A copy of a model, as for a moving average, has none of the model's hooks."""
     model, stepped = registered("ddp", lr=0.1)
     train(model)
     average = torch.optim.swa_utils.AveragedModel(model.module)
@@ -558,7 +576,7 @@ def copied(rank: int, world: int) -> None:
 
 
 def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
-    """Two layers cut over the second dimension of a mesh, then by FSDP over the first."""
+    """Returns two layers that are sharded over the second dimension of a mesh, then by FSDP over the first dimension."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -566,7 +584,7 @@ def tensor_parallel(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 class Spread(nn.Module):
-    """A weight that is cut over a mesh, whose gradient is the input."""
+    """Has a weight that is sharded over a mesh. The weight's gradient is the input."""
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()
@@ -577,7 +595,7 @@ class Spread(nn.Module):
 
 
 def norm_over_two_dimensions(rank: int, world: int, entry: str) -> None:
-    """On a mesh of 2 x 2 every rank has one element of the gradient (1, 2, 3, 4), and the norm is 5.477 on all."""
+    """Every rank of a 2 x 2 mesh has one element of the gradient (1, 2, 3, 4), and all ranks get the norm 5.477."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -598,7 +616,7 @@ def norm_over_two_dimensions(rank: int, world: int, entry: str) -> None:
 
 
 def skipped_over_two_dimensions(rank: int, world: int, scales: bool) -> None:
-    """One infinite gradient, which lies on one rank of a mesh of 2 x 2, skips the step on all of them."""
+    """One infinite gradient on one rank of a 2 x 2 mesh skips the step on all ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if scales else None
     model = fully_shard(Spread(mesh["tp"]), mesh=mesh["dp"])
@@ -616,7 +634,7 @@ def skipped_over_two_dimensions(rank: int, world: int, scales: bool) -> None:
 
 
 def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional[float]) -> None:
-    """FSDP over tensor parallelism steps as one process does."""
+    """FSDP over tensor parallelism steps to the values of one process."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone = net()
     model = tensor_parallel(net(), mesh)
@@ -639,7 +657,7 @@ def fsdp_and_tensor_parallel(rank: int, world: int, key: str, max_norm: Optional
 
 
 def unfit_shards(rank: int, world: int) -> None:
-    """What a rank cannot step by its shard is refused when the optimizer is made, at every entry."""
+    """Every entry refuses a parameter that a rank cannot step by its shard, when the optimizer is made."""
     from torch.distributed.tensor import Partial
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -682,7 +700,7 @@ def unfit_shards(rank: int, world: int) -> None:
 
 
 def ddp_over_tensor_parallelism(rank: int, world: int) -> None:
-    """DDP does not know the ranks beside it that hold the rest of a parameter, so it takes no norm over them."""
+    """DDP does not know the ranks that hold the other shards of a parameter, so a norm over them is refused."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 
@@ -696,7 +714,7 @@ def ddp_over_tensor_parallelism(rank: int, world: int) -> None:
 
 
 def texts(rank: int, world: int) -> None:
-    """A module that is not sharded itself, and shards of a subclass that has no memory."""
+    """A module that is not sharded itself, and shards of a subclass without memory, are refused."""
     inner = net()
     fully_shard(inner[0])
     assert "modules inside it are sharded, but not itself" in raised(lambda: register_fsdp(inner), TypeError)

@@ -1,4 +1,4 @@
-"""Real models, small: a residual network as torchvision shapes it, and a GPT over the bytes of a text."""
+"""Small versions of real models: a residual network as in torchvision, and a GPT over the bytes of a text."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Two convolutions with norms, and a way around them."""
+    """Two convolutions with norms, and a skip connection."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages of blocks, then a linear layer."""
+    """Several stages of blocks, then a linear layer."""
 
     def __init__(self, width: int = 8, classes: int = 10) -> None:
         super().__init__()
@@ -35,16 +35,16 @@ class ResNet(nn.Module):
 
     @staticmethod
     def batch(size: int = 4) -> tuple[Tensor, Tensor]:
-        """Inputs and classes."""
+        """Returns inputs and classes."""
         return torch.randn(size, 3, 12, 12), torch.randint(10, (size,))
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross entropy."""
+        """Returns the cross entropy."""
         return functional.cross_entropy(self(batch[0]).float(), batch[1])
 
 
 class Layer(nn.Module):
-    """Attention, and a feed-forward part."""
+    """Attention and a feed-forward layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Layers over bytes; the output shares its weight with the embedding."""
+    """Transformer layers over bytes; the output layer shares its weight with the embedding."""
 
     def __init__(self, width: int = 32, layers: int = 2, heads: int = 2, context: int = 24) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def batch(self, size: int = 4) -> Tensor:
-        """Pieces of this file."""
+        """Returns pieces of this file."""
         text = torch.frombuffer(bytearray(open(__file__, "rb").read()), dtype=torch.uint8).long()
         starts = torch.randint(len(text) - self.context - 1, (size,))
         pieces = torch.stack([text[start : start + self.context + 1] for start in starts])
         return pieces.to(self.embed.weight.device)
 
     def loss(self, batch: Tensor) -> Tensor:
-        """Cross entropy of the next byte."""
+        """Returns the cross entropy of the next byte."""
         return functional.cross_entropy(self(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -98,7 +98,7 @@ MODELS = {"resnet": ResNet, "gpt": GPT}
 
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A model, with the same values on every rank."""
+    """Returns a model with the same values on every rank."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         return MODELS[name]().to(dtype)

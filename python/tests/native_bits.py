@@ -1,10 +1,11 @@
-"""Trainings by the package's native half, which have the same bits in every build and on every device. PyTorch is not needed.
+"""Trainings with the native module of the package, which give the same bits in every build and on every device. PyTorch
+is not needed.
 
     python python/tests/native_bits.py         # the recorded bits, on this CPU
     python python/tests/native_bits.py --gpu   # and the same ones on a GPU
 
-Device memory comes from the driver's own calls, of the library that INSTEP_CUDA names, or else of libcuda.so.1. So it also
-runs on the software GPU, which PyTorch cannot use.
+The driver's own calls allocate device memory, from the library that INSTEP_CUDA names, or else from libcuda.so.1. The
+program therefore also runs on the software GPU, which PyTorch cannot use.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "8bit": 1, "remainder16": 2}
 
 
 class Driver:
-    """The few calls of a driver that move bytes."""
+    """The few driver calls that allocate and copy memory."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(os.environ.get("INSTEP_CUDA", "libcuda.so.1"))
@@ -67,7 +68,7 @@ class Driver:
 
 
 class Host:
-    """The same for the CPU's memory."""
+    """The same calls for the CPU's memory."""
 
     def __init__(self) -> None:
         self.kept: list[ctypes.Array[ctypes.c_char]] = []
@@ -84,13 +85,13 @@ class Host:
 
 
 def values(word: str, spread: float, chance: random.Random) -> bytes:
-    """The bytes of an arena of random values."""
+    """Returns an arena of random values as bytes."""
     floats = array.array("f", (chance.uniform(-spread, spread) for _ in range(ARENA))).tobytes()
     return floats if word == "float32" else b"".join(floats[k + 2 : k + 4] for k in range(0, len(floats), 4))
 
 
 class Training:
-    """One optimizer's arena and step, on the device of its memory."""
+    """The arena and the step of one optimizer, on the device of its memory."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class Training:
 
 
 def train(key: str, formats: Formats, sides: list[Training]) -> list[bytes]:
-    """Trains on all sides, which must agree, and returns the bits."""
+    """Trains on all sides, asserts that they agree, and returns the bits."""
     chance = random.Random(f"{key} {formats}")
     first = values(formats[0], 1.0, chance)
     for side in sides:

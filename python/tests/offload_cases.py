@@ -1,4 +1,6 @@
-"""What every rank runs: offloaded training beside the same with a step after backward, which must have the same bits."""
+"""Every rank runs these cases: offloaded training beside a training that steps after backward, which must have the
+same bits.
+"""
 
 import contextlib
 import copy
@@ -34,14 +36,14 @@ from instep.torch._offload_simulated import Simulated
 
 
 def slow(offload: Offload, seed: int) -> None:
-    """Lets a worker be late with everything."""
+    """Delays all work of a worker."""
     draw, take_in, end = random.Random(seed), offload._take_in, offload._end
     offload._take_in = lambda *given: (time.sleep(draw.random() * 0.01), take_in(*given))
     offload._end = lambda *given: (time.sleep(draw.random() * 0.01), end(*given))
 
 
 def assert_equal(ours: nn.Module, theirs: nn.Module, where: object) -> None:
-    """The same bits in every shard."""
+    """Asserts that every shard has the same bits."""
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters()):
         assert torch.equal(shard_of(p), shard_of(q)), f"{where}: {name}"
 
@@ -59,7 +61,7 @@ def in_fsdp(
     policy: Optional[str] = None,
     **options: Any,
 ) -> None:
-    """``fully_shard`` with a policy that offloads, stepped beside the next forward pass."""
+    """Trains with ``fully_shard`` and an offload policy; steps run beside the next forward pass."""
     base = make(model, dtype)
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")) if hsdp else None
     ours = shard(copy.deepcopy(base), offload=True, mesh=mesh, policy=policy)
@@ -117,7 +119,7 @@ def in_ddp(
     late: float = 0.005,
     **options: Any,
 ) -> None:
-    """DDP, whose buckets go down after their sum."""
+    """Trains with DDP, whose buckets are copied to the host after their sum."""
     torch.manual_seed(2)
     base = Branches() if unused else make(model, dtype)
     wrapping = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused, **(wrapping or {})}
@@ -156,7 +158,7 @@ def in_ddp(
 
 
 def save(rank: int, world: int, folder: str) -> None:
-    """Trains, and saves while steps may be under way."""
+    """Trains, and saves while steps may still run."""
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     slow(stepped._offload, rank)
@@ -168,7 +170,7 @@ def save(rank: int, world: int, folder: str) -> None:
 
 
 def load(rank: int, world: int, folder: str) -> list[Tensor]:
-    """Loads that at any number of ranks, goes on, and returns the whole parameters and states."""
+    """Loads that checkpoint at any number of ranks, trains, and returns the full parameters and states."""
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     saved = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, stepped)}
@@ -184,7 +186,7 @@ def load(rank: int, world: int, folder: str) -> list[Tensor]:
 
 
 def failing(rank: int, world: int) -> None:
-    """A rank whose step fails says so, and no other rank waits for it without end."""
+    """A rank whose step fails raises an error, and no other rank waits for it for ever."""
     model = shard(make("gpt"), offload=True)
     stepped = offload(model, "adamw", lr=0.01, max_norm=0.1)
     loss_of(model, torch.randint(256, (2, 25))).backward()
@@ -205,7 +207,7 @@ def failing(rank: int, world: int) -> None:
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """The bytes of an optimizer's states, scales and masters."""
+    """Returns the bytes of an optimizer's states, scales and masters."""
     runs = []
     for arena in optimizer._engine.arenas:
         runs += [*arena.states.values(), *arena.scales.values(), *([] if arena.master is None else [arena.master])]
@@ -213,7 +215,9 @@ def kept_bytes(optimizer: Any) -> int:
 
 
 class Summed(nn.Module):
-    """Parameters of these shapes, and modules inside. The result is a sum, so every element has a gradient."""
+    """A module with parameters of these shapes, and modules inside. Its output is a sum, so every element has a
+    gradient.
+    """
 
     def __init__(self, shapes: Any, dtype: torch.dtype, inner: Any = ()) -> None:
         super().__init__()
@@ -227,7 +231,7 @@ class Summed(nn.Module):
 
 
 class Locked:
-    """Stands in for memory that only a device's driver can lock: counts what PyTorch locks."""
+    """Replaces memory that only a device driver can lock: counts what PyTorch locks."""
 
     def __init__(self) -> None:
         self.runs: dict[int, Tensor] = {}
@@ -255,7 +259,7 @@ class Locked:
 def held(
     rank: int, world: int, entries: Any, optimizer: str, dtype: torch.dtype, scales: bool, replicas: int, **options: Any
 ) -> dict[str, int]:
-    """The bytes that a training of offloaded shards holds, which it allocates before its second pass."""
+    """Returns the bytes that a training of offloaded shards allocates before its second pass."""
     repeated = [shapes for repeat, shapes in entries for _ in range(repeat or 0)]
     root = Summed([shape for repeat, shapes in entries if repeat is None for shape in shapes], dtype)
     mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
@@ -282,7 +286,7 @@ def held(
 
 
 def note_reads(model: nn.Module) -> dict[str, Tensor]:
-    """The values that the modules of a forward pass read, by name. Modules must have all other hooks already."""
+    """Records the values that the modules of a forward pass read, by name. All other hooks must be registered before."""
     reads: dict[str, Tensor] = {}
 
     def note(module: nn.Module, _: Any, prefix: str) -> None:
@@ -303,7 +307,9 @@ def step_beside(
     given: dict[str, list[Tensor]],
     loss: Callable[[], Tensor],
 ) -> None:
-    """Trains, and steps twins with the same gradients. Forward passes and ended steps have the bits of the twins."""
+    """Trains, and steps reference copies with the same gradients. Forward passes and finished steps have the bits of
+    the copies.
+    """
     reads = note_reads(model)
     for step in range(6):
         loss().backward()
@@ -367,7 +373,7 @@ def fsdp_on_device(rank: int, world: int, dtype: torch.dtype = torch.float32, **
 
 
 def on_hosted(rank: int, world: int, **options: Any) -> None:
-    """`on_device` on a device of PyTorch's own, whose backward runs on another thread than the trainer's."""
+    """`on_device` works on a device of PyTorch's own, whose backward runs on another thread than the trainer."""
     hosted.register()
     with torch.device("hosted"):
         threads: set[int] = set()

@@ -1,7 +1,7 @@
-"""Random trainings, offloaded and not, beside a device that is late; and a judge of the order of copies and steps.
+"""Random trainings, offloaded and not, with a device that runs late; and a checker of the order of copies and steps.
 
-A program draws a model, formats, an optimizer and what a loop may do. Both sides run the same loop, and must have the same
-bits after every forward pass. The judge reads what the device recorded, and knows nothing of the engine.
+A program draws a model, formats, an optimizer and the events of a loop. Both sides run the same loop, and must have the
+same bits after every forward pass. The checker reads what the device recorded, and knows nothing of the engine.
 """
 
 import copy
@@ -22,7 +22,9 @@ Record = list[tuple[str, Any]]
 
 
 class Strays(nn.Module):
-    """Attention, which reads its output's weight without calling that module; a branch; a transposed weight; a scalar."""
+    """A model with attention that reads its output's weight without calling that module, a branch, a transposed
+    weight and a scalar.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +51,7 @@ class Strays(nn.Module):
 
 
 def build(name: str, dtype: torch.dtype) -> nn.Module:
-    """A model, always with the same values."""
+    """Returns a model, always with the same values."""
     if name != "strays":
         return make(name, dtype)
     with torch.random.fork_rng():
@@ -58,7 +60,7 @@ def build(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 class Program:
-    """What a seed draws."""
+    """The choices that a seed draws."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -176,7 +178,7 @@ def trained(program: Program, is_offloaded: bool, record: Record) -> tuple[list[
 
 
 def act(what: str, model: nn.Module, optimizer: Any, seen: list[Tensor], is_offloaded: bool) -> None:
-    """What a loop does between steps."""
+    """Does one event of a loop between two steps."""
     if what == "evaluate":
         with torch.no_grad():
             seen.append(model.loss(model.batch()))
@@ -200,7 +202,7 @@ def act(what: str, model: nn.Module, optimizer: Any, seen: list[Tensor], is_offl
 
 
 def refuse_differences(program: Program) -> None:
-    """Raises if a program has other bits offloaded, if its record has a race, or if memory has grown."""
+    """Raises if offload changes the bits of a program, if its record has a race, or if memory has grown."""
     record: Record = []
     wanted, _ = trained(program, False, [])
     found, device = trained(program, True, record)
@@ -212,7 +214,7 @@ def refuse_differences(program: Program) -> None:
 
 
 def judge(record: Record, decides: bool) -> None:
-    """Raises if something happened too early: a race, even one without an effect."""
+    """Raises if some work ran too early: a race, even without an effect."""
     at: dict[tuple[str, Any], list[int]] = defaultdict(list)
     taken: list[tuple[int, int]] = []
     asked: dict[int, list[int]] = defaultdict(list)

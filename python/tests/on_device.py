@@ -1,9 +1,9 @@
-"""What runs on a GPU as on the CPU, without pytest: for machines that have a GPU and little else.
+"""Cases that run on a GPU as on the CPU, without pytest: for machines that have a GPU and little else.
 
     python python/tests/on_device.py --device cuda        # or torchrun, with one rank per GPU
 
-Each case is a function of `ddp_cases` or `offload_cases`, over NCCL or gloo, or one of those below. The exit status is 1 if
-one fails.
+Each case is a function of `ddp_cases`, of `offload_cases` or of this file, over NCCL or gloo. The exit status is 1 if a
+case fails.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from instep.torch import FusedOptimizer, apply_optimizer_in_backward
 
 
 def gradients(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    """Runs backward in one model, and gives the other one the same gradients."""
+    """Runs backward in one model and gives the other one the same gradients."""
     ours.zero_grad()
     ours.loss(ours.batch()).backward()
     for p, q in zip(ours.parameters(), theirs.parameters()):
@@ -33,7 +33,7 @@ def gradients(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
 
 
 def fused(rank: int, world: int, key: str, dtype: torch.dtype, **options: Any) -> None:
-    """`FusedOptimizer` beside torch's optimizer, step by step from the same values."""
+    """`FusedOptimizer` agrees with torch's optimizer, step by step from the same values."""
     ours = make("gpt", dtype)
     theirs = copy.deepcopy(ours)
     optimizer = FusedOptimizer(ours.parameters(), key, **ddp_cases.OPTIONS[key], **options)
@@ -51,7 +51,7 @@ def fused(rank: int, world: int, key: str, dtype: torch.dtype, **options: Any) -
 
 
 def saved(rank: int, world: int, **options: Any) -> None:
-    """A training that is saved and loaded goes on with the same bits, in narrow states and with masters too."""
+    """A training that is saved and loaded continues with the same bits, also with narrow states and masters."""
     ours = make("gpt", torch.bfloat16)
     twin = copy.deepcopy(ours)
     optimizers = [FusedOptimizer(model.parameters(), "adamw", lr=1e-2, **options) for model in (ours, twin)]
@@ -67,7 +67,7 @@ def saved(rank: int, world: int, **options: Any) -> None:
 
 
 def alone(rank: int, world: int) -> None:
-    """Optimizers inside backward, without DDP."""
+    """Optimizers inside backward step without DDP."""
     ours = make("gpt")
     theirs = copy.deepcopy(ours)
     apply_optimizer_in_backward("sgd", ours.parameters(), {"lr": 1e-2, "momentum": 0.9})
@@ -83,7 +83,7 @@ def alone(rank: int, world: int) -> None:
 
 
 def ddp(name: str, **options: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A case of `ddp_cases`."""
+    """Returns a case of `ddp_cases`."""
     return getattr(ddp_cases, name), options
 
 

@@ -45,7 +45,7 @@ class Ranks:
             self.processes.append(process)
 
     def run(self, module: str, name: str, **kwargs: Any) -> list[Any]:
-        """Runs a function on every rank; raises what any of them raised."""
+        """Runs a function on every rank; raises the error of any of them."""
         if not self.processes:
             self._start()
         for pipe in self.pipes:
@@ -61,7 +61,7 @@ class Ranks:
         return [value for _, value in answers]
 
     def close(self) -> None:
-        """Ends the processes. The next function would start others."""
+        """Ends the processes. The next function starts new ones."""
         for process in self.processes:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""Cases of FusedOptimizer in what torch.distributed puts around an optimizer, for `test_distributed_states`."""
+"""Cases of FusedOptimizer inside torch.distributed's wrappers of optimizers, for `test_distributed_states`."""
 
 import copy
 import io
@@ -34,7 +34,7 @@ def model() -> nn.Sequential:
 
 
 def give(param: Tensor, number: int, k: int) -> None:
-    """A gradient that depends on the step and the parameter alone, cut as the parameter is."""
+    """Gives every parameter a gradient that depends only on the step and the parameter, sharded as the parameter is."""
     grad = torch.linspace(-1, 1, param.numel()).view(param.shape) * (0.5 + k - 0.3 * number)
     param.grad = distribute_tensor(grad, param.device_mesh, param.placements) if hasattr(param, "placements") else grad
 
@@ -60,7 +60,7 @@ def make(side: str, params: Any, key: str, options: dict[str, Any]) -> torch.opt
 
 
 def zero(rank: int, world: int, key: str, options: dict[str, Any], resumes: bool) -> None:
-    """Parameters are spread over ranks as whole tensors; a consolidated state dict is loaded into a new optimizer."""
+    """Ranks share the parameters as whole tensors; a consolidated state dict is loaded into a new optimizer."""
     ours, theirs = model(), model()
     optimizer = ZeroRedundancyOptimizer(ours.parameters(), FusedOptimizer, optimizer=key, **options)
     wanted = TORCH[key](theirs.parameters(), foreach=False, **options)
@@ -90,7 +90,9 @@ def zero(rank: int, world: int, key: str, options: dict[str, Any], resumes: bool
 
 
 def local_sgd(rank: int, world: int, key: str, options: dict[str, Any]) -> None:
-    """Ranks step by themselves, and their parameters are averaged from time to time; it is saved and goes on."""
+    """Ranks step by themselves, and their parameters are averaged from time to time; the training is saved and
+    resumed.
+    """
     nets, optimizers = [model(), model()], []
     for side, net in zip(("ours", "theirs"), nets):
         inner = make(side, net.parameters(), key, options)
@@ -109,7 +111,7 @@ def local_sgd(rank: int, world: int, key: str, options: dict[str, Any]) -> None:
 def checkpoint(
     rank: int, world: int, key: str, options: dict[str, Any], side: str, numbers: tuple[int, int], load: Any, save: Any
 ) -> list[Tensor]:
-    """Goes on from a checkpoint, with one side's optimizer, and writes another one. Returns the parameters."""
+    """Resumes from a checkpoint with the optimizer of one side, and writes another checkpoint. Returns the parameters."""
     net = model()
     if world > 1:
         fully_shard(net)
@@ -130,7 +132,7 @@ def checkpoint(
 
 
 class Scaled(nn.Module):
-    """Gives its two parameters any gradient: the number that its input is."""
+    """Gives its two parameters any gradient: the number in its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class Scaled(nn.Module):
 def entered(
     entry: str, key: str, options: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """A model whose parameters are stepped by one of the four entries."""
+    """Returns a model whose parameters are stepped by one of the four entries."""
     net = Scaled().to(dtype)
     if entry == "after":
         return net, [FusedOptimizer(net.parameters(), key, **options)]
@@ -165,7 +167,7 @@ def entered(
 
 
 def entries(rank: int, world: int, entry: str, key: str) -> None:
-    """What a user puts or writes into states counts, whichever entry steps the parameters, and as in torch."""
+    """Every entry uses the states that a user puts or writes, as torch does."""
     options = {"lr": 0.1}
     net, optimizers = entered(entry, key, options)
     other = Scaled()
@@ -223,7 +225,7 @@ def entries(rank: int, world: int, entry: str, key: str) -> None:
 
 
 def issue(rank: int, world: int, entry: str) -> None:
-    """Adam with a count of 5, moments of 1 and 4, and a gradient of 0."""
+    """Adam goes on from a count of 5, moments of 1 and 4, and a gradient of 0."""
     net, optimizers = entered(entry, "adam", {"lr": 0.1})
     for one in optimizers:
         for param in [p for group in one.param_groups for p in group["params"]]:
@@ -237,7 +239,7 @@ def issue(rank: int, world: int, entry: str) -> None:
 
 
 def first_sums(rank: int, world: int, entry: str) -> None:
-    """Adagrad's sums are there before the first step, and a write of 4 in place counts: gradients of 1 make 5 of it."""
+    """Adagrad's sums exist before the first step, and a write of 4 in place counts: a gradient of 1 then makes 5."""
     net, optimizers = entered(entry, "adagrad", {"lr": 0.1})
     for one in optimizers:
         one.load_state_dict(copy.deepcopy(one.state_dict()))  # From now on, they lie in the memory that steps write.
@@ -251,13 +253,13 @@ def first_sums(rank: int, world: int, entry: str) -> None:
 
 
 def masters_of(optimizers: list[Any]) -> list[Tensor]:
-    """Copies of this rank's parts of all masters."""
+    """Copies this rank's parts of all masters."""
     masters = [held["master"] for one in optimizers for held in one.state.values() if "master" in held]
     return [part.float() for part in (getattr(one, "_local_tensor", one) for one in masters) if part.numel() > 0]
 
 
 def other_weights(rank: int, world: int, entry: str, master: str) -> None:
-    """A user's weights stay, though states with the masters of other weights are loaded, replaced or laid out anew."""
+    """A user's weights stay when states with masters of other weights are loaded, replaced or rebuilt."""
     for key in instep.OPTIMIZERS:
         if key == "lamb" and entry.startswith("fsdp"):
             continue
@@ -313,7 +315,7 @@ def other_weights(rank: int, world: int, entry: str, master: str) -> None:
 
 
 def pass_over(net: nn.Module, optimizers: list[Any], entry: str, scale: float) -> None:
-    """A backward pass, and its step."""
+    """Makes a backward pass and its step."""
     net(torch.tensor(scale)).backward()
     for one in optimizers if entry in ("after", "named") else ():
         one.step()
@@ -323,7 +325,9 @@ def pass_over(net: nn.Module, optimizers: list[Any], entry: str, scale: float) -
 
 
 def shown(rank: int, world: int, entry: str) -> None:
-    """States are as in torch at every entry: live, alone in their memory, there for hooks, beside a user's own entries."""
+    """States at every entry are as in torch: current, in memory of their own, visible to hooks, and beside a user's
+    own entries.
+    """
     for key in instep.OPTIMIZERS:
         if key == "lamb" and entry.startswith("fsdp"):
             continue

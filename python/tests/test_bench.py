@@ -1,4 +1,4 @@
-"""``python -m instep.bench --quick`` from end to end: its table, CSV and picture, and what it says of a peer."""
+"""Runs ``python -m instep.bench --quick`` from end to end: its table, CSV, picture, and the report of a missing peer."""
 
 import csv
 import subprocess

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.checkpoint`` saves and loads: models and optimizers whole, by parameter names."""
+"""``torch.distributed.checkpoint`` saves and loads models and full optimizers, by parameter names."""
 
 import io
 from typing import Any
@@ -17,46 +17,46 @@ OPTIONS = {"lr": 0.1}
 
 @pytest.fixture(scope="module", autouse=True)
 def group():
-    """A group of one rank."""
+    """Starts a group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def two_layers() -> nn.Module:
-    """Two linear layers."""
+    """Returns two linear layers."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
 
 
 def stepped_after_backward() -> tuple[nn.Module, Any]:
-    """An ordinary optimizer."""
+    """Returns an ordinary optimizer."""
     model = two_layers()
     return model, FusedOptimizer(model.parameters(), "adamw", **OPTIONS)
 
 
 def stepped_by_ddp() -> tuple[nn.Module, Any]:
-    """An optimizer in DDP's hook."""
+    """Returns an optimizer in DDP's hook."""
     model = DistributedDataParallel(two_layers())
     return model, register_ddp(model, "adamw", **OPTIONS)
 
 
 def stepped_in_backward() -> tuple[nn.Module, Any]:
-    """An optimizer for each parameter."""
+    """Returns an optimizer per parameter."""
     model = two_layers()
     apply_optimizer_in_backward("adamw", model.parameters(), OPTIONS)
     return model, get_in_backward_optimizers(model)
 
 
 def stepped_in_backward_by_ddp() -> tuple[nn.Module, Any]:
-    """The same under DDP."""
+    """Returns an optimizer per parameter, under DDP."""
     model, _ = stepped_in_backward()
     ddp = DistributedDataParallel(model)
     return ddp, get_in_backward_optimizers(ddp)
 
 
 def train(model: nn.Module, optimizers: Any) -> None:
-    """One step."""
+    """Makes one step."""
     model(torch.ones(2, 4)).sum().backward()
     if isinstance(optimizers, FusedOptimizer):
         optimizers.step()

@@ -1,4 +1,6 @@
-"""Clip per param group: together, alone or not at all, with the bits of an ordinary optimizer for each clip. 20 s."""
+"""Param groups clip together, alone or not at all, with the bits of one ordinary optimizer per clip. The tests take
+20 s.
+"""
 
 import copy
 
@@ -13,7 +15,7 @@ KINDS = ["ddp", "fsdp", "fsdp offload"]
 
 
 def stepped_beside(key, max_norm, dtype=torch.float32, **options):
-    """Both sides after three steps, and the optimizer that has all groups."""
+    """Returns both sides after three steps, and the optimizer that has all groups."""
     ours, theirs = clip_cases.model_of(3).to(dtype), clip_cases.model_of(3).to(dtype)
     own = FusedOptimizer(clip_cases.groups_of(ours), key, max_norm=max_norm, **options)
     wanted = clip_cases.OneEach(theirs, key, max_norm, **options)

@@ -1,4 +1,4 @@
-"""The real DistributedDataParallel on real processes: ours inside backward against torch.optim after it."""
+"""DistributedDataParallel on real processes: our optimizer inside backward against torch.optim after it."""
 
 import pytest
 import torch

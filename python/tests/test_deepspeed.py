@@ -1,4 +1,6 @@
-"""The op of DeepSpeed's CPU Adam. Without DeepSpeed, a builder that keeps loaded ops as its own does stands in for it."""
+"""Tests the op of DeepSpeed's CPU Adam. Without DeepSpeed, a replacement builder keeps loaded ops as the real builder
+does.
+"""
 
 import importlib.util
 import os

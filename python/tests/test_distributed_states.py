@@ -1,4 +1,6 @@
-"""FusedOptimizer inside ZeRO, local SGD, and distributed checkpoints of other world sizes, beside torch's. 25 s."""
+"""FusedOptimizer inside ZeRO, local SGD, and distributed checkpoints of other world sizes, beside torch's optimizer.
+The tests take 25 s.
+"""
 
 import pytest
 import state_cases

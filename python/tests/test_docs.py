@@ -1,4 +1,4 @@
-"""The programs of docs/python.md, in order, in one process with a group of its own."""
+"""Runs the programs of docs/python.md in order, in one process with its own group."""
 
 import os
 import re
@@ -17,7 +17,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 @pytest.fixture(scope="module")
 def group():
-    """A group of one process."""
+    """Starts a group of one process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

@@ -1,4 +1,6 @@
-"""A first step is a first step, though the training was saved and loaded before it, at every entry. They take 10 s."""
+"""A parameter's first step is right at every entry even if the training was saved and loaded before. The tests take
+10 s.
+"""
 
 import pytest
 from first_cases import TORCH

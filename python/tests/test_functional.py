@@ -27,7 +27,7 @@ SETTINGS = [(key, {}) for key in OPTIMIZERS] + [
 
 
 def parts_of(key, changed):
-    """Hyperparameters as the function has them."""
+    """Returns the hyperparameters as the function takes them."""
     parts = {}
     for names, (name, default) in zip(RULES[key].hyper, OPTIMIZERS[key].defaults.items()):
         value = changed.get(name, default)
@@ -36,7 +36,7 @@ def parts_of(key, changed):
 
 
 def states_of(key, changed, params, dtype=None):
-    """States as they are before the first step, by the names of the function's lists."""
+    """Returns states before the first step, by the names of the function's lists."""
     hyper = {**OPTIMIZERS[key].defaults, **changed}
     names = [f"{name}s" for name in _native.state_names(key, hyper)]
     states = {name: [torch.zeros_like(p, dtype=dtype or p.dtype) for p in params] for name in names}
@@ -420,7 +420,7 @@ WORDS = [torch.float32, torch.bfloat16]
 
 
 def odd(dtype, seed):
-    """Values of every kind: halves between two bfloat16, infinite ones, NaN, zeros of both signs, the smallest."""
+    """Returns values of every kind: halves between two bfloat16, infinities, NaN, zeros of both signs, the smallest."""
     torch.manual_seed(seed)
     bits = torch.randint(-(2**31), 2**31, (40_000,), dtype=torch.int32)
     kinds = torch.tensor([0, -(2**31), 0x7F800000, 0x7FC00001, 0x7F800001, 1, 0x7F7FFFFF, 0x3F808000, 0x3F818000])
@@ -430,7 +430,7 @@ def odd(dtype, seed):
 
 
 def same_bits(one, other):
-    """NaNs are alike, since processors choose one of two operands'."""
+    """Any two NaNs count as equal, because processors choose either operand's NaN."""
     words = torch.int32 if one.dtype == torch.float32 else torch.int16
     return bool(((one.view(words) == other.view(words)) | (one.isnan() & other.isnan())).all())
 

@@ -1,4 +1,4 @@
-"""What the functions over lists refuse: by the list and the place, and before anything is written."""
+"""The functions over lists refuse wrong calls by the list and the index, before they write anything."""
 
 import math
 
@@ -10,7 +10,7 @@ from instep.torch import functional
 
 
 def put(list_, k, value):
-    """Puts a tensor, made of the one that was there, into a list."""
+    """Replaces a tensor of a list by one that is made of it."""
 
     def change(lists):
         lists[list_][k] = value(lists[list_][k])
@@ -19,7 +19,7 @@ def put(list_, k, value):
 
 
 def share(one, other):
-    """Puts a tensor of one list into another."""
+    """Puts a tensor of one list into another list."""
 
     def change(lists):
         lists[other[0]][other[1]] = lists[one[0]][one[1]]

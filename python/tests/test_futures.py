@@ -1,4 +1,4 @@
-"""What the end of the interpreter waits for."""
+"""Tests what the interpreter waits for when it exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Param groups: a slip in a key or a value is refused before anything is stepped, and keys of others are kept. 2 s."""
+"""Param groups: a misspelt key or a wrong value is refused before any step, and foreign keys are kept. The tests take
+2 s.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ KEPT += ["layer_decay", "fix_step", "use_muon", "is_frozen", "weight_decay_end",
 
 
 def slips(name: str) -> list[str]:
-    """A letter lost, doubled, replaced, or put before its neighbour."""
+    """Yields a name with one letter lost, doubled, replaced, or swapped with its neighbour."""
     middle = len(name) // 2
     doubled, swapped = name[:middle] + name[middle] + name[middle:], name[:-2] + name[-1] + name[-2]
     lost = [name[:middle] + name[middle + 1 :]] if len(name) > 2 else []

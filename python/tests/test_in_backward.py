@@ -1,4 +1,4 @@
-"""Optimizers in backward without DDP, against the originals and against ordinary optimizers."""
+"""Optimizers in backward without DDP, against PyTorch's function and against ordinary optimizers."""
 
 import copy
 
@@ -12,7 +12,7 @@ from instep.torch import FusedOptimizer, InBackwardOptimizer, apply_optimizer_in
 
 
 def two_layers(shared: bool = False) -> nn.Sequential:
-    """Two linear layers; their weight may be one."""
+    """Returns two linear layers, which may share a weight."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
     if shared:
@@ -21,7 +21,7 @@ def two_layers(shared: bool = False) -> nn.Sequential:
 
 
 def backward(model: nn.Module, step: int) -> None:
-    """One backward pass."""
+    """Makes one backward pass."""
     torch.manual_seed(step)
     model(torch.randn(4, 10)).pow(2).sum().backward()
 
@@ -143,7 +143,7 @@ def test_small_parameters_may_keep_states_of_float32_and_go_on_from_a_saved_stat
 
 
 class Given(torch.autograd.Function):
-    """Has a gradient of float32 for a parameter of any type."""
+    """A function whose gradient is float32 for a parameter of any type."""
 
     @staticmethod
     def forward(ctx, param, grad):

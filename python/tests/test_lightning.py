@@ -1,4 +1,6 @@
-"""FusedOptimizer in Lightning's Trainer: precisions, clipping, accumulation and resuming, beside torch's optimizer. 3 s."""
+"""FusedOptimizer in Lightning's Trainer: precisions, clipping, accumulation and resuming, beside torch's optimizer. The
+tests take 3 s.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ lightning = pytest.importorskip("lightning")
 
 
 class Module(lightning.LightningModule):
-    """Two layers, one of FusedOptimizer or torch's AdamW, and a schedule."""
+    """A model of two layers with FusedOptimizer or torch's AdamW, and a schedule."""
 
     def __init__(self, side: str, fused: bool, is_manual: bool = False) -> None:
         super().__init__()

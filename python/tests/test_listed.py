@@ -1,4 +1,6 @@
-"""What a list of parameters must be: each once, none over another's memory, and Adagrad's states there from the beginning."""
+"""Requirements on a list of parameters: each appears once, none overlaps another, and Adagrad's states exist from the
+beginning.
+"""
 
 import copy
 

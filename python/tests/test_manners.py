@@ -1,4 +1,6 @@
-"""FusedOptimizer as a torch.optim user meets it: param groups, options, gradients of other types, views, scalers."""
+"""FusedOptimizer behaves as a torch.optim user expects: param groups, options, gradients of other types, views,
+scalers.
+"""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Where states lie, and what a step looks at when nothing has changed."""
+"""Where states lie in memory, and what a step checks when nothing has changed."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ from instep.torch._threads import openmp
 
 
 def stepped(length: int) -> tuple[torch.Tensor, FusedOptimizer]:
-    """A parameter of that length after one step."""
+    """Returns a parameter of that length after one step."""
     param = torch.nn.Parameter(torch.ones(length))
     optimizer = FusedOptimizer([param], "adamw")
     param.grad = torch.ones(length)
@@ -72,7 +72,7 @@ def test_two_states_that_change_places_are_noticed():
 
 
 def threads_of_our_own() -> int:
-    """How many threads of this process the library has started."""
+    """Returns how many threads the library has started in this process."""
     names = (task / "comm" for task in Path("/proc/self/task").iterdir())
     count = 0
     for name in names:

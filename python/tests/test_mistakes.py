@@ -1,4 +1,6 @@
-"""Loops that torch would obey and that do something else here: each is refused or warned of, on real processes. 11 s."""
+"""Loops that torch accepts and that do something else here: each is refused or causes a warning, on real processes. The
+tests take 11 s.
+"""
 
 import pytest
 from mistakes_cases import CHANGES, ENTRIES, SHARDED, WRAPPERS

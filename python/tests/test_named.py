@@ -1,4 +1,6 @@
-"""The named classes: torch's signatures, torch's subclasses, the bits of FusedOptimizer, and 8 bits as bitsandbytes asks."""
+"""The named classes: torch's signatures, torch's subclasses, the bits of FusedOptimizer, and 8 bits as in
+bitsandbytes.
+"""
 
 import copy
 import importlib.util

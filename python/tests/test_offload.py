@@ -1,4 +1,4 @@
-"""Offloaded training has the bits of training in one memory, however late the device is; and what it refuses."""
+"""Offloaded training has the bits of training in one memory, however late the device is; wrong calls are refused."""
 
 import copy
 import gc
@@ -30,7 +30,7 @@ def test_random_programs_have_the_bits_of_one_memory(k):
 
 
 def _too_early(monkeypatch, name):
-    """Plants a fault: something does not wait for what it comes after."""
+    """Plants a fault: removes one wait."""
     if name == "a copy for the work that writes its gradient":
         real = Simulated._copy
         monkeypatch.setattr(Simulated, "_copy", lambda self, which, pairs, _, label: real(self, which, pairs, (), label))
@@ -114,7 +114,7 @@ def test_the_judge_refuses_races():
 
 
 class Fails(torch.autograd.Function):
-    """Raises in backward, if it is told to."""
+    """Raises in backward if told to."""
 
     now = False
     first = staticmethod(lambda: None)
@@ -133,7 +133,7 @@ class Fails(torch.autograd.Function):
 
 
 class Stack(nn.Module):
-    """Layers, and a place in the middle where backward may raise."""
+    """A model of layers, with a point in the middle where backward may raise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Stack(nn.Module):
 
 
 def pair(model=None, **options):
-    """A model offloaded, and a twin that is not."""
+    """Returns an offloaded model, and an equal one that is not offloaded."""
     torch.manual_seed(3)
     ours = model or Stack()
     theirs = copy.deepcopy(ours)

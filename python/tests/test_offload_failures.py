@@ -1,4 +1,6 @@
-"""Loops of a seed, in which backward raises, sums are dropped and parameters come and go, have the bits of one memory."""
+"""Random loops, in which backward raises, sums are dropped and parameters change, have the bits of training in one
+memory.
+"""
 
 import contextlib
 import copy
@@ -18,7 +20,7 @@ ACTS = ("train", "add up", "raise", "raise, then go on", "drop a sum", "save", "
 
 
 class Loop:
-    """A model offloaded, and a twin that is not."""
+    """An offloaded model, and an equal one that is not offloaded."""
 
     def __init__(self, seed: int) -> None:
         self.draw = draw = random.Random(seed)

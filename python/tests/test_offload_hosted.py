@@ -7,7 +7,7 @@ from ranks import Ranks
 
 @pytest.fixture(scope="module")
 def process():
-    """A process of its own: a device stays registered."""
+    """Returns a new process, because a device stays registered."""
     ranks = Ranks(1)
     yield ranks
     ranks.close()

@@ -1,6 +1,6 @@
-"""Offloaded training holds the bytes that `instep plan --offload=torch` foresees.
+"""Offloaded training holds the bytes that `instep plan --offload=torch` predicts.
 
-The command's tests hold it to the same file of figures. `benches/offload.py --plan` compares times.
+The tests of the command compare it with the same file of figures. `benches/offload.py --plan` compares times.
 """
 
 import json

@@ -7,7 +7,7 @@ from ranks import Ranks
 
 @pytest.fixture(scope="module")
 def one():
-    """A process of its own."""
+    """Returns a new process."""
     ranks = Ranks(1)
     yield ranks
     ranks.close()

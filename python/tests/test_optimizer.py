@@ -1,4 +1,4 @@
-"""FusedOptimizer against torch.optim: the same updates, and the same manners as an optimizer."""
+"""FusedOptimizer against torch.optim: it makes the same updates and behaves the same as an optimizer."""
 
 import copy
 import io
@@ -284,7 +284,7 @@ def test_a_master_keeps_what_bfloat16_loses():
 
 
 class Adam(torch.optim.Optimizer):
-    """Another program's rule, of a name that the library knows."""
+    """A rule of another program, under a name that the library uses."""
 
 
 @pytest.mark.parametrize(

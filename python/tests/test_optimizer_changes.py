@@ -1,4 +1,6 @@
-"""What users change under a FusedOptimizer: sizes, formats, states, weights, param groups. None of it is silent."""
+"""Users change sizes, formats, states, weights and param groups of a FusedOptimizer. No such change is ignored
+silently.
+"""
 
 import collections
 import copy

@@ -1,4 +1,6 @@
-"""What PyTorch's tests of schedulers and of weight averaging check, on FusedOptimizer beside torch's. They take 6 s."""
+"""FusedOptimizer passes the checks of PyTorch's tests of schedulers and of weight averaging, beside torch's optimizer.
+The tests take 6 s.
+"""
 
 import copy
 import gc
@@ -52,14 +54,14 @@ SCHEDULES = {
 
 
 def numbers(optimizer: torch.optim.Optimizer) -> list:
-    """What a schedule may write, of all groups."""
+    """Returns the values that a schedule may write, for all groups."""
     names = ("lr", "momentum", "betas", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum")
     plain = lambda value: float(value) if isinstance(value, torch.Tensor) else value
     return [{name: plain(group[name]) for name in names if name in group} for group in optimizer.param_groups]
 
 
 def train(net: nn.Module, optimizer: torch.optim.Optimizer, schedule, number: int) -> None:
-    """A step with gradients that depend on the number alone: those of a trained norm would be mere rounding."""
+    """Steps with gradients that depend only on the step's number: those of a trained norm would be mere rounding."""
     torch.manual_seed(number)
     net(torch.randn(8, 3))
     for param in net.parameters():

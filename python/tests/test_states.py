@@ -1,4 +1,4 @@
-"""``optimizer.state`` is the truth: what a user reads there is current, and what he puts or writes there counts."""
+"""``optimizer.state`` is current when a user reads it, and what a user puts or writes there counts."""
 
 import collections
 import copy
@@ -30,7 +30,7 @@ def two() -> list[nn.Parameter]:
 
 
 def step(optimizer: torch.optim.Optimizer, number: int) -> None:
-    """A step with gradients that differ from step to step and from parameter to parameter."""
+    """Steps with gradients that differ from step to step and from parameter to parameter."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for k, param in enumerate(params):
         param.grad = (torch.linspace(-1, 1, param.numel()).view(param.shape) * (0.5 + k - 0.3 * number)).to(param.dtype)
@@ -303,7 +303,7 @@ def bytes_of(optimizer: FusedOptimizer) -> int:
 
 
 def prune(optimizer, group, keep: Tensor) -> None:
-    """As the training of Gaussian splats drops some of a tensor's rows, and their moments."""
+    """Drops some rows of a tensor and of its moments, as a training of Gaussian splats does."""
     [old] = group["params"]
     held = optimizer.state.pop(old)
     for name in ("exp_avg", "exp_avg_sq"):

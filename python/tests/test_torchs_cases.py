@@ -1,6 +1,7 @@
-"""PyTorch's own tables of optimizer tests, as its wheel carries them: every optimizer, every input, every wrong argument.
+"""PyTorch's own tables of optimizer tests, as its wheel has them: every optimizer, every input, every wrong argument.
 
-What is refused here, or taken where torch refuses it, is listed with the reason, and nothing else may differ. They take 6 s.
+The file lists each difference between torch and this library with its reason, and no other difference is allowed. The
+tests take 6 s.
 """
 
 import copy
@@ -66,7 +67,7 @@ def test_an_optimizer_that_is_not_here_is_refused_with_those_that_are(name):
 
 
 class Perceptron(nn.Module):
-    """Two layers, and a parameter without dimensions that nothing uses."""
+    """A model of two layers, and a parameter without dimensions that nothing uses."""
 
     def __init__(self) -> None:
         super().__init__()

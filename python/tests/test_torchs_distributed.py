@@ -1,4 +1,6 @@
-"""``torch.testing._internal.distributed.distributed_test``: its tests of overlapped optimizers, run on ours. 28 s."""
+"""``torch.testing._internal.distributed.distributed_test``: its tests of overlapped optimizers, run on ours. The
+tests take 28 s.
+"""
 
 import pytest
 from torchs_cases import HOOK_OPTIONS

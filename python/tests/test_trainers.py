@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 
 class Bytes(Dataset):
-    """Pieces of this file."""
+    """Yields pieces of this file."""
 
     def __init__(self) -> None:
         self.text = torch.frombuffer(bytearray(open(__file__, "rb").read()), dtype=torch.uint8).long()
@@ -25,7 +25,7 @@ class Bytes(Dataset):
 
 
 def model() -> torch.nn.Module:
-    """A GPT-2 of two thin layers."""
+    """Returns a GPT-2 of two thin layers."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=256, n_positions=16, n_embd=32, n_layer=2, n_head=2)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0

@@ -1,6 +1,7 @@
-"""PyTorch's own tests of overlapped optimizers, as its wheel carries them, with ours in the place of theirs.
+"""PyTorch's own tests of overlapped optimizers, as its wheel has them, with our optimizers instead.
 
-They are written for two GPUs. Here the ranks have CPUs: what moves a tensor or a model to a GPU leaves it where it is.
+PyTorch wrote them for two GPUs. Here the ranks use CPUs: a call that moves a tensor or a model to a GPU leaves it where
+it is.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OnCpu(DistributedDataParallel):
-    """Knows no devices, and registers our optimizer where torch's has its private function."""
+    """A wrapper that ignores devices, and registers our optimizer where torch's has its private function."""
 
     def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
         super().__init__(module, **options)
@@ -54,10 +55,10 @@ class OnCpu(DistributedDataParallel):
 
 @contextlib.contextmanager
 def _ours(rank: int, levels: bool = False) -> Iterator[unittest.TestCase]:
-    """Their test, as an object whose methods run here.
+    """Returns torch's test as an object whose methods run here.
 
-    ``levels`` gives our parameters the values of theirs after each comparison: their losses diverge within a few steps, and
-    would make much of a rounding.
+    ``levels`` gives our parameters torch's values after each comparison, because the losses diverge within a few steps
+    and would magnify a rounding.
     """
     module = _theirs()
     base = module.DistributedTest._DistTestBase
@@ -90,7 +91,7 @@ def _ours(rank: int, levels: bool = False) -> Iterator[unittest.TestCase]:
 
 
 def hook_parity(rank: int, world: int, view: bool, static: bool, optimizer: str, subset: bool) -> None:
-    """`_register_fused_optim` beside an ordinary optimizer."""
+    """`_register_fused_optim` agrees with an ordinary optimizer."""
     args, options = HOOK_OPTIONS[optimizer]
     with _ours(rank) as case:
         # Six steps of theirs add up six roundings per operation, and one of ours each, so a few of two million SGD's differ.
@@ -99,12 +100,12 @@ def hook_parity(rank: int, world: int, view: bool, static: bool, optimizer: str,
 
 
 def in_backward(rank: int, world: int, case_name: str) -> None:
-    """A test of `_apply_optimizer_in_backward`."""
+    """Runs a test of `_apply_optimizer_in_backward`."""
     with _ours(rank, levels=True) as case:
         getattr(case, case_name)()
 
 
 def names(rank: int, world: int) -> list[str]:
-    """All tests of that file that name either."""
+    """Returns all tests of that file that name either."""
     words = ("optim_in_backward", "hook_with_optimizer_parity")
     return [name for name in dir(_theirs().DistributedTest._DistTestBase) if any(word in name for word in words)]

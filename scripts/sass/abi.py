@@ -1,6 +1,6 @@
-"""Structs, enums and optimizers as the kernels' headers have them: a traced launch gets the memory that Rust would upload.
+"""Structs, enums and optimizers from the kernels' headers. A traced launch gets the memory that Rust would upload.
 
-Offsets are those of kernels/abi_layout.h, which the compilers hold to Rust's.
+Offsets are those of kernels/abi_layout.h, which the compilers compare with the offsets in Rust.
 """
 
 import re
@@ -30,12 +30,12 @@ class Abi:
         return self.constants[f"INSTEP_{name}"]
 
     def first_close(self):
-        """From this distance on only the roots can tell a code; numeric/codes.h."""
+        """The distance from a threshold above which only the roots can tell a code (numeric/codes.h)."""
         below, above = re.search(r"BELOW = (\d+), ABOVE = (\d+);", (self.kernels / "numeric/codes.h").read_text()).groups()
         return (1 << 32) - int(below) - int(above)
 
     def argument_bytes(self, kernel):
-        """Of a kernel that steps or measures; no other is traced."""
+        """The size of the argument of a kernel that steps or measures; no other kernel is traced."""
         return self.sizes["InstepStepLaunch" if kernel.startswith("instep_step_") else "InstepStepArgs"]
 
     def is_scaled(self, optimizer):
@@ -46,7 +46,7 @@ class Abi:
         """The scalars of a usual update: (type, value) in the order of the struct in the rule's header.
 
         Numbers are not zero, because a zero could leave a term out. Flags are off, except those that say that a part of
-        the formula applies. Where decay is coupled or decoupled it is decoupled, as in AdamW."""
+        the formula applies. If decay can be coupled or decoupled, it is decoupled, as in AdamW."""
         rule = self.optimizers[optimizer][0]
         text = (self.kernels / f"rules/{optimizer}.h").read_text()
         body = re.search(rf"struct {rule}Scalars \{{(.*?)\}};", text, re.S)[1]

@@ -1,7 +1,8 @@
 """The results of integer instructions on values that may be unknown.
 
-A value is an integer of 32 bits, or a text: the reason why it is not known. Floating point is not computed, since only
-its speed is asked for: its results are FLOAT. An unknown value with any other reason must not decide anything.
+A value is an integer of 32 bits, or a text: the reason why it is not known. Floating point is not computed, because
+only its speed matters: its results are FLOAT. A decision must not depend on a value that is unknown for any other
+reason.
 """
 
 import operator, struct
@@ -21,7 +22,7 @@ class Partly(str):
 
 
 def unknown_of(*values):
-    """The reason among these values that weighs most, or None if all are known."""
+    """The most important reason among these values, or None if all are known."""
     reason = None
     for value in values:
         if isinstance(value, str) and (reason is None or reason == FLOAT):
@@ -30,7 +31,7 @@ def unknown_of(*values):
 
 
 def bits_of(value):
-    """Bits of a word, and which of them are known."""
+    """The bits of a word, and which of them are known."""
     if isinstance(value, str):
         return getattr(value, "bits", 0), getattr(value, "known", 0)
     return value, MASK
@@ -41,7 +42,7 @@ def word_of(bits, known, reason):
 
 
 def merged(old, new, reason):
-    """Either of two values, by a predicate that is not known."""
+    """One of two values, chosen by a predicate that is not known."""
     if isinstance(old, bool) or isinstance(new, bool):
         return old if old is new else str(reason)
     (old, known_old), (new, known_new) = bits_of(old), bits_of(new)
@@ -57,7 +58,7 @@ def compare(kind, a, b):
 
 
 def combine(kind, a, b):
-    """AND, OR, XOR of predicates. One that is known may settle it."""
+    """AND, OR, XOR of predicates. A known predicate may determine the result."""
     if kind == "AND":
         return False if a is False or b is False else unknown_of(a, b) or (a and b)
     if kind == "OR":
@@ -109,7 +110,7 @@ def permuted(a, selector, c):
 
 
 def shifted(parts, a, count, c):
-    """SHF: a funnel shift of c:a, or of its words alone."""
+    """SHF: a funnel shift of c:a, or a shift of only one of its words."""
     wide = "U64" in parts or "S64" in parts
     count = min(count, 64 if wide else 32) if "W" not in parts else count & (63 if wide else 31)
     whole = c << 32 | a
@@ -136,7 +137,7 @@ def half_bits(text):
 
 
 def float_compare(kind, a, b):
-    """A kind that ends in U is true of NaN; NAN asks for one, NUM for none."""
+    """A kind that ends in U is true for NaN. NAN asks whether an operand is NaN, and NUM whether none is."""
     unordered = a != a or b != b
     if kind in ("NAN", "NUM"):
         return unordered == (kind == "NAN")

@@ -1,8 +1,8 @@
-"""Integer instructions as functions of their operands' values: each function here makes one for one instruction.
+"""Makes a function of the operands' values for each integer instruction.
 
-A made function takes the operands that the instruction reads, in order, and returns a result for each that it writes. Values
-are integers or reasons why they are not known (arithmetic.py). An instruction without a maker leaves unknown values with
-its name as the reason, and a kernel that decides by one is refused.
+A function takes the operands that the instruction reads, in order, and returns a result for each operand that it
+writes. Values are integers or reasons why they are not known (arithmetic.py). An instruction for which no function can
+be made leaves unknown values with its name as the reason. A kernel that decides by such a value is refused.
 """
 
 import struct
@@ -138,7 +138,7 @@ def make_VIADDMNMX(instruction):
 
 
 def make_ISETP(instruction):
-    """With EX this compares the upper words, and the last predicate has the result of the lower ones."""
+    """With EX this compares the upper words. The last predicate then has the result for the lower words."""
     kind, parts = instruction.parts[0], set(instruction.parts)
     joined = [part for part in instruction.parts if part != "EX"][-1]
     bits = 64 if parts & {"U64", "S64"} else 32
@@ -157,7 +157,9 @@ def make_ISETP(instruction):
 
 
 def make_FSETP(instruction):
-    """Known only where both sides are: a count of ranks, a flag that is stored as a number."""
+    """The result is known only if both inputs are known. A count of ranks is an example, and so is a flag that is
+    stored as a number.
+    """
     kind, joined, form = instruction.parts[0], instruction.parts[-1], "<d" if instruction.opcode == "DSETP" else "<f"
     operands = sources(instruction)[:2]
 
@@ -176,7 +178,7 @@ def make_FSETP(instruction):
 
 
 def make_HFMA2(instruction):
-    """-0 * 0 + two halves is how the compiler writes a constant."""
+    """The compiler writes a constant as -0 * 0 + two halves."""
     texts = [operand.text for operand in sources(instruction)]
     if texts[:2] != ["-RZ", "RZ"]:
         return lambda *_: [at.FLOAT]

@@ -1,6 +1,6 @@
 """Which load waits for which: scoreboard barriers along a trace, and chains of loads whose address needs another load.
 
-A warp issues in order. So a wait for one load delays every later load, even one that does not need the result.
+A warp issues in order, so a wait for one load delays every later load, even one that does not need the result.
 """
 
 from functools import cache
@@ -22,7 +22,9 @@ def is_load(event):
 
 @cache
 def waits_of(instruction):
-    """Barriers for which it waits, and how many setters of each may still be outstanding: none, but for DEPBAR."""
+    """The barriers for which it waits, and how many setters of each may still be outstanding: none, except for
+    DEPBAR.
+    """
     waits = [(k, 0) for k in range(BARRIERS) if instruction.control.waits >> k & 1]
     if instruction.opcode == "DEPBAR":
         waits.append((int(instruction.operands[0].text[2:]), instruction.operands[1].number))
@@ -30,7 +32,8 @@ def waits_of(instruction):
 
 
 def waited_loads(events):
-    """For each event, the loads (their positions) for which it waits: those that set its barriers since the last wait.
+    """For each event, the positions of the loads for which it waits. These loads have set the event's barriers since
+    the last wait.
 
     Each load must set a barrier, and its result must not be read or overwritten before a wait for it."""
     outstanding = [[] for _ in range(BARRIERS)]  # a list of loads for each instruction that set the barrier
@@ -65,8 +68,8 @@ def waited_loads(events):
 
 
 def parents_of_loads(events):
-    """For each load, the loads without whose results it could not be issued: by its address, its predicate, or a branch
-    before it. Loads that those need in turn are not repeated."""
+    """For each load, the earlier loads that it depends on through its address, its predicate, or a branch before it.
+    Loads that those loads need in turn are not repeated."""
     needs, control, parents = {}, NOTHING, {}
     for position, event in enumerate(events):
         instruction = event.instruction
@@ -88,7 +91,7 @@ def parents_of_loads(events):
 
 
 def chain(parents, last, first=0):
-    """Loads on the longest chain that ends in what `last` needs, among those from position `first` on."""
+    """Number of loads on the longest chain that ends in what `last` needs, among the loads from position `first` on."""
     depth = {}
     for position in sorted(parents):
         if first <= position <= last:

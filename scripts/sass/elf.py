@@ -1,4 +1,5 @@
-"""Constant banks of the kernels in a binary: bank 0, whose size tells where arguments start, and bank 2 with jump tables.
+"""Constant banks of the kernels in a binary. The size of bank 0 tells where arguments start, and bank 2 has jump
+tables.
 
 A cubin is an ELF file of 64 bits with a section for each bank and kernel. A fat binary is unpacked by cuobjdump.
 """
@@ -28,7 +29,7 @@ def sections(data):
 
 
 def banks_of(data, argument_bytes):
-    """By kernel; `argument_bytes` tells a kernel's."""
+    """The constant banks of each kernel; `argument_bytes` gives the size of a kernel's arguments."""
     found = dict(sections(data))
     zero = ".nv.constant0."
     kernels = [name.removeprefix(zero) for name in found if name.startswith(zero)]
@@ -36,7 +37,7 @@ def banks_of(data, argument_bytes):
 
 
 def banks_of_binary(tool, binary, folder, argument_bytes):
-    """By kernel and architecture. `folder` is empty; the binary is unpacked there."""
+    """The constant banks of each kernel and architecture. `folder` is empty; the binary is unpacked there."""
     subprocess.run([tool, "--extract-elf", "all", Path(binary).resolve()], cwd=folder, check=True, capture_output=True)
     found = {}
     for file in Path(folder).glob("*.cubin"):

@@ -1,6 +1,6 @@
 """Instructions of the traced warp that reach beyond a lane: loads, stores, copies, votes, shuffles and reductions.
 
-No other warp is traced. Shared memory that this one did not write holds unknown values, as floating-point data is.
+No other warp is traced. Shared memory that this warp did not write holds unknown values, as floating-point data does.
 """
 
 from . import arithmetic as at
@@ -63,7 +63,7 @@ class Exchange(Operands):
                     self.shared[address + 4 * k & ~3] = value
 
     def set_word(self, lanes, instruction, k, values):
-        """One word of a load's result: a value per lane, or one for all."""
+        """One word of a load's result: a value for each lane, or one value for all."""
         for operand in destinations(instruction):
             if operand.kind in REGISTERS and operand.number != LAST[operand.kind]:
                 word = values[0] if values.count(values[0]) == len(values) else values
@@ -104,7 +104,7 @@ class Exchange(Operands):
     across_CREDUX = across_REDUX
 
     def across_SHFL(self, instruction, lanes):
-        """Butterflies are followed; other shuffles only of a value that all lanes share."""
+        """Butterfly shuffles are followed. Other shuffles are followed only for a value that all lanes share."""
         source, distance = sources(instruction)[:2]
         values = {lane.number: self.word(lane, source) for lane in lanes}
         known = set(map(str, values.values()))

@@ -1,6 +1,6 @@
 """Figures of the kernels in a binary: which paths each is launched for, and the trace of each path.
 
-A kernel whose name ends in a form that SUFFIXES lacks is refused: nothing would read its latency.
+A kernel whose name ends in a form that SUFFIXES lacks is refused, because nothing would read its latency.
 """
 
 import gc, hashlib, re
@@ -45,7 +45,9 @@ def read_kernel(abi, name, instructions, optimizer, path, banks):
 
 
 def read_paths(task):
-    """(path, figures or the reason why there are none) for each path of a kernel; runs in a process of its own."""
+    """A pair for each path of a kernel: the path, and its figures or the reason why there are none. It runs in a
+    separate process.
+    """
     gc.disable()  # a trace has no cycles, and its many events would be visited again and again
     abi, name, text, banks = task
     found = []

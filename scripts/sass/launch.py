@@ -1,6 +1,6 @@
 """A launch for a traced warp: its arguments, and device memory that holds real control structs.
 
-Streams have addresses but no values: what is in an element does not change the speed of a warp.
+Streams have addresses but no values, because the values of elements do not change the speed of a warp.
 """
 
 import struct
@@ -15,7 +15,7 @@ TILES = RUNS * RUN_TILES
 
 @dataclass(frozen=True)
 class Path:
-    """How a run stores its streams, and which of the kernels' launches it is."""
+    """How a run stores its streams, and which of the kernel's launches it belongs to."""
 
     name: str
     param: str = "F32"

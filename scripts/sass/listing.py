@@ -1,9 +1,9 @@
 """Reads machine code from `cuobjdump --dump-sass`: instructions, their operands and their scheduling fields.
 
-An instruction of compute capability 8.0 to 12.0 has 128 bits. The upper 23 of them steer the issue: how many cycles the
-warp stalls, which of six scoreboard barriers the instruction sets, and for which it waits. NVIDIA does not document
-them. The positions are those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018;
-check.py holds every traced load to them.
+An instruction of compute capability 8.0 to 12.0 has 128 bits. The upper 23 of them control the issue: the cycles for
+which the warp stalls, the one of six scoreboard barriers that the instruction sets, and the barriers for which it
+waits. NVIDIA does not document them. The positions are those of Jia et al., "Dissecting the NVIDIA Volta GPU
+Architecture via Microbenchmarking", 2018. check.py checks them for every traced load.
 """
 
 import re
@@ -42,7 +42,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Operand:
-    """kind: R, UR, P, UP, number, constant, memory, special, or other (its text)."""
+    """``kind`` is R, UR, P, UP, number, constant, memory, special, or any other text."""
 
     kind: str
     number: int = 0  # register, or the value of a number
@@ -56,7 +56,9 @@ class Operand:
 
     @cached_property
     def is_plain(self):
-        """A register as it is. The one that is always zero is kept apart, and may be read as such."""
+        """Whether a register is read as it is. The register that is always zero has a separate name, and may be read
+        as such.
+        """
         return not (self.negative or self.inverse or self.magnitude or self.half)
 
 
@@ -146,5 +148,5 @@ def instructions_of(text):
 
 
 def split_operands(text):
-    """By commas; `R8 0x0` of a return or of a jump by a table has none."""
+    """The operands, split at commas. `R8 0x0` of a return or of a jump by a table has no comma."""
     return [part for part in re.split(r",\s*|(?<=\d)\s+(?=-?0x)", text) if part]

@@ -1,4 +1,4 @@
-"""Loops of a graph of jumps: of machine code (rounds.py), and of PTX (compiler-lane.py).
+"""Finds loops in a graph of jumps: of machine code (rounds.py), and of PTX (compiler-lane.py).
 
 `successors` has a set for each node. Components are found as Tarjan does, "Depth-First Search and Linear Graph Algorithms",
 SIAM Journal on Computing 1(2), 1972, without recursion.
@@ -6,7 +6,7 @@ SIAM Journal on Computing 1(2), 1972, without recursion.
 
 
 def components(nodes, successors):
-    """Strongly connected sets of nodes, those of one node only if it follows itself."""
+    """Strongly connected sets of nodes. A set of one node counts only if the node follows itself."""
     index, low, stack, on_stack, found = {}, {}, [], set(), []
     for root in sorted(nodes):
         work = [(root, iter(sorted(successors[root] & nodes)))] if root not in index else []
@@ -38,7 +38,7 @@ def components(nodes, successors):
 
 
 def innermost(nodes, successors):
-    """The nodes of each loop that contains no other."""
+    """The nodes of each loop that contains no other loop."""
     found = []
     for ring in components(nodes, successors):
         heads = {step for node in successors if node not in ring for step in successors[node] if step in ring}

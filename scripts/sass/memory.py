@@ -1,6 +1,6 @@
-"""Device memory of a traced launch: structs with bytes, and streams of elements without.
+"""Device memory of a traced launch: structs with bytes, and streams of elements without bytes.
 
-An address outside all of them stops the trace. This finds a wrong argument, or an instruction that is computed wrongly.
+An address outside all regions stops the trace. This finds a wrong argument, or an instruction that is computed wrongly.
 """
 
 import struct

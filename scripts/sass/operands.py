@@ -1,7 +1,8 @@
 """Reads and writes the operands of an instruction in one lane of the traced warp.
 
-A register holds an integer of 32 bits or the reason why it is not known (arithmetic.py). Uniform registers are the
-warp's. A register that nothing has written is 0: the compiler sets single bits of some before their first use.
+A register holds an integer of 32 bits or the reason why it is not known (arithmetic.py). Uniform registers belong to
+the warp. A register that nothing has written is 0, because the compiler sets single bits of some registers before their
+first use.
 """
 
 from . import arithmetic as at
@@ -32,7 +33,7 @@ class Operands:
         self.varying = set()  # registers and predicates, as ("R", 4), that may differ between lanes
 
     def word(self, lane, operand, more=0):
-        """32 bits of an operand, the `more`-th word of a wide one."""
+        """32 bits of an operand; of a wide operand, word number `more`."""
         kind = operand.kind
         if kind == "R":
             value = 0 if operand.number == ZERO_REGISTER else lane.registers[operand.number + more]
@@ -52,8 +53,8 @@ class Operands:
         return ~value & at.MASK if operand.inverse else value
 
     def value(self, lane, operand, words=1):
-        """An operand as instructions use it. The negative of b counts as 2^32 - b, so that a sum with it has a carry if
-        nothing was borrowed; of floating point the sign is left to the instruction."""
+        """An operand as instructions use it. The negative of b counts as 2^32 - b. A sum with it has a carry if nothing
+        was borrowed. The instruction itself handles the sign of floating-point operands."""
         if operand.kind in PREDICATES:
             return self.predicate(lane, operand)
         if operand.kind in ("other", "special"):
@@ -95,7 +96,9 @@ class Operands:
         return total & at.WIDE
 
     def set(self, lanes, operand, values, words=1, guard=True):
-        """Writes a value per lane, or one that all of these lanes get. With an unknown guard the old value may stay."""
+        """Writes a value for each lane, or one value for all of these lanes. If the guard is unknown, the old value may
+        stay.
+        """
         if operand.number == LAST[operand.kind]:
             return
         if operand.kind in PREDICATES:

@@ -1,8 +1,8 @@
-"""The record of figures, kernels/record/latency.csv, and the rules that a round asks for all its elements before it waits, and
-by 16 bytes a lane where all its streams are of one width.
+"""The record of figures, kernels/record/latency.csv, and two rules. A round issues all its loads before it waits. A
+lane loads 16 bytes at a time if all its streams have one width.
 
-A wait between two loads of a round costs a second latency of memory, hundreds of cycles, and no instruction: no other
-check sees it. Loads of 8 bytes keep half as much in flight.
+A wait between two loads of a round costs a second latency of memory. That is hundreds of cycles. It adds no
+instruction, so no other check sees it. Loads of 8 bytes keep half as much in flight.
 """
 
 import csv
@@ -20,7 +20,7 @@ COLUMNS = ["nvcc", "kernel", "path", "architecture", *FIGURES]
 
 
 def judge_together(found, check, is_whole, serialised=SERIALISED):
-    """`found`: figures by kernel, path and architecture; whole if it is of all architectures."""
+    """``found`` has the figures by kernel, path and architecture. It is complete if it has all architectures."""
     pairs = {(name, path) for name, path, _ in found}
     listed = {(name, path) for name, path in pairs if path in serialised and name in (serialised[path] or {name})}
     for name, path in sorted(pairs):
@@ -39,7 +39,7 @@ def judge_together(found, check, is_whole, serialised=SERIALISED):
 
 
 def judge_width(found, abi, check):
-    """Bytes of a load of a lane, in paths whose streams are all of one width, and aligned."""
+    """The bytes of a lane's load, in paths whose streams all have one width and are aligned."""
     for (name, path, code), figures in sorted(found.items()):
         optimizer, paths = paths_of(abi, name)
         (path,) = (one for one in paths if one.name == path)
@@ -60,7 +60,9 @@ def write(file, release, found):
 
 
 def compare(file, release, found, tolerance, check):
-    """Each figure within the tolerance of its record, either way. Returns the record's releases, if others."""
+    """Checks that each figure is within the tolerance of its record, up and down. Returns the record's releases if they
+    differ.
+    """
     with file.open() as text:
         record = {(row["kernel"], row["path"], row["architecture"][3:]): row for row in csv.DictReader(text)}
     releases = {row["nvcc"] for row in record.values()}

@@ -1,7 +1,8 @@
-"""Runs an instruction in the lanes of the traced warp: its operands' values, its function, its results.
+"""Runs an instruction in the lanes of the traced warp: reads the operands' values, calls its function, and writes its
+results.
 
-A result is computed once if no lane has operands of its own. Which operands an instruction reads and writes comes from
-width.py, so that values and dependences agree.
+A result is computed once if no lane has separate operands. width.py decides which operands an instruction reads and
+writes, so values and dependences agree.
 """
 
 from dataclasses import replace
@@ -19,7 +20,9 @@ ZEROS = ("SR_CTAID.X", "SR_TID.Y", "SR_TID.Z", "SR_CgaCtaId", "SRZ")
 
 @cache
 def plan(instruction):
-    """What execution asks of an instruction each time: its function, its operands, and whether the warp has one result."""
+    """The properties of an instruction that every execution needs: its function, its operands, and whether the warp
+    has one result.
+    """
     maker = maker_of(instruction.opcode)
     outputs, inputs = destinations(instruction), sources(instruction)
     is_float = maker is make_FSETP  # which has the signs from the operands itself
@@ -32,7 +35,7 @@ def plan(instruction):
 
 class Results(Exchange):
     def execute(self, instruction, lanes, guards):
-        """`guards` is one for all lanes, or a list. Returns the memory that the instruction touches."""
+        """`guards` is one value for all lanes, or a list. Returns the memory that the instruction touches."""
         if instruction.opcode in MEMORY:
             return self.access(instruction, lanes)
         if special := getattr(self, f"across_{instruction.opcode}", None):
@@ -76,7 +79,7 @@ class Results(Exchange):
     across_S2UR = across_S2R
 
     def across_P2R(self, instruction, lanes):
-        """Predicates into the bits of a register; those outside the mask keep the register's."""
+        """Writes predicates into the bits of a register. Bits outside the mask keep the register's value."""
         source, mask = sources(instruction)[1:3]
         values = []
         for lane in lanes:
@@ -89,7 +92,7 @@ class Results(Exchange):
         self.set(lanes, instruction.operands[0], values)
 
     def across_R2P(self, instruction, lanes):
-        """Bits of a register into predicates, those of a mask."""
+        """Writes the bits of a register that a mask selects into predicates."""
         source, mask = instruction.operands[1:3]
         for k in range(TRUE_PREDICATE):
             if mask.number >> k & 1:

@@ -1,7 +1,7 @@
-"""Figures of a trace: the steady round of the element loop, what a run adds, and the loads before the first element.
+"""Figures of a trace: the steady round of the element loop, the cost of a run, and the loads before the first element.
 
-A round is one pass of the innermost loop that loads elements. Loops are those of the executed part of the kernel, found by
-its jumps. The steady round is the last of the second run that loads as many elements as any.
+A round is one pass of the innermost loop that loads elements. Loops are those of the executed part of the kernel, and
+are found by its jumps. The steady round is the last round of the second run that loads as many elements as any round.
 """
 
 from dataclasses import dataclass
@@ -53,10 +53,10 @@ def is_element(event):
 
 
 def graph(events, code):
-    """Successors among the executed instructions, jumps that were not taken included.
+    """Successors among the executed instructions, including jumps that were not taken.
 
-    A loop that is left after one pass has not executed its jump back, so instructions that were not executed are followed
-    to the next jump that is certain."""
+    A loop that is left after one pass has not executed its jump back. The search therefore follows instructions that
+    were not executed up to the next jump that is certain."""
     executed = {event.instruction.address for event in events}
 
     def first_executed(address):
@@ -132,7 +132,9 @@ def together(events, waited, first, last):
 
 
 def latencies(events, waited, first, last):
-    """How often a round waits for elements that it asked for after its last such wait, or before it began."""
+    """The number of a round's waits for elements. The elements were requested after the previous such wait, or before
+    the round began.
+    """
     issued, phase = {}, 0
     for position in range(first, last):
         for load in waited[position]:

@@ -1,7 +1,7 @@
 """Tests of the reader on code whose answers are known: single instructions, and a small kernel with and without a fault.
 
-Run by the compiler lane before it reads kernels, or by `scripts/sass_latency.py --self-test`. The first test that fails
-ends it with an AssertionError.
+The compiler lane runs the tests before it reads kernels; `scripts/sass_latency.py --self-test` runs them too. The first
+test that fails ends it with an AssertionError.
 """
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ WAIT, NO_WAIT = "IMAD.U32 R6, R6, 0x10000, RZ ; stall 4 waits 2", "IMAD.U32 R8, 
 
 
 def assembled(text):
-    """Instructions from lines of text, by way of the form in which cuobjdump prints them."""
+    """Instructions from lines of text, by the format that cuobjdump prints."""
     lines = []
     for number, line in enumerate(line for line in text.splitlines() if line.strip()):
         code, _, fields = line.partition(";")
@@ -62,7 +62,7 @@ def assembled(text):
 
 
 def result(text, registers=(), predicates=()):
-    """What an instruction leaves in its first result, or in all if there are several."""
+    """The value that an instruction leaves in its first result, or in all its results if there are several."""
     (instruction,) = assembled(text + " ; stall 1")
     warp, lane = Warp("test", [instruction], LaunchOfNothing, BANKS), Lane(5, 5)
     for number, value in dict(registers).items():
@@ -118,7 +118,7 @@ def test_integers():
 
 
 def test_unknown_values():
-    """Bits that are known stay known beside those that are not, and a known input may settle a result."""
+    """Known bits stay known beside unknown bits, and a known input may determine a result."""
     unknown = at.FLOAT
     flags = result("LOP3.LUT R0, R1, 0x8, RZ, 0xfc, !PT", {1: unknown})
     assert isinstance(flags, str) and result("LOP3.LUT P0, RZ, R1, 0x8, RZ, 0xc0, !PT", {1: flags})[0] is True
@@ -153,7 +153,7 @@ def refused(error, function, *arguments):
 
 
 def test_faults_are_found(abi):
-    """Fields decoded at a wrong position, a loop that ends on data and an address outside the streams."""
+    """A field decoded at a wrong position, a loop that ends on data, and an address outside the streams are errors."""
     code = assembled(TILE_LOOP % NO_WAIT)
     events = traced(abi, code).events
     for change in ({"write_barrier": 7}, {"write_barrier": 5}, {"waits": 0}):
@@ -168,7 +168,7 @@ def test_faults_are_found(abi):
 
 
 def test_the_rule_of_loads_in_flight():
-    """A wait between loads is a fault where it is not listed, and so is a row of the list that is no longer true."""
+    """A wait between loads is a fault if it is not listed. A row of the list that is no longer true is a fault too."""
     def faults(name, path, together):
         found, said = {(name, path, "90"): Figures(128, 1, 1, 4, together, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0)}, []
         judge_together(found, lambda fine, fault: fine or said.append(fault), False, {"bf16": EVERY})

@@ -1,7 +1,7 @@
-"""Runs one warp through a kernel, as far as integers decide where it goes, and records what it issues.
+"""Runs one warp through a kernel, and records what it issues. Only integers decide the warp's way.
 
-Lanes go apart and together again as the hardware lets them: the lanes that are furthest behind go first, and BSYNC waits
-for those that its BSSY took. A branch on floating-point data goes where a usual number goes; Warp.guess has the rule.
+Lanes diverge and converge as in the hardware. The lanes that are furthest behind go first, and BSYNC waits for the
+lanes of its BSSY. A branch on floating-point data goes where a usual number goes; Warp.guess has the rule.
 """
 
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ class Group:
 
 
 def constants_of(arguments, banks):
-    """Bytes by bank and offset: arguments, the shape of block and grid, and the compiler's literals.
+    """The constant bytes by bank and offset: arguments, the shape of block and grid, and the compiler's literals.
 
-    The shape lies 0x20 before arguments at 0x380, and first otherwise."""
+    The shape lies 0x20 bytes before arguments at 0x380, and first otherwise."""
     shape = 0x360 if banks.param_base == 0x380 else 0
     values = b"".join(value.to_bytes(4, "little") for value in (BLOCK_THREADS, 1, 1, 1, 1, 1))
     parts = (0, shape, values), (0, banks.param_base, arguments), (2, 0, banks.literals)
@@ -81,7 +81,7 @@ class Warp(Results):
         return self.events
 
     def behind(self):
-        """The group furthest behind, joined by those that have come to the same instruction."""
+        """The group that is furthest behind, together with lanes that have come to the same instruction."""
         if len(self.groups) == 1:
             return self.groups[0]
         pc = min(group.pc for group in self.groups)
@@ -105,7 +105,7 @@ class Warp(Results):
         self.events.append(Event(instruction, lanes, len(executing), region, shared))
 
     def guards(self, instruction, lanes):
-        """The guard, one for all lanes or a list, and the lanes that execute."""
+        """The guard is one value for all lanes or a list; the result also has the lanes that execute."""
         operand = instruction.guard
         if operand is None:
             return True, lanes
@@ -120,7 +120,8 @@ class Warp(Results):
     # Control flow.
 
     def taken(self, instruction, group, guards, guess):
-        """Lanes whose guards and further predicates are true. `guess` decides for floating-point data."""
+        """Lanes whose guards and further predicates are true. `guess` decides if these depend on floating-point data.
+        """
         more = [operand for operand in instruction.operands[:-1] if operand.kind in ("P", "UP")]
         if not more and guards is True:
             return group.lanes
@@ -163,9 +164,10 @@ class Warp(Results):
     def guess(self, instruction):
         """Whether a branch on floating-point data is taken.
 
-        The compiler puts the rare ends of IEEE division and root, subnormal numbers and the like, into subroutines: if one
-        side calls before its next decision, the other is the usual one, unless the path is that of the rare ends. Without a call the branch skips work forward, and
-        the work is counted. A loop that ends on data is refused."""
+        The compiler puts the rare cases of IEEE division and root, such as subnormal numbers, into subroutines. If one
+        side of the branch calls before its next decision, the other side is the usual one. Paths of the rare cases are
+        the exception. Without a call the branch skips work forward, and that work is counted. A loop that ends on data
+        is refused."""
         if (usual := self.unless_close(instruction)) is not None:
             return usual
         falls, jumps = (self.calls(start) for start in (instruction.address + BYTES, instruction.target()))
@@ -176,7 +178,8 @@ class Warp(Results):
         return False
 
     def unless_close(self, instruction):
-        """Whether a branch is taken that asks if a code is too close to a threshold (kernels/numeric/codes.h); else None.
+        """Whether a branch is taken that tests if a code is too close to a threshold (kernels/numeric/codes.h); None
+        for any other branch.
 
         Fewer than one warp in a hundred has such a code (kernels/PERFORMANCE.md)."""
         guard, pc = instruction.guard, instruction.address - BYTES
@@ -212,13 +215,13 @@ class Warp(Results):
         self.scatter(instruction, group, guards, 0)
 
     def flow_BRX(self, instruction, group, guards):
-        """A jump by a table: from the next instruction on, by a register and a number."""
+        """A jump by a table. The target is the next instruction, plus a register and a number."""
         self.scatter(instruction, group, guards, instruction.address + BYTES + instruction.operands[1].number)
 
     flow_BRXU = flow_BRX
 
     def scatter(self, instruction, group, guards, base):
-        """Lanes go on where a register says, from the base on."""
+        """Lanes continue where a register says, counted from the base."""
         places = {lane.number: self.value(lane, instruction.operands[0], 2) for lane in group.lanes}
         if guards is not True or any(isinstance(place, str) for place in places.values()):
             self.fail(instruction, "where it goes is unknown, or only some lanes go")
@@ -245,7 +248,7 @@ class Warp(Results):
         self.release()
 
     def flow_EXIT(self, instruction, group, guards):
-        """By data a lane goes on, as by `guess`."""
+        """If data decides, a lane goes where `guess` says."""
         lanes = self.taken(instruction, group, guards, lambda _: False)
         self.alive -= len(lanes)
         for members in self.barriers.values():
@@ -254,7 +257,7 @@ class Warp(Results):
         self.release()
 
     def release(self):
-        """Lets lanes go on for whose barrier all that remain have come."""
+        """Releases lanes at a barrier to which all remaining lanes have come."""
         for name, groups in list(self.waiting.items()):
             lanes = [lane for group in groups for lane in group.lanes]
             if self.barriers[name] <= {lane.number for lane in lanes}:
@@ -262,7 +265,7 @@ class Warp(Results):
                 self.groups.append(Group(groups[0].pc, sorted(lanes, key=lambda lane: lane.number)))
 
     def flow_nothing(self, instruction, group, guards):
-        """Waits, which a trace of one warp has no need of."""
+        """Ignores waits, because a trace of one warp does not need them."""
 
     flow_BAR = flow_WARPSYNC = flow_NOP = flow_MEMBAR = flow_ERRBAR = flow_CGAERRBAR = flow_CCTL = flow_nothing
     flow_DEPBAR = flow_LDGDEPBAR = flow_YIELD = flow_NANOSLEEP = flow_nothing

@@ -26,7 +26,7 @@ REGISTERS, PREDICATES = ("R", "UR"), ("P", "UP")
 
 @cache
 def is_wide(instruction):
-    """Whether operands of 64 bits are usual: f64, and integers that say so."""
+    """Whether an instruction usually has operands of 64 bits: f64, and integers that say so."""
     return instruction.opcode in DOUBLE or instruction.opcode in MAY_BE_WIDE and bool(
         {"64", "U64", "S64"} & set(instruction.parts))
 
@@ -54,7 +54,7 @@ def memory_words(instruction):
 
 @cache
 def destinations(instruction):
-    """The operands that it writes, in order."""
+    """The operands that an instruction writes, in order."""
     opcode, operands = instruction.opcode, instruction.operands
     if opcode in STORES | COPIES | FLOW or not operands:
         return ()
@@ -92,7 +92,7 @@ def source_words(instruction, operand):
 
 
 def names(operand, words):
-    """The registers of an operand, as ("R", 4); constants of zero and truth are none."""
+    """The registers of an operand, as ("R", 4). The constants zero and true have none."""
     if operand.kind in PREDICATES:
         return [] if operand.number == TRUE_PREDICATE else [(operand.kind, operand.number)]
     if operand.kind in REGISTERS:

@@ -1,7 +1,7 @@
-//! A layout's memory on a GPU, whose buckets are stepped one launch at a time.
+//! A layout's memory on a GPU. One launch steps one bucket.
 //!
-//! Steps are the device's own ops on its own memory. The copies for comparison have memory of their own. `samples.rs`
-//! times both. This file must add nothing to a launch.
+//! Steps are the device's own ops on its own memory. The copies for comparison have separate memory. `samples.rs` times
+//! both. This file must add nothing to a launch.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -65,7 +65,7 @@ pub struct GpuCase {
 }
 
 impl GpuLauncher {
-    /// Builds the buckets of a case, and memory for copies, as much as a step of every bucket moves.
+    /// Builds the buckets of a case, and allocates memory for copies: as many bytes as the steps of all buckets move.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.
@@ -120,7 +120,7 @@ impl GpuLauncher {
     /// Loads the kernel that copies, from the file that `scripts/bench-kernels.sh` builds.
     ///
     /// # Errors
-    /// The driver's, if the file has other kernels.
+    /// `Device` if the driver refuses the file, for example because it has other kernels.
     pub fn load_sm_copy(&mut self, image: &[u8]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;
@@ -147,7 +147,7 @@ impl GpuLauncher {
     /// Writes bytes of a memory, from element `elements.start` on.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     ///
     /// # Panics
     /// If the elements do not lie in the memory, or are not as many bytes as given.
@@ -162,7 +162,7 @@ impl GpuLauncher {
     /// Reads bytes of a memory, from element `elements.start` on.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     ///
     /// # Panics
     /// If the elements do not lie in the memory, or are not as many bytes as `into`.
@@ -177,7 +177,7 @@ impl GpuLauncher {
     /// Runs a pass's Begin and a step of every bucket.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn step_all(&mut self) -> Result<()> {
         self.submit(Action::Control(Phase::Begin));
         for bucket in 0..self.plan.buckets().len() as u32 {
@@ -194,21 +194,21 @@ impl GpuLauncher {
         self.guarded(|_, stream| event.record(stream))
     }
 
-    /// Copies from the first half of the plug to the second, which evicts everything else from the cache.
+    /// Copies from the first half of the plug to the second. This evicts all other data from the cache.
     pub(super) fn copy_plug(&mut self) -> Result<()> {
         let ([from, to], bytes) = (self.plug, self.driver.gpu().l2_bytes);
         // SAFETY: memory of our own, that long.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
     }
 
-    /// Makes a copy that moves `bytes` bytes, the number that a bucket's step moves: half of them are read.
+    /// Makes a copy that moves as many bytes as a bucket's step. Half of these bytes are read.
     pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         // SAFETY: there is room for one copy of each bucket, by `copied_part`.
         self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })
     }
 
-    /// Makes the same copy by a kernel.
+    /// Makes the copy of [`copy_part`](Self::copy_part) by a kernel.
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };

@@ -23,7 +23,7 @@ use crate::op::{Memory, Part, Span, step_bytes};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
-/// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of its own.
+/// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of threads.
 pub struct Launcher {
     /// One step for each bucket of the plan.
     steps: Vec<BucketStep>,
@@ -112,7 +112,7 @@ impl Launcher {
     /// Fills gradients, or parameters with their masters, with a function of each element's index in the arena.
     ///
     /// # Errors
-    /// `Config` for any other memory, whose elements have another type than parameters and gradients.
+    /// `Config` for any other memory, because its elements have another type than parameters and gradients.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
         let precision = self.precision();
         let (dtype, master) = match memory {

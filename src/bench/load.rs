@@ -1,9 +1,9 @@
 //! Stand-ins for the work that runs concurrently with a step in training, on one GPU: backward's kernels and an
 //! all-reduce.
 //!
-//! The kernels are in benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so the library never
-//! contains them. Memory is never freed. This file must enqueue the work of a training in the same order, and never
-//! wait.
+//! The kernels are in benches/gpu/backward.cu, which `scripts/bench-kernels.sh` compiles separately, so the library
+//! never contains them. Memory is never freed. This file must enqueue the work of a training in the same order, and
+//! never wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -55,7 +55,7 @@ pub struct LoadSize {
     pub side: u32,
     /// The inner dimension of each product: a multiple of 32.
     pub depth: u32,
-    /// Bytes that a pass over activations reads, which is also the number that it writes; at least the size of a
+    /// Bytes that a pass over activations reads. The pass writes as many. The number is at least the size of a
     /// gradient.
     pub activation_bytes: u64,
     /// The time of the all-reduce.
@@ -128,7 +128,7 @@ impl Load {
     /// Loads the kernels of `image`, and fills the memory that they read.
     ///
     /// # Errors
-    /// The driver's, for example for lack of memory.
+    /// `Device` if the driver refuses a call, for example for lack of memory.
     pub fn new(trainer: &Trainer, image: &[u8], size: LoadSize) -> Result<Load> {
         assert!(
             size.side.is_multiple_of(128) && size.depth.is_multiple_of(32),
@@ -183,10 +183,10 @@ impl Load {
         self.reduce.clone()
     }
 
-    /// Launches backward of one parameter, which writes its gradient.
+    /// Launches backward of one parameter; the launch writes the parameter's gradient.
     ///
     /// # Errors
-    /// `Order` if the gradient was handed over; the driver's.
+    /// `Order` if the gradient was handed over. `Device` if the driver refuses a call.
     pub fn backward(&self, kind: LoadKind, pass: &mut Pass<'_, CudaDevice>, id: ParamId) -> Result<()> {
         let len = pass.layout().parameter(id)?.len;
         assert!(
@@ -200,7 +200,7 @@ impl Load {
     /// Launches backward of one parameter in a pass without a stepper.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn backward_alone(&self, kind: LoadKind, param: usize) -> Result<()> {
         self.launch_backward(kind, self.gradient(param))
     }
@@ -209,7 +209,7 @@ impl Load {
     /// them.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn reduce_alone(&self, first: usize, count: usize) -> Result<()> {
         let _entered = Entered::new(&*self.driver)?;
         // SAFETY: handles of our own; the gradients are as long as the parameters.
@@ -224,7 +224,7 @@ impl Load {
     /// Makes the trainer's stream wait for every all-reduce of a pass without a stepper.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn join_alone(&self) -> Result<()> {
         let _entered = Entered::new(&*self.driver)?;
         // SAFETY: handles of our own.
@@ -304,7 +304,7 @@ impl Collective for PacedReduce {
         place == Place::Cuda(self.driver.ordinal())
     }
 
-    /// Makes the all-reduce. The first pass's broadcast is not measured, so it does nothing.
+    /// Makes the all-reduce. A broadcast does nothing, because the first pass is not measured.
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Objects of the public interface, with the bench's memory and streams: a bucket step and only its kernel, a stepper
-//! with tensors that move, and a stepper on the trainer's stream.
+//! Objects of the public interface, with the bench's memory and streams. They are a bucket step and only its kernel, a
+//! stepper with tensors that move, and a stepper on the trainer's stream.
 //!
 //! The two calls of [`Alone`] use the same memory, so their difference is the cost of the public object. [`Moving`] is
 //! for the cost of `Stepper::rebind`; nothing ever steps its tensors.
@@ -98,7 +98,7 @@ impl Alone {
     }
 }
 
-/// A stepper on borrowed tensors, which all move between two places.
+/// A stepper on borrowed tensors that all move between two places.
 pub struct Moving {
     /// First, so that it is dropped before the memory.
     stepper: Stepper,
@@ -155,7 +155,7 @@ fn lend(layout: &Layout, in_bucket: usize, [params, grads]: &mut [Vec<f32>; 2]) 
 }
 
 impl Trainer {
-    /// Builds a stepper on the stream, whose steps use at most `max_blocks` thread blocks.
+    /// Builds a stepper on the stream; its steps use at most `max_blocks` thread blocks.
     ///
     /// # Errors
     /// Errors as for `StepperBuilder::cuda`.
@@ -170,7 +170,7 @@ impl Trainer {
         unsafe { builder.cuda(sums, &cuda) }
     }
 
-    /// Runs a captured pass in which the trainer has no work of its own.
+    /// Runs a captured pass in which the trainer itself has no work.
     ///
     /// # Errors
     /// Errors as for `Stepper::replay`.

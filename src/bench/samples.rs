@@ -1,9 +1,9 @@
 //! Times launches on a GPU, and copies that move the same number of bytes, by the GPU's events. It also has a trainer's
 //! stream.
 //!
-//! A sample starts after a plug: work that keeps the stream busy until the whole sample is queued, so no host time is
-//! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. Only
-//! the measured work may be between the two events. The trainer's stream is never destroyed, so it outlives every
+//! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
+//! time is measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked.
+//! Only the measured work may be between the two events. The trainer's stream is never destroyed, so it outlives every
 //! stepper.
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl GpuLauncher {
     /// Times `work` once per bucket, after one run that is not counted. A pass's Begin comes before steps and norms.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     ///
     /// # Panics
     /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
@@ -79,7 +79,7 @@ impl GpuLauncher {
     /// nanoseconds. It gives up after four times `duration` on the host's clock.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     ///
     /// # Panics
     /// If a bucket is not in the plan, a copy moves more than a step of the smallest bucket, or the kernel of `SmCopy`
@@ -143,9 +143,9 @@ pub struct Trainer {
 /// A moment of a pass, on the trainer's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Before backward.
+    /// The time before backward.
     Start,
-    /// After backward's last kernel.
+    /// The time after backward's last kernel.
     BackwardEnd,
     /// The time at which every parameter may be read.
     End,
@@ -163,10 +163,10 @@ pub struct Times {
 }
 
 impl Trainer {
-    /// Builds a trainer with a stream of its own, whose kernels have priority over the optimizer's.
+    /// Builds a trainer with its own stream. The kernels of this stream have priority over the optimizer's kernels.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn new(cuda: &Cuda) -> Result<Trainer> {
         let driver = cuda.driver();
         let _entered = Entered::new(&**driver)?;
@@ -178,7 +178,7 @@ impl Trainer {
     /// Records a moment of the pass.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn mark(&self, mark: Mark) -> Result<()> {
         let driver = self.driver();
         let _entered = Entered::new(&**driver)?;
@@ -188,7 +188,7 @@ impl Trainer {
     /// Waits for the last mark. Times count from `zero`, or else from the first mark.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Device` if the driver refuses a call.
     pub fn wait(&self, zero: Option<EventHandle>) -> Result<Times> {
         let driver = self.driver();
         let _entered = Entered::new(&**driver)?;

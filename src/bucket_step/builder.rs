@@ -138,7 +138,8 @@ impl BucketStepBuilder {
         BucketStepBuilder { gradients, ..self }
     }
 
-    /// Sets the CPU kernels' instruction set. Unset: that of `INSTEP_ISA`, or otherwise the widest set of the CPU.
+    /// Sets the CPU kernels' instruction set. Unset: the set that `INSTEP_ISA` names, or otherwise the widest set of
+    /// the CPU.
     pub fn isa(self, isa: Isa) -> Self {
         BucketStepBuilder { isa: Some(isa), ..self }
     }
@@ -185,7 +186,7 @@ impl BucketStepBuilder {
 }
 
 /// Refuses a bucket whose list of tiles does not fit in memory. The lengths are unchecked until the first step brings
-/// tensors, so they may be absurd.
+/// tensors, so they may be arbitrarily large.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {

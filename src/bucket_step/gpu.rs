@@ -1,7 +1,7 @@
 //! A bucket's step on a GPU. It is enqueued on the caller's stream and takes device addresses.
 //!
-//! The launches are the same as those of a stepper. Parameters and gradients may lie apart; every other tensor is one
-//! run.
+//! The launches are the same as those of a stepper. Parameters and gradients may be in separate runs; every other
+//! tensor is one run.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -50,8 +50,8 @@ impl BucketStepBuilder {
     /// ```
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host); `Config` for options of the CPU; `KernelsNotBuilt`; `Device` if the driver
-    /// refuses a call.
+    /// Errors as for [`host`](Self::host). `Config` for options of the CPU. `KernelsNotBuilt` in a build without
+    /// kernels. `Device` if the driver refuses a call.
     pub fn cuda(self, cuda: &Cuda) -> Result<BucketStep<OnGpu>> {
         refuse! {
             "isa" = "set", if self.isa.is_some() => "chooses CPU kernels", "leave it out on a GPU";
@@ -68,7 +68,7 @@ impl BucketStepBuilder {
 /// Lends slices of cudarc. They must be on the step's GPU and in its context.
 ///
 /// cudarc orders the uses of a slice by two events, unless its context has only one stream or does not track events.
-/// This adds driver calls to a step. A slice that is written adds two waits before the step and one record after it; a
+/// This adds driver calls to a step. A slice that is written adds two waits before the step and one record after it. A
 /// slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, but you must order
 /// their uses yourself.
 #[cfg(feature = "cuda")]
@@ -106,7 +106,7 @@ impl<'a> Lent<'a> {
         (Lent::on_gpu::<T>(address, elements, true), guard)
     }
 
-    /// Lends a slice of cudarc that is only read, such as gradients.
+    /// Lends a read-only slice of cudarc, such as gradients.
     ///
     /// # Ordering
     /// As for [`cuda_slice_mut`](Self::cuda_slice_mut), but the stream waits only for earlier writes.
@@ -138,22 +138,23 @@ impl BucketStep<OnGpu> {
     ///
     /// # Ordering
     /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
-    /// stream. In four cases an additional launch first computes the scalars: the bucket has LAMB; it has more than
-    /// 1,392 parameters; the GPU has decided an update ([`Scaling::grad_scaler`],
-    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before; parameters have more than 24 combinations of step
+    /// stream. In four cases an additional launch first computes the scalars. The bucket has LAMB. The bucket has more
+    /// than 1,392 parameters. The GPU has decided an update ([`Scaling::grad_scaler`],
+    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before. Parameters have more than 24 combinations of step
     /// count, hyperparameters and action.
     ///
     /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
-    /// parameters or gradients lie apart, and their addresses change a third time before the GPU has copied the first
-    /// change.
+    /// parameters or gradients are in separate runs, and their addresses change a third time before the GPU has copied
+    /// the first change.
     ///
     /// # Errors
-    /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices of host memory, and for tensors that lie
-    /// apart, except parameters and gradients; `Device` if a launch fails, and `Poisoned` in every later call.
+    /// Errors as for [`step`](BucketStep::step). `Unsupported` for slices of host memory, and for tensors that lie
+    /// apart, except parameters and gradients. `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream is this GPU's, lives until it has run the step, and is not being captured, because a replay would not
-    /// count as a step. The tensors are in this GPU's memory and meet the contract of [`Lent::at`](super::Lent::at).
+    /// The stream belongs to this GPU, lives until it has run the step, and is not being captured, because a replay
+    /// would not count as a step. The tensors are in this GPU's memory and meet the contract of
+    /// [`Lent::at`](super::Lent::at).
     pub unsafe fn enqueue(
         &mut self,
         tensors: &StepTensors<'_>,
@@ -171,15 +172,16 @@ impl BucketStep<OnGpu> {
         Ok(())
     }
 
-    /// Enqueues the step as a norm over several buckets has decided: clipped by the norm's coefficient, or skipped.
+    /// Enqueues the step after a norm over several buckets has been decided. The step is clipped by the norm's
+    /// coefficient, or skipped.
     ///
     /// # Ordering
     /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
     ///
     /// # Errors
-    /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of host
-    /// memory, and for tensors that lie apart, except parameters and gradients; `Order` if the norm has not been
-    /// decided, the bucket was not added to it, or the bucket was stepped since; `Device` if a launch fails, and
+    /// `Layout` for tensors that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
+    /// memory, and for tensors that lie apart, except parameters and gradients. `Order` if the norm has not been
+    /// decided, the bucket was not added to it, or the bucket was stepped since. `Device` if a launch fails, and
     /// `Poisoned` in every later call.
     ///
     /// # Safety
@@ -210,8 +212,8 @@ impl BucketStep<OnGpu> {
     /// a parameter was frozen or unfrozen since the last step.
     ///
     /// # Errors
-    /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step); `Unsupported` for slices of host
-    /// memory; `Order` if the norm has not been begun, has been decided, or has this bucket already; `Device` if a
+    /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
+    /// memory. `Order` if the norm has not been begun, has been decided, or has this bucket already. `Device` if a
     /// launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety

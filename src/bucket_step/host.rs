@@ -33,7 +33,8 @@ pub struct OnHost {
     norms: Vec<Launched>,
 }
 
-/// A launch: the job that the pool runs, and the owner's reference to the same job, through which it changes the job.
+/// A launch: the job that the pool runs, and the owner's reference to the same job, through which the owner changes the
+/// job.
 struct Launched {
     work: Arc<BucketJob>,
     job: Arc<Job>,
@@ -119,9 +120,9 @@ impl BucketStep {
     /// Returns when the tensors are stepped.
     ///
     /// # Errors
-    /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null,
-    /// misaligned, lent only for reading although the step writes it, or overlaps another; `Config` for factors that
-    /// cannot be divided out. Nothing has been written then.
+    /// `Layout` if a tensor is missing or superfluous, too short or too long, of another element type, null or
+    /// misaligned. `Layout` also if a tensor is lent only for reading although the step writes it, or if it overlaps
+    /// another tensor. `Config` for factors that cannot be divided out. Nothing has been written then.
     pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?; // before anything changes
         self.bind(tensors)?;
@@ -130,7 +131,8 @@ impl BucketStep {
         unsafe { self.step_again(scaling) }
     }
 
-    /// Steps the tensors of the last call again. Nothing of them is checked again, which saves much of a small step.
+    /// Steps the tensors of the last call again. It does not check these tensors again. This saves much of the time of
+    /// a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -154,8 +156,8 @@ impl BucketStep {
     /// Ordering as for [`step`](Self::step).
     ///
     /// # Errors
-    /// `Order` if no call has lent all tensors since the step was built, or since the last [`add_norm`](Self::add_norm);
-    /// `Config` for factors that cannot be divided out. Nothing has been written then.
+    /// `Order` if no call has lent all tensors since the step was built, or since the last
+    /// [`add_norm`](Self::add_norm). `Config` for factors that cannot be divided out. Nothing has been written then.
     ///
     /// # Safety
     /// All tensors of the last call meet the contract of [`Lent::at`] now, also those that it lent as slices.
@@ -172,10 +174,11 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Steps the bucket as a norm over several buckets has decided: clipped by the norm's coefficient, or skipped.
+    /// Steps the bucket after a norm over several buckets has been decided. The step is clipped by the norm's
+    /// coefficient, or skipped.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or
+    /// Errors as for [`step`](Self::step). `Order` if the norm has not been decided, the bucket was not added to it, or
     /// the bucket was stepped since, with this norm or without.
     pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_step(&self.mark, || self.name())?;
@@ -191,7 +194,7 @@ impl BucketStep {
     /// Adds the bucket's summed gradients to a norm. Parameters without a gradient are left out.
     ///
     /// # Errors
-    /// `Layout` for gradients that [`step`](Self::step) would refuse; `Order` if the norm has not been begun, has been
+    /// `Layout` for gradients that [`step`](Self::step) would refuse. `Order` if the norm has not been begun, has been
     /// decided, or has this bucket already.
     pub fn add_norm(&mut self, grads: &Lent<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_add(&self.mark, || self.name())?;

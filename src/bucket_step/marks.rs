@@ -16,7 +16,7 @@ pub(super) struct BucketMark {
     id: u64,
     /// Number of steps so far, of any kind.
     steps: u64,
-    /// Whether a norm has taken its gradients since its last step.
+    /// Whether the bucket was added to a norm since its last step.
     is_measured: bool,
 }
 

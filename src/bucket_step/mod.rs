@@ -74,9 +74,9 @@ pub struct BucketStep<E = OnHost> {
     optimizers: Vec<GroupOptimizer>,
     /// The settings that the next step must read.
     settings: Settings,
-    /// Per parameter of the layout, its first segment if it is in the bucket.
+    /// The first segment of each parameter of the layout, if the parameter is in the bucket.
     segments: Vec<Option<usize>>,
-    /// Per segment, why steps skip it.
+    /// The reasons why steps skip each segment.
     left: Vec<Left>,
     /// Whether a gradient was missing in the last call.
     lacks_some: bool,

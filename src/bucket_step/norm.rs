@@ -94,7 +94,7 @@ pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 /// The outcome of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The norm of all averaged gradients; infinite or NaN if one of them is.
+    /// The norm of all averaged gradients. It is infinite or NaN if a gradient is.
     pub norm: f64,
     /// The factor by which steps clip the gradients; 1 if nothing is clipped or everything is skipped.
     pub clip: f64,
@@ -128,7 +128,7 @@ impl GradNorm {
     /// Begins a new norm. `scaling` must hold for all gradients that are added.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or a clip coefficient.
+    /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`.
     pub fn begin(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         scaling.refuse_clip()?;
@@ -145,8 +145,8 @@ impl GradNorm {
     /// loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if `skip_nonfinite` is false.
     ///
     /// # Errors
-    /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin), or if no bucket was added
-    /// and the [`sum`](Self::sum) was not taken.
+    /// `Config` if `max_norm` is not a finite number above 0. `Order` without [`begin`](Self::begin), or if no bucket
+    /// was added and the [`sum`](Self::sum) was not taken.
     pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
         refuse_max_norm(max_norm)?;
         self.refuse_decided()?;
@@ -194,7 +194,7 @@ impl GradNorm<NormOnGpu> {
     /// Makes a norm on a GPU, for buckets on the same GPU.
     ///
     /// # Errors
-    /// `KernelsNotBuilt`; `Device` if the driver refuses a call.
+    /// `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call.
     pub fn cuda(cuda: &Cuda) -> Result<GradNorm<NormOnGpu>> {
         Ok(GradNorm::of(NormOnGpu(NormBlock::of(cuda)?)))
     }
@@ -206,11 +206,11 @@ impl GradNorm<NormOnGpu> {
     /// type.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out, or a clip coefficient; `Device` if a launch fails, and
-    /// `Poisoned` in every later call.
+    /// `Config` for factors that cannot be divided out, or for a clip coefficient in `scaling`. `Device` if a launch
+    /// fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// The stream is this GPU's, lives until it has run the launch, and is not being captured.
+    /// The stream belongs to this GPU, lives until it has run the launch, and is not being captured.
     pub unsafe fn enqueue_begin(&mut self, scaling: Scaling, stream: StreamHandle) -> Result<()> {
         scaling.validate()?;
         scaling.refuse_clip()?;
@@ -223,10 +223,10 @@ impl GradNorm<NormOnGpu> {
     /// Enqueues the decision that [`decide`](GradNorm::decide) makes on the CPU.
     ///
     /// # Errors
-    /// Errors as for [`decide`](GradNorm::decide); `Device` if a launch fails, and `Poisoned` in every later call.
+    /// Errors as for [`decide`](GradNorm::decide). `Device` if a launch fails, and `Poisoned` in every later call.
     ///
     /// # Safety
-    /// As for [`enqueue_begin`](Self::enqueue_begin).
+    /// The stream meets the conditions of [`enqueue_begin`](Self::enqueue_begin).
     pub unsafe fn enqueue_decide(
         &mut self,
         max_norm: Option<f64>,
@@ -250,10 +250,10 @@ impl GradNorm<NormOnGpu> {
     /// stream.
     ///
     /// # Errors
-    /// `Order` without [`enqueue_begin`](Self::enqueue_begin); `Device` if the driver refuses to wait.
+    /// `Order` without [`enqueue_begin`](Self::enqueue_begin). `Device` if the driver refuses to wait.
     ///
     /// # Safety
-    /// As for [`enqueue_begin`](Self::enqueue_begin).
+    /// The stream meets the conditions of [`enqueue_begin`](Self::enqueue_begin).
     pub unsafe fn enqueue_sum(&mut self, stream: StreamHandle) -> Result<NormSumOnGpu> {
         self.refuse_decided()?;
         self.marks.take_sum();
@@ -272,7 +272,7 @@ impl GradNorm<NormOnGpu> {
     /// The calling thread waits for the norm's last call.
     ///
     /// # Errors
-    /// `Order` if the norm has not been decided; `Device` if the copy fails.
+    /// `Order` if the norm has not been decided. `Device` if the copy fails.
     pub fn decision(&mut self) -> Result<Decision> {
         self.refuse_undecided()?;
         Ok(Decision::of(&self.block.0.control()?))

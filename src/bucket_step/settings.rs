@@ -66,9 +66,9 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if there is no such group; `Unsupported` if the optimizer has no hyperparameter of that name and kind, or would
-    /// keep states that the step was not built for; `Config` if values are out of range or exclude each other. Nothing has
-    /// changed then.
+    /// `Layout` if there is no such group. `Unsupported` if the optimizer has no hyperparameter of that name and kind,
+    /// or would keep states that the step was not built for. `Config` if values are out of range or exclude each other.
+    /// Nothing has changed then.
     pub fn set_hyper<V: Into<Value> + Copy>(&mut self, group: &str, changes: &[(&str, V)]) -> Result<()> {
         let mut changed = self.optimizers[group_of(&self.layout, group)?].optimizer.clone();
         changes.iter().try_for_each(|(name, value)| changed.set(name, (*value).into()))?;
@@ -83,8 +83,8 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of optimizer,
-    /// or one with states that the step was not built for. Nothing has changed then.
+    /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of
+    /// optimizer, or one with states that the step was not built for. Nothing has changed then.
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
         let of_group = &mut self.optimizers[index];
@@ -105,7 +105,7 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient: its tensors and
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient. Its tensors and
     /// step count do not change, its memory is not read, and norms leave it out. To skip a parameter in only one step,
     /// lend no gradient for it ([`Lent::optional_slices`]).
     ///
@@ -128,7 +128,7 @@ impl<E: Engine> BucketStep<E> {
     /// Waits for the last step only if a GPU counts the updates ([`enqueue`](BucketStep::enqueue)).
     ///
     /// # Errors
-    /// `Layout` if the parameter is not in this bucket; `Device` if the copy from a GPU fails, and `Poisoned` after a
+    /// `Layout` if the parameter is not in this bucket. `Device` if the copy from a GPU fails, and `Poisoned` after a
     /// failed step.
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         Ok(self.engine.read_progress(self.record(id)?)?.count)
@@ -165,10 +165,10 @@ impl<E: Engine> BucketStep<E> {
     /// Ordering as for [`step_count`](Self::step_count).
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, a count above 0 without
-    /// the number that the optimizer carries, a number other than 1 if the optimizer carries none, or a number that is
-    /// not a product of momenta: the product is 1 before the first update, and then at least 0 and below 1. Nothing has
-    /// changed then.
+    /// Errors as for [`step_count`](Self::step_count). `Config` in these cases: the count is 2^63 or more; the count is
+    /// above 0, and the number that the optimizer carries is missing; the optimizer carries no number, and a number
+    /// other than 1 is given; the number is not a product of momenta, which is 1 before the first update, and then at
+    /// least 0 and below 1. Nothing has changed then.
     pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
         let record = self.record(id)?;
         let progress = value.into().progress(self.carries(record))?;

@@ -48,7 +48,8 @@ struct Extent {
     /// The parameter's index in the bucket's list.
     place: usize,
     start: u64,
-    /// Number of elements of the parameter and its gradient; `state_len` is that of tensors with the states' layout.
+    /// Number of elements of the parameter and of its gradient. `state_len` is the number in tensors with the layout of
+    /// the states.
     len: u64,
     state_len: u64,
 }
@@ -63,7 +64,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `places` has the index of each segment's parameter in the bucket's list, and `states` the owner of each state.
+    /// Makes the shape of a plan's tensors. `places` has the index of each segment's parameter in the bucket's list,
+    /// and `states` the owner of each state.
     pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
@@ -94,8 +96,8 @@ impl Shape {
         self.len
     }
 
-    /// Writes the addresses of a step's tensors: one entry for all segments, or one per segment. Returns whether a gradient
-    /// is missing.
+    /// Writes the addresses of a step's tensors: one entry for all segments, or one per segment. Returns whether a
+    /// gradient is missing.
     pub(super) fn bind(&self, tensors: &StepTensors<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let (mut is_whole, mut lacks_some) = (true, false);
         for kind in &self.kinds {
@@ -119,7 +121,8 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Writes only the addresses of gradients, which a norm reads. Returns whether one is missing.
+    /// Writes only the addresses of gradients, because a norm reads nothing else. Returns whether a gradient is
+    /// missing.
     pub(super) fn bind_grads(&self, grads: &Lent<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.memory == Memory::Grads) else {
             return Ok(false);
@@ -130,7 +133,7 @@ impl Shape {
         Ok(lacks_some)
     }
 
-    /// Returns whether a segment's parameter has no gradient among `grads`, which were checked.
+    /// Returns whether a segment's parameter has no gradient among the checked `grads`.
     pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
         match &grads.location {
             Location::Whole(_) => false,

@@ -1,4 +1,4 @@
-//! The tensors of one call: slices, which are checked, or addresses, which the caller must check.
+//! The tensors of one call. They are checked slices, or addresses that the caller must check.
 //!
 //! A tensor is one run with the bucket's offsets, or one run per parameter. This file returns addresses and lengths and
 //! touches no element.
@@ -16,14 +16,14 @@ use crate::op::Memory;
 
 pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call: one run for the whole bucket,
-/// or one run per parameter.
+/// The memory of one kind of tensor (parameters, gradients, a state), lent to one call. It is one run for the whole
+/// bucket, or one run per parameter.
 ///
-/// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come in
-/// the order in which the bucket lists its parameters.
+/// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come
+/// in the order in which the bucket lists its parameters.
 ///
 /// If each gradient has its own run, some may be missing. The call skips a parameter without a gradient, as if it were
-/// [frozen](super::BucketStep::set_frozen): its tensors and step count do not change, and norms leave it out.
+/// [frozen](super::BucketStep::set_frozen). Its tensors and step count do not change, and norms leave it out.
 #[derive(Debug)]
 pub struct Lent<'a> {
     pub(super) location: Location,
@@ -66,7 +66,7 @@ impl Runs {
     /// Returns one run of the list.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the list has no run of this index.
     pub(super) fn run(&self, index: usize) -> Run {
         assert!(index < self.count, "a run for each parameter");
         // SAFETY: `list` points to `count` elements of the type that `get` was made for, borrowed for `'a`.
@@ -112,7 +112,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Whole(Run::of_mut(slice)), true)
     }
 
-    /// Lends a run that is only read, such as gradients.
+    /// Lends a read-only run, such as gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slice_mut`](Self::slice_mut).
@@ -120,12 +120,12 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Whole(Run::of(slice)), false)
     }
 
-    /// Lends one run per parameter, which a step may write.
+    /// Lends one writable run per parameter to a step.
     ///
     /// # Shapes
     /// There is one run per parameter, in the order in which the bucket lists them, each as long as its parameter. A
     /// run of scales has one scale per 256 elements, rounded up. The list is borrowed as long as its slices, so make a
-    /// new list for each step. Parameters may lie apart while states are in one run.
+    /// new list for each step. Parameters may be in separate runs while states are in one run.
     pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
@@ -137,7 +137,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), true)
     }
 
-    /// Lends one run per parameter, which is only read, such as gradients.
+    /// Lends one read-only run per parameter, such as gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut).
@@ -152,8 +152,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), false)
     }
 
-    /// Lends one run, which a step may write, for each parameter that has a gradient in this call. A parameter with
-    /// `None` is skipped.
+    /// Lends one writable run for each parameter that has a gradient in this call. A parameter with `None` is skipped.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut). Only gradients may be `None`.
@@ -169,8 +168,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), true)
     }
 
-    /// Lends one run, which is only read, for each parameter that has a gradient in this call. A parameter with `None`
-    /// is skipped.
+    /// Lends one read-only run for each parameter that has a gradient in this call. A parameter with `None` is skipped.
     ///
     /// ```
     /// use instep::bucket_step::{Lent, StepTensors};
@@ -212,16 +210,18 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
 
-    /// Names the address of a run and its number of elements, which the call compares with the bucket's.
+    /// Names the address of a run and its number of elements. The call compares this number with the bucket's number of
+    /// elements.
     ///
     /// # Safety
-    /// As for [`at`](Self::at).
+    /// The address meets the contract of [`at`](Self::at).
     pub unsafe fn at_len(address: *mut c_void, elements: usize) -> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
-    /// Names one address per parameter. On a GPU only parameters and gradients may lie apart; any other tensor is one
-    /// run with the bucket's offsets. A null address means that the gradient is missing and its parameter is skipped.
+    /// Names one address per parameter. On a GPU only parameters and gradients may be in separate runs; any other
+    /// tensor is one run with the bucket's offsets. A null address means that the gradient is missing and its parameter
+    /// is skipped.
     ///
     /// # Safety
     /// Each address that is not null meets the contract of [`at`](Self::at) for the elements of its parameter.
@@ -331,8 +331,8 @@ impl<'a> StepTensors<'a> {
         self
     }
 
-    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements. With 8-bit states, every offset in the
-    /// bucket is a multiple of 256.
+    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements. With 8-bit states, every offset in
+    /// the bucket is a multiple of 256.
     pub fn scales(
         mut self,
         scales: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,

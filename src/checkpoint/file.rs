@@ -47,8 +47,8 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// Does the same for a file that other ranks write too. `write` gets the number by which other ranks
-/// [open](open_partial) the file.
+/// Replaces a file that other ranks write too. `write` gets the number by which other ranks [open](open_partial) the
+/// file.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
 }
@@ -107,7 +107,7 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-/// The permissions of a file while its owner writes it, in other processes too.
+/// Returns the permissions that a file has while its owner writes it, also from other processes.
 fn to_write(mut permissions: Permissions) -> Permissions {
     #[cfg(unix)]
     {

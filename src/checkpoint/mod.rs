@@ -1,7 +1,7 @@
 //! Saves a training in one file, from which it resumes bit for bit. The file is complete, or it does not exist.
 //!
 //! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
-//! rank count or instruction set: it loads into any stepper whose parameters have the same names and lengths and whose
+//! rank count or instruction set. It loads into any stepper whose parameters have the same names and lengths and whose
 //! optimizer has the same states.
 //!
 //! Values are F32 for every [precision](crate::Precision) of the stepper. F32 represents the value of a master weight,
@@ -91,12 +91,12 @@ use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
-/// Saves to a file, which is replaced atomically. **Only rank 0 writes**; other ranks return at once, so every rank may
+/// Saves to a file and replaces it atomically. **Only rank 0 writes**; other ranks return at once, so every rank may
 /// call it. With [shards](crate::Strategy) all ranks must call it, and each rank sends its shards to rank 0. (With
 /// [`save_together`], each rank writes its shards itself.) The file is the same as without shards. If ranks have
 /// different models, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
 ///
-/// The data go into a hidden file in the same folder, whose name ends in `.instep-partial`. That file is flushed to
+/// The data go into a hidden file in the same folder. Its name ends in `.instep-partial`. That file is flushed to
 /// disk and renamed, and then the folder is flushed. A hidden file of a killed run is never read. It is removed by the
 /// next save to the same path, or by any save into the same folder a day later. Two processes must not save to one path
 /// at the same time: one save may fail, and either may be the last.
@@ -105,20 +105,21 @@ use safetensors::{Data, Header, inside};
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass, `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are
+/// `Order` inside a pass. `Poisoned` after a failure. `Checkpoint` if the path is not a regular file, or if there are
 /// more names than the format can hold. `File` if the file cannot be written. If the error says that the folder cannot
 /// be flushed, the new file is complete, but a power failure may lose it.
 pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_with(stepper, &Extras::default(), path)
 }
 
-/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. Those of rank 0 are saved.
+/// Saves to a file, as [`save`] does, and adds the trainer's own scalars and texts. The scalars and texts of rank 0 are
+/// saved.
 ///
 /// # Ordering
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`]. `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn save_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
     save_file(stepper, path.as_ref(), |out| write_with(stepper, extras, out))
 }
@@ -162,7 +163,7 @@ fn save_file<D: Device>(
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]; `File` if `out` refuses; it may then have part of the data.
+/// Errors as for [`save`]. `File` if `out` refuses; it may then have part of the data.
 pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
     write_with(stepper, &Extras::default(), out)
 }
@@ -173,8 +174,8 @@ pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
 /// Ordering as for [`save`].
 ///
 /// # Errors
-/// Errors as for [`save`]; `File` if `out` refuses, which may then have part of the data; `Config` for a name in `extras`
-/// that the checkpoint uses itself.
+/// Errors as for [`save`]. `File` if `out` returns an error; `out` may then have part of the data. `Config` for a name
+/// in `extras` that the checkpoint uses itself.
 pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }
@@ -183,16 +184,16 @@ pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Wr
 /// must load the same file, because states are never broadcast. If a rank loaded another file or none, the next
 /// collective that [compares](Stepper::set_lr) returns `Mismatch`. The next pass broadcasts the parameters of rank 0.
 ///
-/// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again before
-/// it is written. Nothing in the stepper changes before the whole file has been checked.
+/// The file is read twice: first to check all of it, then to load it tensor by tensor. Each tensor is checked again
+/// before it is written. Nothing in the stepper changes before the whole file has been checked.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor and the names.
 ///
 /// # Errors
 /// `Checkpoint` if a byte of the file has changed since it was written, or if a tensor is missing, is unknown, or has
-/// another length or type. `File` if the file cannot be read; `Order` inside a pass, `Poisoned` after a failure. After
-/// these, nothing has changed. `PartlyLoaded` if the second reading fails, or finds that the file has changed.
+/// another length or type. `File` if the file cannot be read. `Order` inside a pass. `Poisoned` after a failure. After
+/// these errors, nothing has changed. `PartlyLoaded` if the second reading fails, or finds that the file has changed.
 pub fn load<D: Device>(stepper: &mut Stepper<D>, path: impl AsRef<Path>) -> Result<Extras> {
     let path = path.as_ref();
     let loaded = safetensors::regular_file(path)?;
@@ -256,7 +257,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 ///
 /// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the index
 /// in `order`, a list of names. Without `order` it is the index in the order of registration. torch numbers parameters
-/// group by group, so pass `order` if there are several groups: if lengths happen to agree, a wrong order is not
+/// group by group, so pass `order` if there are several groups. If lengths happen to agree, a wrong order is not
 /// detected. A key that is both a name and a number is taken as a name. The file may have all parameters or none, and
 /// all moving averages or none. As in torch, a parameter without any state has had no update. Otherwise the file must
 /// have all states of the parameter's group, and `step`; a momentum buffer needs no `step`, because torch saves none.
@@ -267,7 +268,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// Ordering, and what ranks must do, as for [`load`].
 ///
 /// # Errors
-/// Errors as for [`load`]; `Layout` if `order` has a name that no parameter has.
+/// Errors as for [`load`]. `Layout` if `order` has a name that no parameter has.
 pub fn import<D: Device>(
     stepper: &mut Stepper<D>,
     source: impl Read + Seek,

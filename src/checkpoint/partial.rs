@@ -1,7 +1,7 @@
 //! The hidden file that a save writes first, and then renames to the real name.
 //!
-//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed if it is not renamed.
-//! This module never removes a file that a live run may still be writing for another name.
+//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed if it is not
+//! renamed. This module never removes a file that a live run may still be writing for another name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -101,7 +101,7 @@ pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the name, or if it is too long its beginning and a hash of all of it.
+/// Returns the name. For a name that is too long, returns its beginning and a hash of the whole name.
 fn stem(name: &OsStr) -> OsString {
     let bytes = name.as_encoded_bytes();
     if bytes.len() <= MAX_STEM_BYTES {
@@ -115,7 +115,7 @@ fn stem(name: &OsStr) -> OsString {
     OsString::from(format!("{}{hash}", &text[..end]))
 }
 
-/// Returns the stem of a partial file's name; `None` if this is not the name of one.
+/// Returns the stem of a partial file's name, or `None` for any other name.
 fn target(found: &[u8]) -> Option<&[u8]> {
     let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;

@@ -1,4 +1,4 @@
-//! A writer that reports a failure only at its end, so that a rank with a full disk still takes part in all
+//! A writer that reports a failure only at its end. A rank with a full disk therefore still takes part in all
 //! collectives.
 //!
 //! After the first error, the writer accepts all further bytes and drops them.
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 pub(super) struct Patient<W> {
     out: W,
-    /// If this is false, errors are reported at once.
+    /// Whether errors are reported only at the end, and not at once.
     waits: bool,
     failed: Option<io::Error>,
 }

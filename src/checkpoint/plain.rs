@@ -31,7 +31,7 @@ pub struct Export {
 /// The name that the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes only the parameters to a safetensors file, which atomically replaces a file at `path`. Names and shapes are
+/// Writes only the parameters to a safetensors file. It atomically replaces a file at `path`. Names and shapes are
 /// those of the layout, and types those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
 /// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks call it and **only rank 0 writes**, as in
 /// [`save`](super::save).
@@ -52,7 +52,7 @@ const METADATA: &str = "__metadata__";
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save); `Unsupported` for averages that the stepper does not keep, `Layout` for a
+/// Errors as for [`save`](super::save). `Unsupported` for averages that the stepper does not keep, `Layout` for a
 /// parameter called `__metadata__`.
 pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
     save_file(stepper, path.as_ref(), |out| write(stepper, values, out))

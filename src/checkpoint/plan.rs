@@ -99,7 +99,7 @@ impl<'h> Plan<'h> {
         Ok(plan)
     }
 
-    /// Interprets a tensor that is not of the stepper as one of the trainer's scalars.
+    /// Adds a tensor that does not belong to the stepper to the trainer's scalars.
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
@@ -140,7 +140,7 @@ impl<'h> Count<'h> {
     }
 }
 
-/// Accepts a number that an optimizer carries: one element, which must not be rounded.
+/// Accepts a number that an optimizer carries: one element, stored without rounding.
 pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     require_one(from, "save the product as one number")
@@ -162,8 +162,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// Returns the names of a parameter's step counts, each with its optimizer: one for the first optimizer and one for each
-/// further optimizer.
+/// Returns the names of a parameter's step counts, each with its optimizer: one for the first optimizer and one for
+/// each further optimizer.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

@@ -128,7 +128,7 @@ impl Own {
         Ok(Own { scaler, schedule_step, previous_norm })
     }
 
-    /// Removes from `scalars` those that the stepper uses and accepts, and returns them.
+    /// Removes the scalars that the stepper uses and accepts from `scalars`, and returns them.
     fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
         let mut own = Own::of(scalars)?;
         if let Some(state) = own.scaler {
@@ -161,7 +161,7 @@ impl Own {
     }
 }
 
-/// The second reading.
+/// Makes the second reading, which changes the stepper.
 fn load<D: Device, R: Read + Seek>(
     stepper: &mut Stepper<D>,
     source: &mut Verified<R>,

@@ -1,7 +1,7 @@
 //! One file that ranks write together: each rank writes its own part of every tensor.
 //!
-//! Rank 0 creates the file, and the others find it by a random number in its name. Each rank reports its failures to the
-//! others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
+//! Rank 0 creates the file, and the others find it by a random number in its name. Each rank reports its failures to
+//! the others, so all ranks make the same calls. The file is renamed only after all ranks have written and flushed.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -62,9 +62,10 @@ struct Written {
 /// ```
 ///
 /// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. Rank 0 writes the scalars,
-/// the tensors without shards, and the checksums, which it combines from those of all parts. Each rank flushes its
-/// parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok` before
-/// this. The file system must allow several machines to write different bytes of one file; loading checks every byte.
+/// the tensors without shards, and the checksums. It combines these from the checksums of all parts. Each rank flushes
+/// its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok`
+/// before this. The file system must allow several machines to write different bytes of one file; loading checks every
+/// byte.
 ///
 /// # Ordering
 /// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
@@ -73,7 +74,7 @@ struct Written {
 /// # Errors
 /// Errors as for [`save`](super::save), on **all** ranks if one of them fails. That rank returns its own error, and the
 /// others a `Checkpoint` error that names the rank. A rank that does not find rank 0's file also returns `Checkpoint`.
-/// After these errors, the old file is unchanged, the partial file is removed, and the stepper can go on. `PeerLost`,
+/// After these errors, the old file is unchanged, the partial file is removed, and the stepper still works. `PeerLost`,
 /// `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end, the new file may exist,
 /// and is then complete.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
@@ -81,14 +82,14 @@ pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) ->
 }
 
 /// Saves to a file that ranks write together, as [`save_together`] does, and adds the trainer's own scalars and texts.
-/// Those of rank 0 are saved.
+/// The scalars and texts of rank 0 are saved.
 ///
 /// # Ordering
 /// Ordering as for [`save_together`].
 ///
 /// # Errors
-/// Errors as for [`save`](super::save), on all ranks if one of them fails; `PeerLost`, `Mismatch` or `Deadline` if a
-/// rank does not take part; `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`](super::save), on all ranks if one of them fails. `PeerLost`, `Mismatch` or `Deadline` if a
+/// rank does not take part. `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn save_together_with<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,
@@ -104,7 +105,7 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls: it tells the other ranks to start or that it has failed, joins the parts, and tells them the
+/// Makes rank 0's calls. It tells the other ranks to start or that it has failed, joins the parts, and tells them the
 /// result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
@@ -167,7 +168,7 @@ fn write_parts<D: Device>(
     Ok(all)
 }
 
-/// Joins the checksums of all ranks' parts, which follow one another in every tensor.
+/// Joins the checksums of all ranks' parts. The parts of a tensor follow one another.
 fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<u32>> {
     let mut parts = vec![own];
     for (rank, report) in all.iter().enumerate().skip(1) {
@@ -191,7 +192,7 @@ fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<
     Ok(checksums)
 }
 
-/// A rank's parts as bytes, or why it failed. The first byte says which.
+/// Returns a rank's parts as bytes, or the reason of its failure. The first byte says which of the two follows.
 fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
     match own {
         Ok(all) => {

@@ -1,4 +1,5 @@
-//! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds those that torch leaves out.
+//! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds those that torch leaves
+//! out.
 //!
 //! torch saves no state before a parameter's first update, no state that the group does not use, and no step count with
 //! a momentum buffer. This module must refuse an incomplete state, because Adam would silently step with the wrong bias
@@ -29,7 +30,7 @@ struct Names<'a> {
 struct Found<'h> {
     states: Vec<Cow<'static, str>>,
     count: Option<Named<'h>>,
-    /// By name.
+    /// The numbers that the optimizers carry, by name.
     carried: Vec<Named<'h>>,
 }
 
@@ -163,7 +164,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The ending of a state's key.
+/// Returns the ending of a state's key.
 fn named(key: &str) -> &str {
     key.rsplit_once('.').map_or(key, |(_, name)| name)
 }

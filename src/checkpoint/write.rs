@@ -1,7 +1,7 @@
 //! Writes a stepper to a stream of bytes: the header, the data tensor by tensor, then the checksums.
 //!
-//! Checksums come last because each tensor is read only once. One tensor is in memory at a time. The same training gives
-//! the same bytes with any buckets.
+//! Checksums come last because each tensor is read only once. One tensor is in memory at a time. The same training
+//! gives the same bytes with any buckets.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -61,7 +61,7 @@ pub(super) fn failed(error: io::Error) -> Error {
     Error::file("the checkpoint")(error)
 }
 
-/// The data of the last tensor.
+/// Returns the checksums, which are the data of the last tensor.
 pub(super) fn checksum_bytes(checksums: &[u32]) -> Vec<u8> {
     checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect()
 }
@@ -102,7 +102,8 @@ impl Tensor {
     }
 }
 
-/// Returns the scalars. They come first in the file because they have 8 bytes, so each tensor is aligned to its elements.
+/// Returns the scalars. They come first in the file because they have 8 bytes, so each tensor is aligned to its
+/// elements.
 fn scalars<D: Device>(
     stepper: &Stepper<D>,
     own: &BTreeMap<String, Scalar>,

@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
     /// Makes a call on host memory, for the ranks of `comm`: from `source` to `target`, or in place in `target`.
     ///
     /// # Shapes
-    /// As for [`new`](Self::new). In place, `target` has the length of the longer buffer.
+    /// The buffers' lengths are as for [`new`](Self::new). In place, `target` has the length of the longer buffer.
     ///
     /// # Errors
     /// `Layout` if a buffer does not have the length that the key gives, or is not aligned to its elements.
@@ -140,7 +140,7 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds the text about this rank's agreement for the error if ranks differ.
+    /// Adds the text about this rank's agreement. If ranks differ, the error shows this text.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -205,7 +205,7 @@ impl<'a> Call<'a> {
     /// Refuses buffers that are not in host memory, or whose lengths are for another number of ranks.
     ///
     /// # Errors
-    /// `Unsupported` or `Layout`.
+    /// `Unsupported` for a GPU's memory, `Layout` for wrong lengths.
     pub(crate) fn require_host(&self, world_size: u32) -> Result<()> {
         if self.stream.is_some() {
             let remedy = "use a collective that reaches the GPU";
@@ -229,7 +229,7 @@ impl<'a> Call<'a> {
         Ok(unsafe { slice::from_raw_parts(self.addresses.src, len) })
     }
 
-    /// Returns the bytes of the destination. In place, these are the source's bytes at first.
+    /// Returns the bytes of the destination. If the call is in place, these are at first the bytes of the source.
     ///
     /// # Errors
     /// `Unsupported` if it is a GPU's memory.
@@ -243,7 +243,7 @@ impl<'a> Call<'a> {
     /// Copies the source to the destination unless both are the same buffer, and returns the destination.
     ///
     /// # Errors
-    /// As for [`target`](Self::target); `Unsupported` if one buffer is a part of the other.
+    /// Errors as for [`target`](Self::target). `Unsupported` if one buffer is a part of the other.
     pub fn in_place(&mut self) -> Result<&mut [u8]> {
         if self.src_bytes != self.dst_bytes {
             return Err(self.unknown_kind());
@@ -335,8 +335,8 @@ impl Allocation {
     /// Wraps memory that starts at `address`, aligned to 256 bytes, with arbitrary contents. Dropping `owner` frees it.
     ///
     /// # Safety
-    /// The requested number of bytes, on a device that the communicator reaches, is valid until `owner` is dropped. Only
-    /// the stepper's ops touch the memory.
+    /// The requested number of bytes, on a device that the communicator reaches, is valid until `owner` is dropped.
+    /// Only the stepper's ops touch the memory.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }

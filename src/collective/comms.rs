@@ -29,7 +29,7 @@ pub(crate) struct Comms {
 }
 
 impl Comms {
-    /// Returns the communicators of a plan that is not sharded, which needs only one.
+    /// Returns the communicators of a plan without shards. Such a plan needs only one.
     pub(crate) fn new(world: Arc<dyn Collective>, deadline: Duration, words: Arc<Words>) -> Comms {
         Comms { world, gathers: None, groups: None, deadline, words }
     }
@@ -39,8 +39,8 @@ impl Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups. All ranks call it together, so it comes after all
-    /// refusals.
+    /// Makes the communicators of the gather stream and of the groups. All ranks call it together, so it comes after
+    /// all refusals.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
@@ -75,7 +75,7 @@ impl Comms {
         self.iter().for_each(|comm| comm.abort(cause));
     }
 
-    /// Compares a number with the other ranks'.
+    /// Compares a number with the numbers of the other ranks.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`].
@@ -115,7 +115,7 @@ impl Comms {
     }
 }
 
-/// Returns the index of a rank in a group, which is a list of some of all ranks.
+/// Returns the index of a rank in a group; the group is a list of ranks.
 ///
 /// # Errors
 /// `Layout` unless the group names this rank and others, each once.

@@ -1,5 +1,5 @@
-//! The part of a call that must be equal on all ranks: a plain value that can be printed, and that processes exchange as
-//! 32 bytes.
+//! The part of a call that must be equal on all ranks. It is a plain value that can be printed, and processes exchange
+//! it as 32 bytes.
 //!
 //! A key has no address, so ranks of different processes can compare keys. `from_bytes` accepts only bytes that
 //! `to_bytes` makes, because the sender is not trusted.
@@ -27,9 +27,9 @@ use crate::op::{CollectiveKind, difference};
 pub struct CallKey {
     /// The kind of the collective.
     pub kind: CollectiveKind,
-    /// The number of its pass, counted from the stepper's first pass.
+    /// The number of the call's pass, counted from the stepper's first pass.
     pub pass: u64,
-    /// Its bucket, if it is about one.
+    /// The bucket of the call, if it has one.
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,

@@ -62,9 +62,9 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
-    /// Returns whether it can sum elements of this type. A stepper's gradients are f32 unless the
-    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed) sends
-    /// bf16 or f16. Both are refused if the collective cannot sum their type.
+    /// Returns whether this collective can sum elements of this type. A stepper's gradients are f32 unless the
+    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
+    /// sends bf16 or f16. Both are refused if the collective cannot sum their type.
     fn sums(&self, dtype: DType) -> bool {
         self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
@@ -82,27 +82,27 @@ pub trait Collective: Send + Sync {
     /// [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
     ///
     /// # Errors
-    /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
+    /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         let remedy = "use Strategy::Replicated, or a collective that can";
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of the given ranks, which include this rank, and numbers them from 0 in the given order.
+    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is among them.
     /// Every rank calls it at the same point with the ranks of its own group; groups have no rank in common. After a
     /// failure of one communicator, all are aborted. It is used for [replicas of
     /// shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
-    /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
+    /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
     fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
         let thing = format_args!("collective of {} ranks", ranks.len());
         let remedy = "leave shard_size out, or use a collective that can";
         Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
     }
 
-    /// Receives the plan of a stepper's buckets before any call for them: when the stepper is built, and again if it
-    /// rebuilds its buckets. It lets an implementation size its buffers, or reject the plan.
+    /// Receives the plan of a stepper's buckets before any call for them. This happens when the stepper is built, and
+    /// again if it rebuilds its buckets. It lets an implementation size its buffers, or reject the plan.
     ///
     /// # Errors
     /// The reason why the collective cannot serve the buckets; the stepper is refused with this error.
@@ -121,25 +121,25 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(None), |inner| inner.allocate(purpose, place, bytes))
     }
 
-    /// Compares a number with the other ranks' number: on a GPU when a stepper is built, and in a pass that broadcasts
-    /// parameters which were written. If ranks differ, this returns an error, where a later call might hang. In-process
-    /// ranks compare the number at every call instead.
+    /// Compares a number with the other ranks' number. A stepper on a GPU calls this when it is built, and in a pass
+    /// that broadcasts parameters which were written. If ranks differ, this returns an error. Without this comparison a
+    /// later call might hang. In-process ranks compare the number at every call instead.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost` or `Deadline`.
+    /// `Mismatch` if the numbers differ, `PeerLost` if a rank is gone, `Deadline` if a rank is late.
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
     /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
-    /// done, and the result must be complete when it returns. On a GPU it only enqueues work on [`Call::stream`], and
-    /// the result must be complete once the stream has passed that work. On a GPU it runs on the thread that calls the
+    /// done. The result must be complete when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
+    /// result must be complete once the stream has passed that work. On a GPU it runs on the thread that calls the
     /// stepper, with the device's primary context current. Inside [`Stepper::capture`](crate::Stepper::capture) the
     /// stream is being captured; replays make no calls.
     ///
     /// # Errors
-    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the content of the buffer and the results of later calls
-    /// are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
+    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the content of the buffer and the results of
+    /// later calls are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
     /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An implementation

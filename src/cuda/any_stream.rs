@@ -1,8 +1,9 @@
 //! An object on a GPU whose calls come on any stream. Each call waits for the last one, and a drop waits for a short
 //! time.
 //!
-//! A failure is sticky, because what was enqueued before it is not known. A drop does not wait long, and leaks what the
-//! GPU may still use. A stream of its own carries allocations, and copies that the host waits for.
+//! A failure is sticky, because the object cannot know how much was enqueued before it. A drop does not wait long, and
+//! leaks what the GPU may still use. The object has its own stream for allocations, and for copies that the host waits
+//! for.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -13,12 +14,12 @@ use super::owned::{Event, OwnedStream};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 
-/// See the module.
+/// An object on a GPU whose calls come on any stream.
 pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
-    /// What it is, for errors.
+    /// The object's name in errors.
     what: &'static str,
-    /// For what no work on the GPU reads.
+    /// The object. Outside this file, only parts that no work on the GPU reads may be accessed.
     pub(super) inner: ManuallyDrop<T>,
     last: ManuallyDrop<LastUse>,
     failed: Option<Error>,
@@ -27,13 +28,13 @@ pub(crate) struct AnyStream<T> {
 /// The last work of an object.
 struct LastUse {
     event: Event,
-    /// Whether the last work could not be marked, so nobody knows when it ends.
+    /// Whether the last work could not be marked, so that its end is unknown.
     is_lost: bool,
     own: OwnedStream,
 }
 
 impl<T> AnyStream<T> {
-    /// Makes the object by `make`, which gets the object's own stream, with the device current.
+    /// Makes the object by `make` with the device current. `make` gets the object's own stream.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         what: &'static str,
@@ -57,8 +58,8 @@ impl<T> AnyStream<T> {
         }
     }
 
-    /// Enqueues work after the last one, given the stream of its own too, and marks its end even if only a part was
-    /// enqueued.
+    /// Enqueues work after the last work, and marks its end, even if only a part of it was enqueued. `work` also gets
+    /// the object's own stream.
     pub(super) fn on_stream<R>(
         &mut self,
         stream: StreamHandle,
@@ -74,7 +75,7 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Copies to the host or from it, after all work, on the stream of its own.
+    /// Copies to or from the host on the object's own stream, after all work.
     pub(super) fn copy<R>(&mut self, work: impl FnOnce(&mut T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let outcome =
@@ -82,7 +83,8 @@ impl<T> AnyStream<T> {
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// The same to the host alone: a failure changes nothing here, and is not remembered.
+    /// Copies to the host, as [`copy`](Self::copy) does. A failure of this copy is not remembered, because it changes
+    /// nothing.
     pub(super) fn read<R>(&self, work: impl FnOnce(&T, StreamHandle) -> Result<R>) -> Result<R> {
         self.refuse_failed()?;
         let _entered = Entered::new(&*self.driver)?;
@@ -91,18 +93,19 @@ impl<T> AnyStream<T> {
 }
 
 impl LastUse {
-    /// Makes its own stream wait for the last work, and returns it.
+    /// Makes the object's own stream wait for the last work, and returns the stream.
     fn join(&self) -> Result<StreamHandle> {
         self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
-    /// Marks the work that the stream has now as the last work. A failed call is marked too, since a part of it may have
-    /// been enqueued.
+    /// Marks the work that the stream has now as the last work. A failed call is marked too, because a part of it may
+    /// have been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }
 
-    /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
+    /// Makes the object's own stream wait for the last work, and waits a little for the GPU. Returns whether nothing
+    /// runs any more.
     fn is_over_soon(&self) -> bool {
         !self.is_lost && self.join().is_ok() && self.event.is_passed_soon(|| false)
     }

@@ -1,8 +1,8 @@
 //! One bucket's launches on a GPU, on streams and addresses that come with each call.
 //!
-//! A step is one launch per kind of optimizer while the host decides updates ([`HostRecords`]). Otherwise a launch for the
-//! scalars of the update comes first, and a host that is eight steps ahead waits. A failure is sticky, because records and
-//! settings may then be of different steps.
+//! A step is one launch per kind of optimizer while the host decides updates ([`HostRecords`]). Otherwise a launch for
+//! the scalars of the update comes first, and a host that is eight steps ahead waits. A failure is sticky, because
+//! records and settings may then be of different steps.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -24,21 +24,21 @@ use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, Bases, Kind, Progress, Settings};
 use crate::layout::Plan;
 
-/// See the module.
+/// One bucket's launches, called on any stream.
 pub(crate) type BucketEngine = AnyStream<Bucket>;
 
-/// Dropped in this order.
+/// One bucket's launches and memory. The fields are dropped in this order.
 pub(crate) struct Bucket {
     steps: Vec<Unbound>,
     norms: Vec<Unbound>,
     engine: Engine,
-    /// While the host counts updates.
+    /// The records on the host, while the host counts updates.
     host: Option<HostRecords>,
-    /// Afterwards, because the copy of its counts may still run.
+    /// The host's records after their counts were sent to the GPU. They stay alive because the copy may still run.
     _sent: Option<HostRecords>,
 }
 
-/// What completes a launch: addresses, and the decisions of another block or of the host.
+/// The arguments that complete a launch: addresses, and the decisions of another block or of the host.
 #[derive(Clone, Copy)]
 struct Completion<'a> {
     bases: &'a [Bases],
@@ -46,7 +46,7 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch, and its tables once parameters or gradients have lain apart.
+/// A launch. It has tables as soon as parameters or gradients have been in separate runs in a call.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -97,12 +97,13 @@ impl BucketEngine {
         }
     }
 
-    /// Enqueues a step, under a control block of its own or another one. `scale` puts the factors of the gradients into the
-    /// arguments.
+    /// Enqueues a step that reads the bucket's own control block, or another one. `scale` puts the factors of the
+    /// gradients into the arguments.
     ///
     /// # Safety
-    /// The stream is this device's. The bases lead to the tensors, in its memory, and nothing else touches them until the
-    /// stream has passed the step. The same holds for the other block, which several steps may write at the same time.
+    /// The stream belongs to this device. The bases lead to the tensors in this device's memory. Nothing else touches
+    /// the tensors until the stream has passed the step. The same holds for the other block, which several steps may
+    /// write at the same time.
     pub(crate) unsafe fn step(
         &mut self,
         bases: &[Bases],
@@ -122,11 +123,11 @@ impl BucketEngine {
         })
     }
 
-    /// Enqueues the norm of the gradients, which adds to another control block. If the records are stale (older than the
-    /// settings), a Begin comes first.
+    /// Enqueues the norm of the gradients, and adds it to another control block. If the records are stale (older than
+    /// the settings), a Begin comes first.
     ///
     /// # Safety
-    /// As for [`step`](Self::step).
+    /// The stream and the bases meet the conditions of [`step`](Self::step).
     pub(crate) unsafe fn norm(
         &mut self,
         bases: &[Bases],
@@ -144,8 +145,9 @@ impl BucketEngine {
         })
     }
 
-    /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
-    /// If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the GPU.
+    /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes
+    /// nothing here. If the host counts updates, this waits for nothing, so it cannot tell that a step failed on the
+    /// GPU.
     pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
         if let Some(host) = &self.inner.host {
             return self.refuse_failed().map(|()| host.read_progress(record));
@@ -192,7 +194,7 @@ impl Bucket {
     }
 
     /// # Safety
-    /// As for [`BucketEngine::step`].
+    /// The conditions of [`BucketEngine::step`] hold.
     unsafe fn enqueue(
         &mut self,
         kind: Kind,
@@ -210,7 +212,7 @@ impl Bucket {
 
 impl Unbound {
     /// # Safety
-    /// As for [`BucketEngine::step`].
+    /// The conditions of [`BucketEngine::step`] hold.
     unsafe fn enqueue(
         &mut self,
         driver: &Arc<dyn Driver>,

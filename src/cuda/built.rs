@@ -1,9 +1,9 @@
 //! The GPU kernels in this build: their names, architectures and sizes, read from nvcc's fat binary.
 //!
 //! Feature `cuda` builds them if it finds an nvcc (`build/cuda.rs`). Without them every function here returns
-//! [`Error::KernelsNotBuilt`]. Nothing here needs a driver or a GPU. NVIDIA does not document the format of fat binaries; the
-//! reader follows what nvcc 13.0 writes. The driver, not this file, decides which image is loaded. Malformed input gives
-//! `None`, never a panic.
+//! [`Error::KernelsNotBuilt`]. Nothing here needs a driver or a GPU. NVIDIA does not document the format of fat
+//! binaries; the reader follows what nvcc 13.0 writes. The driver, not this file, decides which image is loaded.
+//! Malformed input gives `None`, never a panic.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 pub struct BuiltKernels {
     /// Names of the kernels; every image has all of them.
     pub names: Vec<String>,
-    /// One per architecture, oldest first, PTX last.
+    /// One binary per architecture, the oldest first, and PTX last.
     pub images: Vec<Image>,
 }
 

@@ -1,6 +1,7 @@
-//! Copies of values in another type on a GPU, for the trainer's own tensors, on the trainer's stream.
+//! Copies the trainer's own tensors to another type on a GPU, on the trainer's stream.
 //!
-//! A stepper converts what it owns inside its steps. This is for inputs and outputs of a forward, which it never sees.
+//! A stepper converts its own tensors inside its steps. This file is for inputs and outputs of a forward, which a
+//! stepper never sees.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -15,8 +16,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 
-/// A kernel that copies values to memory of another type: inputs of a forward, or its outputs, as a
-/// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says.
+/// A kernel that copies values to memory of another type. The values are inputs or outputs of a forward with a
+/// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy).
 ///
 /// ```no_run
 /// use instep::cuda::{CastKernel, Cuda};
@@ -48,21 +49,21 @@ impl CastKernel {
         Ok(CastKernel { driver, kernels, stream: cuda.compute, max_blocks: cuda.max_blocks })
     }
 
-    /// Copies `len` values, each to the nearest of the other type, ties to even; a NaN stays a NaN, maybe of other bits. The
-    /// bits are those of [`cast`](crate::cast) otherwise.
+    /// Copies `len` values, each rounded to the nearest value of the other type, ties to even. A NaN stays a NaN, but
+    /// its bits may change. All other results have the bits of [`cast`](crate::cast).
     ///
     /// # Shapes
-    /// `len` elements each, at multiples of their size.
+    /// Source and destination have `len` elements each, aligned to their size.
     ///
     /// # Ordering
-    /// Comes after the work that is on the trainer's stream.
+    /// The copy runs after the work that is already on the trainer's stream.
     ///
     /// # Errors
     /// `Layout` if an address is misaligned, `Device` if the driver refuses the launch.
     ///
     /// # Safety
-    /// Both are memory of this GPU with `count` elements, which do not overlap. Until the stream has passed the call, nothing
-    /// else writes the source or touches the destination.
+    /// Both addresses are memory of this GPU with `len` elements, and do not overlap. Until the stream has passed the
+    /// call, nothing else writes the source or touches the destination.
     pub unsafe fn cast(
         &self,
         (from, from_dtype): (DevicePtr, DType),

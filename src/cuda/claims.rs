@@ -1,4 +1,4 @@
-//! What each op claims to touch, for a driver that holds the work of a GPU to it.
+//! Claims the memory that each op may touch, for a driver that checks a GPU's work against claims.
 //!
 //! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here unless a driver
 //! judges it, as the software GPU of the tests does (`judge.rs`).
@@ -49,8 +49,8 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// The segments that the pass leaves alone. While capturing there are none, because a graph runs with the settings of
-    /// each replay.
+    /// Returns the segments that the pass does not touch. While capturing there are none, because a graph runs with the
+    /// settings of each replay.
     fn frozen(&self) -> Frozen {
         if self.is_capturing {
             return Frozen::default();
@@ -58,7 +58,7 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// The caller's scale and flag, where a span of control memory stands for them.
+    /// Returns the caller's scale and flag, if a span of control memory stands for them.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
@@ -69,7 +69,7 @@ impl CudaDevice {
         ]
     }
 
-    /// Adds memory that ops touch on a GPU alone: tables of tiles, rings, and the GPU's copy of the settings.
+    /// Adds memory that ops touch only on a GPU: tables of tiles, rings, and the GPU's copy of the settings.
     fn tables(&self, op: &Op, add: &mut impl FnMut((usize, u64), Kind)) {
         let (memory, settings) = (&self.engine.memory, &self.engine.settings);
         match op.action {

@@ -1,7 +1,7 @@
 //! One rank's GPU: what it owns, how it is built, and how it is dropped without a wait.
 //!
 //! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped by
-//! hand, in `drop`, which says in which order.
+//! hand, in the order that `drop` describes.
 #![allow(unsafe_code)]
 
 use std::mem::{self, ManuallyDrop};
@@ -37,11 +37,11 @@ pub struct CudaDevice {
     pub(super) engine: ManuallyDrop<Engine>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
-    /// Per bucket, where its step stops for norms of whole parameters.
+    /// For each bucket, where its step stops to add up norms of full parameters.
     stops: Vec<Vec<NormStop>>,
     /// Tiles of all steps; `None` until the caller first moves a parameter.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
-    /// What runs the steps, if the GPU leaves them to the host.
+    /// The host's part, which runs the steps with offload.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
@@ -51,7 +51,7 @@ pub struct CudaDevice {
     pub(super) is_capturing: bool,
     /// The streams that have come into the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
-    /// Per stream, the latest position recorded outside captures.
+    /// The latest position of each stream that was recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
     /// The event after the latest replay.
     pub(super) replayed: Option<Event>,
@@ -64,7 +64,7 @@ pub struct CudaDevice {
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
-    /// `host` is what the host steps with, if the plan is offloaded.
+    /// Builds the device. `host` has the kernels and threads of the host's steps, if the plan is offloaded.
     pub(crate) fn new(cuda: Cuda, blueprint: Blueprint, host: Option<HostSide>) -> Result<CudaDevice> {
         let Blueprint { plan, assignment, comms, borrowed, timed } = blueprint;
         let (driver, compute) = (Arc::clone(&cuda.driver), cuda.compute);
@@ -138,7 +138,8 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Returns the launches of the buckets that an op measures or steps, and which of each bucket's it runs.
+    /// Returns the launches of the buckets that an op measures or steps, and the range of each bucket's launches that
+    /// the op runs.
     pub(super) fn launches_of(&self, op: &Op) -> (&[Vec<BucketLaunch>], Range<usize>) {
         let part = |bucket: u32, count: u32, stage: Option<u32>| {
             // The host has the steps that the GPU leaves to it.

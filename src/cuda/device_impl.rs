@@ -1,9 +1,9 @@
 //! `Executor` and `Device` for a GPU, the traits that the rest of the crate uses.
 //!
 //! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after that stream's work. Every
-//! call makes the device current, and no call does anything once the device has failed. The caller's tensors may move to other
-//! addresses: arguments change on the host, and tables of tiles on the optim stream. Nothing waits for the launches that read
-//! the old addresses: they have their arguments, and the stream orders the tables.
+//! call makes the device current, and no call does anything once the device has failed. The caller's tensors may move
+//! to other addresses: arguments change on the host, and tables of tiles on the optim stream. Nothing waits for the
+//! launches that read the old addresses: they have their arguments, and the stream orders the tables.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -26,7 +26,8 @@ use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp, Words};
 
 impl CudaDevice {
-    /// Runs a copy for which the host waits, after the work that is on the trainer's stream. A capture cannot contain one.
+    /// Runs a copy for which the host waits, after the work that is on the trainer's stream. A capture cannot contain
+    /// such a copy.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
             return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
@@ -38,7 +39,7 @@ impl CudaDevice {
     }
 
     /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a
-    /// failure, a bucket that was to be unsharded may be missing; its address is then never followed.
+    /// failure, a bucket that was to be unsharded may be missing; its address is then never used.
     fn at(&self, span: Span) -> *mut u8 {
         let always = || match self.failed {
             None => self.engine.memory.regions.resolve(span),
@@ -246,7 +247,7 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Takes the caller's tensors at other addresses.
+    /// Replaces the addresses of the caller's tensors.
     pub(super) fn take_addresses(&mut self, pieces: BorrowedPieces) -> Result<()> {
         let regions = &self.engine.memory.regions;
         let mut moved: Vec<&Piece> = regions.moved(Memory::Params, &pieces.params).collect();
@@ -284,7 +285,7 @@ impl CudaDevice {
         refuse_other_places(pieces, place, |address| self.cuda.driver.inspect_memory(address))
     }
 
-    /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
+    /// Computes the tiles of all steps again, because a device does not keep them before a parameter moves.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
         let launches = Launch::of_all(Kind::Step, &self.plan, &self.engine.memory.regions, &self.assignment);

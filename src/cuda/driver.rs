@@ -2,8 +2,9 @@
 //!
 //! Two types implement it: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs the
 //! kernels on the CPU. The software GPU does not replace the stand-in. `cargo test` runs without feature `cuda` and
-//! without an nvcc. Its tests make single calls fail and events stall, and take seconds, not a minute. The trait is hidden
-//! because it is not an interface for users. This module decides nothing: order, sizes and arguments come from the caller.
+//! without an nvcc. Its tests make single calls fail and events stall, and take seconds, not a minute. The trait is
+//! hidden because it is not an interface for users. This module decides nothing: order, sizes and arguments come from
+//! the caller.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_void};
@@ -34,7 +35,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns a shape with a thread for every four of so many elements, or as many blocks as the caller allows.
+    /// Returns a shape with a thread for every four of `count` elements, and at most `max_blocks` blocks.
     pub(super) fn of_elements(count: u64, max_blocks: Option<u32>) -> Shape {
         let blocks = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
         // No launch has more blocks than an i32 counts.
@@ -56,8 +57,8 @@ pub struct Gpu {
 ///
 /// # Safety
 /// An implementation's memory has the length that was asked for, is aligned to 8 bytes, and lives until it is freed.
-/// For every unsafe method: handles come from this driver and are alive, addresses lead to as many bytes as the call
-/// says, and memory outlives the work in flight that touches it.
+/// For every unsafe method, handles come from this driver and are alive, and addresses lead to as many bytes as the
+/// call says. Memory outlives all enqueued work that touches it.
 pub unsafe trait Driver: Send + Sync {
     fn gpu(&self) -> &Gpu;
 
@@ -70,8 +71,8 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread. Returns true if it was not, and then [`leave`](Driver::leave) has
-    /// to follow.
+    /// Makes the device current on the calling thread. Returns true if it was not, and then [`leave`](Driver::leave)
+    /// has to follow.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
     fn leave(&self);
@@ -90,7 +91,7 @@ pub unsafe trait Driver: Send + Sync {
     /// Creates a stream that does not synchronize with the default stream; lower priorities are scheduled sooner.
     fn create_stream(&self, priority: i32) -> Result<StreamHandle>;
     /// # Safety
-    /// As for the trait; queued work still runs.
+    /// The stream meets the trait's conditions; queued work still runs.
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
@@ -112,7 +113,7 @@ pub unsafe trait Driver: Send + Sync {
     /// Allocates memory that exists once the stream has passed the call.
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     /// # Safety
-    /// As for the trait; earlier work on the stream may still use the memory.
+    /// The memory meets the trait's conditions; earlier work on the stream may still use it.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
     /// Allocates page-locked memory of the host, which the GPU reaches under the same address.
     fn allocate_mapped(&self, bytes: u64) -> Result<NonNull<u8>>;
@@ -124,9 +125,9 @@ pub unsafe trait Driver: Send + Sync {
     /// Copies inside the device's memory.
     ///
     /// # Safety
-    /// As for the trait; the two do not overlap.
+    /// Both addresses meet the trait's conditions, and the two ranges do not overlap.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
-    /// Copies to the host's memory. Returns at once if that is page-locked.
+    /// Copies to the host's memory. Returns at once if the host's memory is page-locked.
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies from the host's memory. Memory that is not page-locked is copied at once, not in the stream's order.
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;
@@ -137,7 +138,7 @@ pub unsafe trait Driver: Send + Sync {
     /// Launches a kernel whose one argument is the struct at `args`.
     ///
     /// # Safety
-    /// As for the trait; `args` is the struct that the kernel takes.
+    /// The trait's conditions hold, and `args` is the struct that the kernel takes.
     unsafe fn launch(
         &self,
         kernel: Kernel,
@@ -146,11 +147,11 @@ pub unsafe trait Driver: Send + Sync {
         args: *const c_void,
     ) -> Result<()>;
 
-    /// Calls a function of this process, on a thread of the driver's. Later work on the stream waits until it returns.
+    /// Calls a function of this process on a thread of the driver. Later work on the stream waits until it returns.
     ///
     /// # Safety
-    /// As for the trait. The function makes no call of the driver's, and may be called with this argument as often as the
-    /// work is run: once, or by every launch of a graph.
+    /// The trait's conditions hold. The function makes no driver call. The driver may call it with this argument as
+    /// often as the work is run: once, or by every launch of a graph.
     unsafe fn call_host(
         &self,
         function: unsafe extern "C" fn(*mut c_void),

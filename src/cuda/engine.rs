@@ -1,8 +1,9 @@
-//! What steps on a GPU, under a stepper and under one bucket alone: kernels, memory, settings, and the launches of one
-//! block.
+//! The parts that step on a GPU, for a stepper and for a single bucket: kernels, memory, settings, and the launches of
+//! one block.
 //!
-//! An update that the host does not begin itself begins with one launch, which makes the records of the settings and
-//! derives the update's scalars. The owner of an engine decides when, on which stream, and when it may be freed.
+//! Unless the host begins an update itself, the update begins with one launch. This launch makes the records of the
+//! settings and derives the update's scalars. The owner of an engine decides when, on which stream, and when it may be
+//! freed.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -16,7 +17,7 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::{StepConstants, begin_args};
 
-/// See the module.
+/// The kernels, memory and settings of steps on a GPU.
 pub(super) struct Engine {
     pub(super) kernels: Kernels,
     pub(super) settings: SettingsRing,
@@ -25,8 +26,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into the
-    /// arguments.
+    /// Begins an update, with the settings in the ring's current slot. `scale` puts the factors of the gradients into
+    /// the arguments.
     pub(super) fn begin(&self, scale: impl FnOnce(&mut InstepBeginArgs), stream: StreamHandle) -> Result<()> {
         let mut args = InstepBeginArgs {
             ring: ptr::with_exposed_provenance(self.settings.ring.device().0 as usize),

@@ -1,9 +1,9 @@
-//! Sharded buckets while all of their parameters are on this GPU, in memory beside that of the shard.
+//! Memory of sharded buckets while they are full on this GPU, separate from the memory of the shards.
 //!
-//! A shard keeps its address. A whole bucket has an address from its all-gather to its release. Its memory is taken and
-//! freed in the order of streams, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket
-//! while it is there. With offload the host has the shard, and the GPU only whole buckets, from their uploads on. (Zhao
-//! et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
+//! A shard keeps its address. A full bucket has an address from its all-gather to its release. Its memory is allocated
+//! and freed in the order of streams, so nothing waits on the host. Ops access the shard; the trainer accesses the full
+//! bucket while it exists. With offload the host has the shard, and the GPU has only full buckets, from their uploads
+//! on. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::launch::{Piece, Region};
 use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
-/// The buckets that are whole, with the part that lies in the shard's own memory too.
+/// The full buckets, each with the part that the shard's memory has too.
 #[derive(Default)]
 pub(super) struct Unsharded(Vec<Whole>);
 
@@ -36,13 +36,13 @@ impl Unsharded {
         self.0.iter().find(|whole| whole.has(span))
     }
 
-    /// Returns where a span of a whole bucket lies.
+    /// Returns where a span of a full bucket lies.
     pub(super) fn resolve(&self, span: Span) -> Option<*mut u8> {
         let whole = self.of(span).filter(|_| span.start < span.end)?;
         Some(whole.arena.base().wrapping_add((span.start - whole.span.start) as usize))
     }
 
-    /// Returns the part of a span of a whole bucket that the shard's memory has too.
+    /// Returns the part of a full bucket's span that the shard's memory has too.
     pub(super) fn also_in_shard(&self, span: Span) -> Option<Span> {
         let shard = self.of(span)?.shard;
         let (start, end) = (span.start.max(shard.start), span.end.min(shard.end));
@@ -54,12 +54,13 @@ impl Unsharded {
         self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
     }
 
-    /// Lets memory be freed on another stream, which has come after all that use it.
+    /// Makes the memory be freed on another stream, after all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
 
-    /// Takes memory for a bucket that is to be unsharded, in the order of a stream. It is freed on the other one.
+    /// Allocates memory for a bucket before it is unsharded, in the order of a stream. The memory is freed on the other
+    /// stream.
     pub(super) fn take(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -74,14 +75,14 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the whole bucket that this span is a part of, after the work on its stream. If two spans are
+    /// Frees the memory of the full bucket that this span is a part of, after the work on its stream. If two spans are
     /// released, the first frees all.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }
 
-    /// Returns the bytes of a memory with sharded buckets, as if each bucket were whole where its shard lies. The stepper
-    /// subtracts what is not here.
+    /// Returns the bytes of a memory with sharded buckets, as if each full bucket lay where its shard lies. The stepper
+    /// subtracts the bytes that are not here.
     pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
@@ -97,7 +98,7 @@ pub(super) fn is_sharded(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
-/// Returns whether a bucket's shard lies on the host alone, except while the bucket is whole.
+/// Returns whether only the host has a bucket's shard, except while the bucket is full.
 pub(super) fn is_resharded(bucket: &Bucket, plan: &Plan) -> bool {
     plan.is_offloaded() && plan.shards_params() && !bucket.is_local
 }

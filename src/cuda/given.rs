@@ -1,7 +1,8 @@
-//! A bucket's Begin on the host, whose outcome a launch takes in its own argument: a step is one launch.
+//! Runs a bucket's Begin on the host, and passes the outcome in the argument of a launch, so a step is one launch.
 //!
-//! The host counts updates until a call comes that only the GPU can decide (by a norm or a scaler), or whose records
-//! differ too much for an argument. Then a copy in the stream's order takes the counts to the GPU, where they stay.
+//! The host counts updates until a call comes that the host cannot count. The GPU alone decides such a call (by a norm
+//! or a scaler), or its records differ too much for an argument. Then a copy in the stream's order takes the counts to
+//! the GPU, where they stay.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -24,20 +25,20 @@ use crate::launch::{
 };
 use crate::layout::Plan;
 
-/// See the module.
+/// The records of a bucket, which the host keeps and counts.
 pub(super) struct HostRecords {
     memories: Memories,
     kernels: Kernels,
     constants: StepConstants,
-    /// By record, whether the launches step it: an empty segment has no tile.
+    /// For each record, whether the launches step it; an empty segment has no tile.
     is_stepped: Vec<bool>,
     /// Control memory, then settings.
     mapped: Vec<OwnedMapped>,
 }
 
 impl HostRecords {
-    /// Makes the records for a step's launches. Returns `None` if there are too many of them, if the step has several
-    /// rounds, or if a launch also needs values of control memory that are in no record.
+    /// Makes the records for a step's launches. Returns `None` in three cases: there are too many of them, the step has
+    /// several rounds, or a launch also needs values of control memory that are in no record.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
         plan: &Plan,
@@ -80,8 +81,8 @@ impl HostRecords {
         unsafe { self.memories.write_settings(settings) }
     }
 
-    /// Begins and counts an update, and returns what its launches are given. If only the GPU can decide the update, or an
-    /// argument has no room, it counts nothing and returns `None`.
+    /// Begins and counts an update, and returns the decisions for its launches. If only the GPU can decide the update,
+    /// or an argument has no room, it counts nothing and returns `None`.
     pub(super) fn begin(&mut self, scale: impl FnOnce(&mut InstepBeginArgs)) -> Option<InstepGiven> {
         let mut args = begin_args(self.memories.regions(), &self.constants);
         scale(&mut args);
@@ -128,8 +129,8 @@ impl HostRecords {
     /// Enqueues the copy of all counts to the GPU's own memory, and returns how many updates were begun.
     ///
     /// # Safety
-    /// The regions are the GPU's, of the same counts. This lives until the stream has passed the copy, and neither `begin` nor
-    /// `write_progress` is called any more.
+    /// The regions are in the GPU's memory, with the same counts. `self` lives until the stream has passed the copy,
+    /// and neither `begin` nor `write_progress` is called any more.
     pub(super) unsafe fn send(&self, driver: &dyn Driver, to: &Regions, stream: StreamHandle) -> Result<u64> {
         let bytes = to.counts().control_bytes() as u64;
         // SAFETY: both are of this length and do not overlap; the stream orders the copy with the launches that use the memory.
@@ -150,7 +151,8 @@ impl HostRecords {
     }
 }
 
-/// What a launch reads of a record: a segment that it does not step has no more than an action.
+/// Returns the fields of a record that a launch reads. For a segment that the launch does not step, this is only the
+/// action.
 fn as_read(record: InstepRecord) -> InstepRecord {
     let read = InstepRecord { hyper: 0, carried: [0.0; 2], ..record };
     if record.action == INSTEP_ACTION_STEP {

@@ -1,9 +1,10 @@
-//! A stepper's memory on the GPU: arenas, tiles and the initial control records; and the host's, where steps are offloaded.
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records; if steps are offloaded, also the
+//! memory on the host.
 //!
-//! Allocations are stream-ordered, so freeing one neither waits nor takes memory from a kernel in flight. Addresses
-//! leave this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory are
-//! page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The host's memory is
-//! freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! Allocations are stream-ordered, so freeing one neither waits nor takes memory from a running kernel. Addresses leave
+//! this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory are
+//! page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The host's
+//! memory is freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -27,15 +28,15 @@ use crate::op::{Memory, Span};
 /// All memory of one stepper on a GPU.
 pub(super) struct DeviceMemory {
     pub(super) driver: Arc<dyn Driver>,
-    /// The stream in whose order it is allocated.
+    /// The stream in whose order the memory is allocated.
     stream: StreamHandle,
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
-    /// With offload, the host's part. Not stream-ordered, as `lent`.
+    /// The host's part, with offload. Its memory is not stream-ordered.
     pub(super) host: Option<HostMemory>,
-    /// What the communicator allocated; not stream-ordered.
+    /// Memory that the communicator allocated; it is not stream-ordered.
     pub(super) lent: Vec<Allocation>,
-    /// Buckets of which ranks keep shards, while they are whole.
+    /// Sharded buckets while they are full.
     pub(super) unsharded: Unsharded,
 }
 
@@ -98,7 +99,7 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
+    /// Allocates only control memory and settings, for tensors whose addresses come with each launch.
     pub(super) fn without_tensors(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
@@ -148,7 +149,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Uploads a copy of these values, which lives as long as this memory.
+    /// Uploads a copy of these values. The copy lives as long as this memory.
     pub(super) fn keep<T: Copy>(&mut self, values: &[T]) -> Result<*const T> {
         let (driver, stream) = (&self.driver, self.stream);
         let arena = Arena::zeroed(driver, size_of_val(values) as u64, stream)?;
@@ -209,10 +210,10 @@ pub(super) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     bytes_of_all(std::slice::from_ref(value))
 }
 
-/// The host's memory of steps that a GPU leaves to the host.
+/// The host's memory for offloaded steps.
 #[derive(Default)]
 pub(super) struct HostMemory {
-    /// Whether what is copied is page-locked; control memory always is.
+    /// Whether copied memory is page-locked; control memory always is page-locked.
     is_pinned: bool,
     stagger: Stagger,
     pinned: Vec<OwnedMapped>,

@@ -1,8 +1,8 @@
 //! A whole overlapped pass as a CUDA graph: captured once, replayed with one launch.
 //!
-//! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the schedule. The
-//! device reads what changes between passes (counts, learning rates, clip), so a replay uses current values. After a
-//! capture all streams wait for the trainer's, because positions recorded inside a graph mean nothing outside.
+//! Every stream forks from the trainer's stream and joins it again, so the graph holds the same waits as the schedule.
+//! The device reads what changes between passes (counts, learning rates, clip), so a replay uses current values. After
+//! a capture all streams wait for the trainer's stream, because positions recorded inside a graph mean nothing outside.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct CapturedPass {
     owner: Arc<Plan>,
     /// How often the stepper's tensors had moved.
     bindings: u64,
-    /// Keep open the communicators whose calls the graph has. Dropped after the graph.
+    /// Keeps the communicators open whose calls the graph has. This field is dropped after the graph.
     _holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -80,7 +80,8 @@ impl CudaDevice {
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }
 
-    /// Returns what ends the capture without this device, in case the trainer takes it away. Nothing is kept of it.
+    /// Returns a function that ends the capture without this device, in case the trainer takes the device away. The
+    /// captured work is discarded.
     pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
         let (driver, compute) = (Arc::clone(&self.cuda.driver), self.cuda.compute);
         move || {

@@ -1,9 +1,9 @@
 //! A GPU's steps on the host: ops of the optim stream as calls of this process, in that stream's order.
 //!
-//! The driver makes each call on a thread of its own. There the host's runner does the same as on the host device, with
+//! The driver makes each call on a separate thread. There the host's runner does the same as on the host device, with
 //! the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are forbidden on that
-//! thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; ZeRO-Offload, as
-//! `host_memory.rs`.)
+//! thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; Ren et al., USENIX ATC
+//! 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
 use crate::pool::Pool;
 
-/// What the host steps with.
+/// The kernels and threads of the host's steps.
 pub(crate) struct HostSide {
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
@@ -35,10 +35,10 @@ pub(crate) struct HostSide {
 
 /// The host's part of one device.
 pub(super) struct HostSteps {
-    /// Whether what is copied is page-locked.
+    /// Whether copied memory is page-locked.
     pub(super) is_pinned: bool,
     shared: Arc<Shared>,
-    /// What the driver has been given, for good: a graph may make a call at any time.
+    /// The calls that the driver was given. They are never freed, because a graph may make a call at any time.
     calls: HashMap<Action, Arc<HostCall>>,
 }
 
@@ -54,7 +54,7 @@ struct Shared {
     /// The settings of passes, as `pinned.rs` describes.
     first_slot: *const u32,
     slot_words: usize,
-    /// Begins so far, which select the slot.
+    /// Number of Begins so far; it selects the slot.
     begun: AtomicU64,
     failed: Mutex<Option<(Op, Error)>>,
     /// Whether an op is running.
@@ -99,7 +99,7 @@ impl HostSteps {
         Ok(HostSteps { is_pinned: side.is_pinned, shared: Arc::new(shared), calls: HashMap::new() })
     }
 
-    /// Whether the host runs an op of this plan.
+    /// Returns whether the host runs an op of this plan.
     pub(super) fn runs(&self, op: &Op, plan: &Plan) -> bool {
         match op.action {
             Action::Control(_)
@@ -119,7 +119,7 @@ impl HostSteps {
         }
     }
 
-    /// Puts the call of an op on a stream.
+    /// Enqueues the call of an op on a stream.
     pub(super) fn enqueue(&mut self, driver: &dyn Driver, op: &Op, stream: StreamHandle) -> Result<()> {
         let shared = &self.shared;
         let call = self
@@ -137,7 +137,7 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Returns whether the host is running an op. If so, the GPU may be waiting for that, and not for other ranks.
+    /// Returns whether the host is running an op. If so, the GPU may be waiting for this op, and not for other ranks.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.is_busy.load(Ordering::Relaxed)
     }
@@ -183,7 +183,7 @@ impl Shared {
     }
 }
 
-/// What the driver calls.
+/// The function that the driver calls.
 ///
 /// # Safety
 /// The argument is a living [`HostCall`].

@@ -9,7 +9,8 @@ use std::ptr;
 
 use crate::handle::StreamHandle;
 
-/// A stream, the name of the claimant, ranges and their number. Without a name the claim ends.
+/// The type of the function. Its arguments are a stream, the name of the claimant, ranges, and the number of ranges. A
+/// null name ends the claim.
 pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
 
 /// A driver's function that takes claims.
@@ -48,7 +49,7 @@ pub(super) struct Claim {
 }
 
 impl Judge {
-    /// Holds the stream's work to these ranges.
+    /// Makes the driver check the stream's work against these ranges.
     pub(super) fn hold(self, stream: StreamHandle, name: &CStr, ranges: &[Range]) -> Claim {
         // SAFETY: a string, and as many ranges, which the driver copies.
         unsafe { (self.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };

@@ -25,7 +25,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// `used` lists the optimizers, each with whether its states are 8-bit codes.
+    /// Loads the kernels. `used` lists the optimizers, each with whether its states are 8-bit codes.
     ///
     /// # Errors
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.

@@ -1,7 +1,8 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
 //! A launch holds its arguments and its grid, so running it takes one driver call and, with the user's own code, one
-//! call per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
+//! call per parameter. The addresses in the arguments lead into the stepper's memory, and that memory outlives the
+//! launches.
 #![allow(unsafe_code)]
 
 use std::mem::{MaybeUninit, offset_of};
@@ -20,17 +21,17 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// What a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. Predicted, not
-/// measured on a GPU yet; kernels/PERFORMANCE.md.
+/// Bytes that a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. This
+/// number is a prediction and was not measured on a GPU yet (kernels/PERFORMANCE.md).
 const SHARE_BYTES: u64 = 224 << 10;
 
-/// One launch of a bucket, and the user's own code that runs after it. Neighbours may share it.
+/// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
 pub(super) struct BucketLaunch {
     kernel: Kernel,
     grid: Grid,
     shape: Shape,
     moved_bytes: u64,
-    /// A norm and the user's own code use the first field alone.
+    /// A norm and the user's own code use only the first field.
     args: Box<InstepStepLaunch>,
     pub(super) custom: Option<Vec<CustomParam>>,
 }
@@ -76,8 +77,8 @@ impl Preparation<'_> {
         Ok(prepared)
     }
 
-    /// Prepares the launches of a plan's one bucket, whose tensors' addresses come with each launch, with the tiles that
-    /// they upload.
+    /// Prepares the launches of a plan that has one bucket, and returns them with the tiles that they upload. The
+    /// addresses of tensors come with each launch.
     pub(super) fn unbound(
         &self,
         kind: Kind,
@@ -130,7 +131,7 @@ impl Preparation<'_> {
     }
 }
 
-/// How tiles become blocks. Launches that measure end in atomics, so they have only as many blocks as are resident at a
+/// How tiles become blocks. Launches that measure end in atomics. They have only as many blocks as can be resident at a
 /// time, with even shares. Launches that step have blocks with short shares, or as many blocks as the caller says. The
 /// user's own code takes one block.
 #[derive(Clone, Copy)]
@@ -162,7 +163,7 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns how many blocks share the tiles so that a share moves about [`SHARE_BYTES`], and each resident block has one.
+/// Returns the number of blocks with which a share moves about [`SHARE_BYTES`], and each resident block has a share.
 /// Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
 /// when other blocks end, and blocks with short shares end soon.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
@@ -188,7 +189,7 @@ impl BucketLaunch {
         self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));
     }
 
-    /// Returns its arguments.
+    /// Returns the launch's arguments.
     pub(super) fn args(&self) -> InstepStepArgs {
         self.args.args
     }
@@ -198,10 +199,10 @@ impl BucketLaunch {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }
 
-    /// Enqueues the launch with other arguments, which `change` completes.
+    /// Enqueues the launch with other arguments, after `change` has completed them.
     ///
     /// # Safety
-    /// As for [`enqueue`](Self::enqueue), with those arguments.
+    /// The conditions of [`enqueue`](Self::enqueue) hold with those arguments.
     pub(super) unsafe fn enqueue_changed(
         &self,
         driver: &dyn Driver,

@@ -1,16 +1,17 @@
-//! NVIDIA's driver library, which is found and looked through before cudarc makes its first call.
+//! Finds NVIDIA's driver library and looks up its functions, before cudarc makes its first call.
 //!
-//! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. So this module
-//! asks for the library and for each function first, and what is missing is an error. Before that, it opens the file that
-//! `INSTEP_CUDA` names: cudarc then finds the file by the name that is written in it, its soname. If cudarc has another
-//! library, the driver is refused. No driver that has been started is closed, because it runs threads.
+//! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. This module
+//! therefore looks for the library and for each function first, and returns an error that names what is missing. Before
+//! that, it opens the file that `INSTEP_CUDA` names. cudarc then finds the file by its soname, which is the name inside
+//! the file. If cudarc has another library, the driver is refused. No driver that has been started is closed, because
+//! it runs threads.
 //!
-//! cudarc's answers are a Rust enum of the release that it was built for, and a number that the enum lacks is undefined.
-//! [`Direct`] therefore has functions of our own that answer numbers: those that start the driver, order a stream's work,
-//! start it, ask whether it has ended, or allocate for it. They are the first to tell of a fault on the device. One risk
-//! remains: a driver newer than the enum may answer a new number in one of the other calls. These are calls that make or
-//! free an object, that copy, fill, call the host or capture, or that repeat a new fault. [`call`] converts such an
-//! answer to a number at once and matches on nothing.
+//! cudarc returns result codes as a Rust enum of the release that it was built for. A code that the enum lacks is
+//! undefined behaviour. [`Direct`] therefore declares some functions itself, so that they return numbers. These
+//! functions start the driver, order a stream's work, start it, ask whether it has ended, or allocate for it. These
+//! functions report a fault on the device first. One risk remains: a driver newer than the enum may return a new code
+//! from one of the other calls. These are calls that make or free an object, that copy, fill, call the host or capture,
+//! or that repeat a new fault. [`call`] converts such a result to a number at once and matches on nothing.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -68,14 +69,14 @@ macro_rules! takes_the_same {
     (($cudarc:ident) ($($type:ty),*)) => { const _: unsafe fn($($type),*) -> CUresult = sys::$cudarc; };
 }
 
-/// One row per function: its symbol, an older one that serves as well, its arguments, and cudarc's function if that takes
-/// the same in every release.
+/// One row per function: its symbol, an older symbol that works as well, its arguments, and cudarc's function if it
+/// takes the same arguments in every release.
 macro_rules! direct {
     ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
-        /// The functions that answer numbers.
+        /// The functions that return result codes as numbers.
         pub(super) struct Direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
-            /// Since CUDA 12.5: it gives the primary context of a green one's streams.
+            /// This function exists since CUDA 12.5. It returns the primary context for streams of a green context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
             /// NVIDIA's driver has no such function: only the software GPU of the tests checks work against claims.
             pub(super) judge: Option<Judge>,
@@ -100,7 +101,7 @@ macro_rules! direct {
 
             $(
                 /// # Safety
-                /// As `cuda.h` documents the function.
+                /// Calls the function as `cuda.h` documents it.
                 #[allow(dead_code, clippy::too_many_arguments)]
                 pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
                     // SAFETY: the caller keeps to what `cuda.h` documents.
@@ -138,7 +139,7 @@ direct! {
         as cuMemAllocFromPoolAsync;
 }
 
-/// `CUmemPoolProps`, whose size no release has changed; cudarc's differs between its features.
+/// No release has changed the size of `CUmemPoolProps`; cudarc's struct differs between its features.
 #[repr(C)]
 pub(super) struct PoolProps {
     pub(super) kind: u32,
@@ -149,10 +150,10 @@ pub(super) struct PoolProps {
 }
 
 impl Direct {
-    /// Returns the context of a stream: of one in a green context, its device's primary one.
+    /// Returns the context of a stream. For a stream of a green context, this is the device's primary context.
     ///
     /// # Safety
-    /// A live stream.
+    /// The stream is alive.
     pub(super) unsafe fn context_of(&self, stream: CUstream) -> Result<CUcontext> {
         let (mut context, mut green) = (ptr::null_mut(), ptr::null_mut());
         let Some(stream_contexts) = self.stream_contexts else {
@@ -167,10 +168,11 @@ impl Direct {
         }
     }
 
-    /// Returns whether the work before an event's latest record has ended. Polled, so the usual answer makes no error.
+    /// Returns whether the work before an event's latest record has ended. The host polls this function, so the usual
+    /// answer makes no error value.
     ///
     /// # Safety
-    /// A live event.
+    /// The event is alive.
     pub(super) unsafe fn is_passed(&self, event: CUevent) -> Result<bool> {
         const NOT_READY: i32 = CUresult::CUDA_ERROR_NOT_READY as i32;
         // SAFETY: the event is alive by the contract.
@@ -195,12 +197,12 @@ impl Direct {
     }
 }
 
-/// Returns what NVIDIA's documents call the function of a symbol.
+/// Returns the name of a symbol's function in NVIDIA's documentation.
 fn documented(symbol: &'static str) -> &'static str {
     symbol.trim_end_matches("_v2")
 }
 
-/// Returns a call's answer.
+/// Converts a call's result code to a result.
 pub(super) fn check(symbol: &'static str, code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -208,10 +210,11 @@ pub(super) fn check(symbol: &'static str, code: i32) -> Result<()> {
     }
 }
 
-/// Returns the functions of the driver, which this call starts if it is the first.
+/// Returns the functions of the driver. The first call starts the driver.
 ///
 /// # Errors
-/// `DriverUnavailable`: the library is missing, is not cudarc's, lacks a function, or does not start.
+/// `DriverUnavailable`: the library is missing, is another one than that of cudarc, lacks a function, or does not
+/// start.
 pub(super) fn direct() -> Result<&'static Direct> {
     static DRIVER: OnceLock<Result<Direct>> = OnceLock::new();
     let load = || {
@@ -265,13 +268,13 @@ fn cudarcs_library() -> Option<&'static Library> {
     unsafe { is_culib_present().then(|| culib()) }
 }
 
-/// Whether the driver is there, in a program that is linked with it.
+/// Returns whether the driver is there, in a program that is linked with it.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true
 }
 
-/// The program itself, in whose symbols a linked driver's are.
+/// Returns the program itself; its symbols include those of a linked driver.
 #[allow(dead_code)]
 unsafe fn culib() -> &'static Library {
     Box::leak(Box::new(libloading::os::unix::Library::this().into()))
@@ -282,7 +285,7 @@ fn address_of_start(library: &Library) -> Option<usize> {
     unsafe { library.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit") }.ok().map(|start| *start as usize)
 }
 
-/// Returns the loader's own text; the error's says only which of its functions failed.
+/// Returns the text of the loader, because the error's own text says only which of the loader's functions failed.
 pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -301,7 +304,7 @@ fn version(library: &Library) -> String {
     }
 }
 
-/// Looks up what takes claims, if this build has checks of its own.
+/// Looks up the function that takes claims, if this build has debug assertions.
 fn judge(library: &Library) -> Option<Judge> {
     if !cfg!(debug_assertions) {
         return None;

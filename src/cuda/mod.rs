@@ -1,8 +1,9 @@
 //! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! A stepper's work is enqueued on the calling thread, which never waits: per bucket a stream waits for the sum, a kernel
-//! is launched (two for LAMB), and an event is recorded. Without feature `cuda`, or without a driver, every constructor
-//! returns an error that says so. `schedule` decides what may overlap and `hazard` proves it, as on the host.
+//! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead. For each bucket a stream
+//! waits for the sum, a kernel is launched (two for LAMB), and an event is recorded. Without feature `cuda`, or without
+//! a driver, every constructor returns an error that says so. `schedule` decides what may overlap and `hazard` proves
+//! it, as on the host.
 
 mod any_stream;
 mod bucket;
@@ -39,8 +40,8 @@ mod waits;
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
-/// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made from.
-/// Its interface changes often, so no other public item names its types.
+/// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made
+/// from. Its interface changes often, so no other public item names its types.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
@@ -81,7 +82,7 @@ impl Cuda {
         }
     }
 
-    /// Opens the caller's driver instead of the system's. Tests use it to run without a GPU.
+    /// Uses the caller's driver instead of the system's driver. Tests use it to run without a GPU.
     #[doc(hidden)]
     pub fn on(driver: Arc<dyn Driver>) -> Cuda {
         Cuda { driver, compute: StreamHandle::default(), optim_priority: 0, max_blocks: None }
@@ -93,12 +94,12 @@ impl Cuda {
     }
 
     /// Sets the stream that forward and backward run on. Unset: the legacy default stream. The per-thread default
-    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a green context of
-    /// this device is taken too (CUDA 12.5 or newer); streams of other contexts are refused.
+    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a green
+    /// context of this device is taken too (CUDA 12.5 or newer); streams of other contexts are refused.
     ///
-    /// Create it with a higher priority than the steps' ([`optim_priority`](Self::optim_priority)), such as -1
-    /// (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). Blocks of an equal priority wait their turn, so a
-    /// backward kernel would otherwise start after all blocks of a step beside it.
+    /// Create the stream with a higher priority than that of the steps ([`optim_priority`](Self::optim_priority)), such
+    /// as -1 (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). Blocks of an equal priority wait their
+    /// turn, so a backward kernel would otherwise start after all blocks of a step beside it.
     pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
         self.compute = stream;
         self
@@ -113,9 +114,9 @@ impl Cuda {
 
     /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer blocks leave multiprocessors to
     /// the backward pass beside the step; too few cost bandwidth. With many blocks, each ends sooner, and a kernel of
-    /// higher priority waits less for its place. `u32::MAX` gives each tile its own block. `instep bench --device cuda:0
-    /// --max-blocks` measures it. Unset: as many blocks as make each move about 224 KiB, and no fewer than the GPU holds
-    /// at a time.
+    /// higher priority waits less for its place. `u32::MAX` gives each tile its own block. `instep bench --device
+    /// cuda:0 --max-blocks` measures it. Unset: as many blocks as make each move about 224 KiB, and no fewer than the
+    /// GPU holds at a time.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self
@@ -136,7 +137,7 @@ impl std::fmt::Debug for Cuda {
 /// Returns the number of CUDA devices.
 ///
 /// # Errors
-/// As for [`Cuda::open`], except for the ordinal.
+/// Errors as for [`Cuda::open`], except for the ordinal.
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
     return system::device_count();

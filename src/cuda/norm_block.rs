@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{StepConstants, begin_block, decide_block, first_control};
 
-/// See the module.
+/// A control block whose calls come on any stream.
 pub(crate) type NormBlock = AnyStream<Block>;
 
 pub(crate) struct Block {
@@ -42,7 +42,7 @@ impl NormBlock {
     /// Opens the block. `scale` puts the factors of the gradients into the arguments.
     ///
     /// # Safety
-    /// The stream is this device's.
+    /// The stream belongs to this device.
     pub(crate) unsafe fn begin(
         &mut self,
         scale: impl FnOnce(&mut InstepBeginArgs),
@@ -57,10 +57,10 @@ impl NormBlock {
         })
     }
 
-    /// Decides by what was added.
+    /// Decides by the gradients that were added.
     ///
     /// # Safety
-    /// The stream is this device's.
+    /// The stream belongs to this device.
     pub(crate) unsafe fn decide(
         &mut self,
         max_norm: Option<f64>,

@@ -1,8 +1,9 @@
-//! Streams, events, code, graphs and memory of a GPU that are given back with their last owner.
+//! Streams, events, code, graphs and memory of a GPU that are freed with their last owner.
 //!
-//! A handle of this file lives as long as its value. A stream that comes as a plain handle is alive too: it is one of
-//! these, or the trainer's, by the promise of the caller who named it. Queued work outlives all of them: stream-ordered
-//! memory is freed after the work that is on its stream, and neither of its calls waits. (CUDA's stream-ordered allocator.)
+//! A handle of this file lives as long as its value. A stream that comes as a plain handle is alive too. It is a stream
+//! of this file, or the trainer's stream, which the caller has promised to keep alive. Queued work outlives all of
+//! them. Stream-ordered memory is freed after the work that is on its stream, and neither allocating nor freeing it
+//! waits. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -18,10 +19,10 @@ use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 /// How long a drop waits for the GPU before it leaks what may still be in use.
 const GRACE: Duration = Duration::from_millis(20);
 
-/// A driver's call that takes a handle back.
+/// A driver's call that frees a handle.
 type Free<H> = unsafe fn(&(dyn Driver + 'static), H);
 
-/// A handle, and the call that takes it back, which is made with the device current.
+/// A handle, and the call that frees it. The call is made with the device current.
 pub(super) struct Owned<H: Copy> {
     driver: Arc<dyn Driver>,
     handle: H,
@@ -65,14 +66,14 @@ impl Event {
         self.0.event.handle
     }
 
-    /// Makes it the stream's position of now.
+    /// Sets the event to the stream's current position.
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
         self.0.is_recorded.store(true, Ordering::Relaxed);
         // SAFETY: both are alive.
         unsafe { self.0.event.driver.record(self.handle(), stream) }
     }
 
-    /// Makes later work on the stream wait for its last position, if there is one.
+    /// Makes later work on the stream wait for the event's last position, if there is one.
     pub(crate) fn hold(&self, stream: StreamHandle) -> Result<()> {
         if !self.0.is_recorded.load(Ordering::Relaxed) {
             return Ok(());
@@ -81,14 +82,15 @@ impl Event {
         unsafe { self.0.event.driver.wait(stream, self.handle()) }
     }
 
-    /// Whether its last position has been passed, or there is none.
+    /// Returns true if the event's last position has been passed, or if it has no position.
     pub(crate) fn is_passed(&self) -> Result<bool> {
         let is_recorded = self.0.is_recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
         Ok(!is_recorded || unsafe { self.0.event.driver.is_passed(self.handle())? })
     }
 
-    /// Returns whether its last position is passed within the grace of a drop, which begins anew while something is busy.
+    /// Returns whether the event's last position is passed within the grace period of a drop. The period begins anew
+    /// while something is busy.
     pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
         let mut since = Instant::now();
         loop {
@@ -104,7 +106,7 @@ impl Event {
         }
     }
 
-    /// Blocks until its last position has been passed, if there is one.
+    /// Blocks until the event's last position has been passed, if there is one.
     pub(super) fn block(&self) -> Result<()> {
         while !self.is_passed()? {
             std::thread::sleep(Duration::from_micros(50));
@@ -112,7 +114,7 @@ impl Event {
         Ok(())
     }
 
-    /// Returns the time since an event by its handle, whose owner is alive; both are timed, and passed.
+    /// Returns the time since the event `zero`, whose owner is alive. Both events are timed and have been passed.
     pub(crate) fn ns_since(&self, zero: EventHandle) -> Result<f64> {
         // SAFETY: both are alive. The driver refuses others.
         unsafe { self.0.event.driver.elapsed_ns(zero, self.handle()) }
@@ -128,7 +130,7 @@ impl OwnedStream {
     }
 }
 
-/// Code on the GPU. The driver keeps the code of launches in flight.
+/// Code on the GPU. The driver keeps the code of launches that have not ended.
 pub(super) type OwnedModule = Owned<Module>;
 
 impl OwnedModule {
@@ -137,11 +139,12 @@ impl OwnedModule {
     }
 }
 
-/// A graph that was captured from a stream. Freed when dropped; what is in flight runs on.
+/// A graph that was captured from a stream. Dropping it frees the graph; enqueued work still runs.
 pub(super) type OwnedGraph = Owned<Graph>;
 
 impl OwnedGraph {
-    /// Begins a capture of the stream, with the device current. If it is being captured already, this is refused.
+    /// Begins a capture of the stream, with the device current. Returns an error if the stream is being captured
+    /// already.
     pub(super) fn begin(driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
         // SAFETY: the stream is alive.
         unsafe { driver.begin_capture(stream) }
@@ -154,7 +157,7 @@ impl OwnedGraph {
         Ok(Owned::new(driver, graph, <dyn Driver>::destroy_graph))
     }
 
-    /// Runs it on the stream, with the device current.
+    /// Runs the graph on the stream, with the device current.
     pub(super) fn launch(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: the graph refers to memory of the device that captured it, which keeps it, and to what the trainer
         // captured, which is alive by the promise of the caller of `Stepper::replay`.
@@ -191,27 +194,27 @@ impl Arena {
         self.0.handle.0
     }
 
-    /// Returns its first byte.
+    /// Returns the address of the first byte.
     pub(super) fn base(&self) -> *mut u8 {
         // Exposed, because in tests the device's memory is host memory.
         ptr::with_exposed_provenance_mut(self.address().0 as usize)
     }
 
-    /// Lets it be freed on another stream, which has come after all that use it.
+    /// Makes the memory be freed on another stream, after all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.handle.1 = stream;
     }
 }
 
-/// Returns an address as a pointer, which is not null.
+/// Returns an address as a non-null pointer.
 pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     let none =
         || Error::Device { call: "cuMemAllocFromPoolAsync", code: 0, name: "a null address".to_owned() };
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Pinned memory, which host and GPU reach under the same address, all zeros at first. Its owner forgets it instead of
-/// dropping it while work that uses it may be in flight.
+/// Pinned memory, which host and GPU reach under the same address, all zeros at first. The owner forgets it instead of
+/// dropping it while enqueued work may use it.
 pub(super) struct OwnedMapped {
     memory: Owned<NonNull<u8>>,
     bytes: usize,
@@ -225,7 +228,7 @@ impl OwnedMapped {
         Ok(OwnedMapped { memory, bytes })
     }
 
-    /// Returns the GPU's address of its first byte.
+    /// Returns the GPU's address of the first byte.
     pub(super) fn device(&self) -> DevicePtr {
         DevicePtr(self.host().as_ptr().expose_provenance() as u64)
     }
@@ -235,7 +238,7 @@ impl OwnedMapped {
         (self.device().0 as usize, self.bytes as u64)
     }
 
-    /// Returns the host's address of its first byte.
+    /// Returns the host's address of the first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
         self.memory.handle
     }

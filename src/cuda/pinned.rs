@@ -1,6 +1,6 @@
 //! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
-//! Settings go to the GPU: the host writes a slot when it opens a pass, and that pass's Begin reads it, so a learning
+//! Settings go to the GPU. The host writes a slot when it opens a pass, and that pass's Begin reads it, so a learning
 //! rate changes without waiting for earlier passes. Status comes back: one seqlock per slot, written after the last
 //! step. The host never writes a slot that a Begin has still to read.
 
@@ -22,12 +22,11 @@ pub(super) struct SettingsRing {
     pub(super) ring: OwnedMapped,
     /// The latest settings.
     pub(super) words: Vec<u32>,
-    /// The settings in the latest slot that was written, for [`claims`](super::claims), which only builds with checks
-    /// have.
+    /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with checks have this field.
     pub(super) of_pass: Vec<u32>,
-    /// Per slot, the event after its Begin.
+    /// For each slot, the event after the Begin that reads it.
     read: Vec<Event>,
-    /// Begins so far, which select the slot of the next one.
+    /// Number of Begins so far; it selects the slot of the next one.
     pub(super) begun: u64,
 }
 
@@ -39,7 +38,7 @@ impl SettingsRing {
         Ok(SettingsRing { ring, of_pass: words.clone(), words, read, begun: 0 })
     }
 
-    /// Replaces the settings. Each pass's Begin has a slot of its own, so no Begin that is still to run sees this.
+    /// Replaces the settings. Each pass's Begin has a separate slot, so no Begin that has yet to run sees this.
     pub(super) fn set(&mut self, settings: &Settings) {
         self.words.copy_from_slice(settings.words());
     }
@@ -49,7 +48,7 @@ impl SettingsRing {
         &self.read[slot(self.begun)]
     }
 
-    /// Writes the next slot, whose last reader has finished.
+    /// Writes the next slot. Its last reader has finished.
     pub(super) fn write(&mut self) {
         self.ring.write(slot(self.begun) * self.words.len(), &self.words);
         if cfg!(debug_assertions) {
@@ -57,7 +56,7 @@ impl SettingsRing {
         }
     }
 
-    /// Records the event after the Begin that reads the slot, returns it, and goes on to the next one.
+    /// Records the event after the Begin that reads the slot, returns the event, and moves to the next slot.
     pub(super) fn mark_read(&mut self, stream: StreamHandle) -> Result<&Event> {
         let event = &self.read[slot(self.begun)];
         event.record(stream)?;

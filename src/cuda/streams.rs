@@ -1,8 +1,8 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
 //! A ticket names a position, and a ring of events per stream holds its event. An event is recorded anew only long
-//! after every wait for it was submitted; a wait that comes later still waits for a later position of the same stream,
-//! which is safe. This module makes no stream or event after construction.
+//! after every wait for it was submitted. A wait that comes later waits for a later position of the same stream, which
+//! is safe. This module makes no stream or event after construction.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) struct Streams {
     rings: [Vec<Event>; STREAMS],
     /// Marks positions that no ticket names.
     spare: Event,
-    /// All but the trainer's.
+    /// All streams except that of the trainer.
     own: [Option<OwnedStream>; STREAMS],
 }
 
@@ -46,7 +46,7 @@ impl Streams {
         Ok(streams)
     }
 
-    /// Returns the streams that there are.
+    /// Returns the streams that the plan uses.
     pub(super) fn all(&self) -> impl Iterator<Item = Stream> + '_ {
         Stream::ALL.into_iter().filter(|stream| !self.rings[stream.index()].is_empty())
     }
@@ -71,8 +71,8 @@ impl Streams {
         Ok(&self.spare)
     }
 
-    /// Makes one stream wait for everything on others: the optim stream before memory is freed on it, the trainer's at the
-    /// end of a capture.
+    /// Makes one stream wait for everything on other streams. The optim stream waits before memory is freed on it, and
+    /// the trainer's stream at the end of a capture.
     pub(super) fn gather(&self, on: Stream, others: impl Fn(Stream) -> bool) -> Result<()> {
         for other in self.all().filter(|other| *other != on && others(*other)) {
             self.here(other)?.hold(self.stream(on))?;

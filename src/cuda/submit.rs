@@ -1,6 +1,6 @@
 //! Ops as driver calls on the caller's thread.
 //!
-//! In a steady state a bucket takes a wait, a launch and a record. Ops alone decide what runs and in which order.
+//! In a steady state a bucket takes a wait, a launch and a record. Only ops decide what runs and in which order.
 //! `run_all` never blocks, except while the host is eight passes ahead of the GPU.
 #![allow(unsafe_code)]
 
@@ -73,8 +73,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the shard that the GPU keeps (empty if it keeps none), and the whole of a bucket that an op brings
-    /// together.
+    /// Returns two spans of the bucket that an op makes full: the shard that the GPU keeps (empty if it keeps none),
+    /// and the full bucket.
     pub(super) fn full_places(&self, op: &Op) -> Option<[Span; 2]> {
         let resharded = |bucket: u32| {
             let bucket = &self.plan.buckets()[bucket as usize];
@@ -93,7 +93,7 @@ impl CudaDevice {
         }
     }
 
-    /// Returns where an op finds a span: in memory that is always there, or in a bucket that is whole.
+    /// Returns where an op finds a span: in memory that is always there, or in a full bucket.
     pub(super) fn find(&self, span: Span) -> *mut u8 {
         let always = self.engine.memory.regions.find(span);
         let whole = || self.engine.memory.unsharded.resolve(span);
@@ -154,7 +154,7 @@ impl CudaDevice {
         }
     }
 
-    /// Whether the host runs an op of the GPU's streams.
+    /// Returns whether the host runs an op of the GPU's streams.
     pub(super) fn is_on_host(&self, op: &Op) -> bool {
         self.host.as_ref().is_some_and(|host| host.runs(op, &self.plan))
     }
@@ -164,7 +164,7 @@ impl CudaDevice {
         host.enqueue(&*self.cuda.driver, op, stream)
     }
 
-    /// Copies inside the GPU's memory, or between it and the host's.
+    /// Copies inside the GPU's memory, or between that and the host's memory.
     fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
         let (stream, bytes) = (self.streams.stream(on), src.bytes());
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
@@ -206,8 +206,8 @@ impl CudaDevice {
         unsafe { self.cuda.driver.fill(at, element, span.bytes(), stream) }
     }
 
-    /// Makes the open pass leave a segment alone: by a fill on the stream, which a captured pass holds as well. The next
-    /// Begin sets the action anew.
+    /// Makes the open pass leave a segment unchanged, by a fill on the stream. A captured pass contains the fill too.
+    /// The next Begin sets the action anew.
     fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
         let (driver, action) = (&self.cuda.driver, (SegmentAction::Leave as u32).to_ne_bytes());
         records_of(&self.plan, &self.engine.memory.regions, segment).try_for_each(|record| {

@@ -1,12 +1,12 @@
 //! The driver of this machine: one call per method, through cudarc, and an error for every answer but success.
 //!
-//! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent the
-//! overlap that this library exists for; its `CudaStream` and `CudaEvent` ask for the current context in every call.
-//! Streams and events of a program that has these types are taken by reference.
+//! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent
+//! the overlap that this library exists for. cudarc's `CudaStream` and `CudaEvent` ask for the current context in every
+//! call. Streams and events of a program that has these types are taken by reference.
 //!
 //! The context is the device's primary one, which the CUDA runtime and every framework share. It is never released,
 //! because others may hold memory in it. Every call restores the context that the thread had; cudarc's `CudaContext`
-//! leaves its own current.
+//! leaves its own context current.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -50,8 +50,9 @@ struct System {
     direct: &'static Direct,
     /// The primary context.
     context: usize,
-    /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's own
-    /// pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is freed.
+    /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's
+    /// own pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is
+    /// freed.
     pool: usize,
     gpu: Gpu,
 }
@@ -78,7 +79,7 @@ pub(super) fn device_count() -> Result<u32> {
 /// Opens a device.
 ///
 /// # Errors
-/// Errors as for [`device_count`]; `Unsupported` if there is no such device, or if it has no stream-ordered memory;
+/// Errors as for [`device_count`]. `Unsupported` if there is no such device, or if it has no stream-ordered memory.
 /// `Device` if the driver refuses the context.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     let count = device_count()?;
@@ -131,7 +132,7 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(Arc::new(system))
 }
 
-/// Has a call write a handle.
+/// Makes a call that writes a handle, and returns the handle.
 fn made<T>(make: impl FnOnce(&mut *mut T) -> Result<()>) -> Result<usize> {
     let mut handle = ptr::null_mut();
     make(&mut handle).map(|()| handle.expose_provenance())

@@ -1,9 +1,9 @@
 //! Tiles of launches after their tensors have moved: written to pinned memory, and copied by the stream, two in turn.
 //!
-//! [`TileTables`] are for a bucket whose parameters or gradients lie apart in each call. A table is written anew only if an
-//! address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose parameters have moved: each
-//! launch keeps its table, and the copy comes after all that read the old addresses. The host waits only if addresses
-//! change faster than the GPU copies them.
+//! [`TileTables`] are for a bucket whose parameters or gradients are in separate runs in each call. A table is written
+//! anew only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose
+//! parameters have moved. Each launch keeps its table, and the copy comes after all ops that read the old addresses.
+//! The host waits only if addresses change faster than the GPU copies them.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::handle::StreamHandle;
 use crate::launch::{Bases, Kind, Regions, rebind};
 use crate::layout::Plan;
 
-/// See the module.
+/// Two tables of tiles, used in turn, for a bucket whose parameters or gradients are in separate runs.
 pub(super) struct TileTables {
-    /// With offsets in place of addresses.
+    /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
     /// The addresses in the current table.
     bases: Vec<Bases>,
-    /// Each with the event after the last launch that read it. The engine makes their stream wait for all launches.
+    /// The two tables, each with the event after the last launch that read it. The engine makes their stream wait for
+    /// all launches.
     tables: [(Arena, Event); 2],
     current: usize,
     staged: StagedTiles,
@@ -90,7 +91,7 @@ pub(super) struct MovingTiles {
 }
 
 impl MovingTiles {
-    /// Allocates room for these tiles, which are those of the tables.
+    /// Allocates room for these tiles, as many as the tables have.
     pub(super) fn new(driver: &Arc<dyn Driver>, lists: Vec<Vec<InstepTile>>) -> Result<MovingTiles> {
         let staged = StagedTiles::new(driver, lists.iter().map(Vec::len).sum())?;
         Ok(MovingTiles { lists, staged })
@@ -120,8 +121,8 @@ impl MovingTiles {
     }
 }
 
-/// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device forgets
-/// them while such a copy may run.
+/// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device
+/// forgets them while such a copy may run.
 struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],
@@ -138,7 +139,7 @@ impl StagedTiles {
         Ok(StagedTiles { driver: Arc::clone(driver), staging: [staging()?, staging()?], current: 0 })
     }
 
-    /// Goes on to the other room, once its last copies have ended.
+    /// Switches to the other room, once its last copies have ended.
     fn turn(&mut self) -> Result<()> {
         self.current = 1 - self.current;
         self.staging[self.current].1.block()
@@ -147,7 +148,8 @@ impl StagedTiles {
     /// Enqueues the copy of each list to its table, from the room of the last [`turn`](Self::turn).
     ///
     /// # Safety
-    /// The tables are as long as their lists and alive, and the stream comes after all that read them. The lists fit the room.
+    /// The tables are as long as their lists and alive. The stream comes after all work that reads them. The lists fit
+    /// the room.
     unsafe fn send(
         &mut self,
         lists: impl IntoIterator<Item = (*const InstepTile, impl ExactSizeIterator<Item = InstepTile>)>,

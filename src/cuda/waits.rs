@@ -39,8 +39,8 @@ impl CudaDevice {
         poll(Wall::start(), AWAKE, Duration::MAX, wanted, look).map(drop)
     }
 
-    /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph in flight counts as one,
-    /// because nothing inside it can be observed.
+    /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph that has not ended counts
+    /// as one, because nothing inside it can be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures are left out.

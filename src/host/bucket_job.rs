@@ -38,7 +38,7 @@ pub(crate) struct Execution {
 pub(crate) struct BucketJob {
     kind: Kind,
     args: UnsafeCell<InstepStepArgs>,
-    /// Per segment, the addresses of its tensors; empty if the arguments hold the addresses.
+    /// The addresses of each segment's tensors; empty if the arguments hold the addresses.
     bases: Arc<SegmentBases>,
     /// The table of tiles. It changes only together with the arguments.
     tiles: UnsafeCell<Vec<InstepTile>>,
@@ -139,7 +139,7 @@ impl BucketJob {
         args.tiles = tiles.as_ptr();
     }
 
-    /// Returns whether the pass steps anything: it is not skipped.
+    /// Returns whether the pass steps anything. A skipped pass does not.
     fn is_stepping(&self) -> bool {
         // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide, which write the
         // word, come before the step.
@@ -191,7 +191,7 @@ impl Chunks for BucketJob {
 /// The distance, in bytes of each array, by which a step prefetches ahead of its loads.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
-/// Memories that take fewer bytes than this together are assumed to lie in a cache, where prefetches do not help.
+/// If memories together take fewer bytes than this, they are assumed to be in a cache, where prefetches do not help.
 const BEYOND_CACHE: u64 = 32 << 20;
 
 /// The number of pairs of chunks that a launch compares before it chooses, and the number of pairs in which the chunk
@@ -259,7 +259,8 @@ impl Trial {
         }
     }
 
-    /// Runs a chunk, and tells `work` how far ahead to prefetch. A chunk that steps nothing takes part in no comparison.
+    /// Runs a chunk, and tells `work` how far ahead to prefetch. A chunk that steps nothing takes part in no
+    /// comparison.
     fn run(&self, tiles: usize, steps: impl FnOnce() -> bool, work: impl FnOnce(u64)) {
         if self.pairs_left.load(Ordering::Relaxed) == 0 {
             return work(if self.wins.load(Ordering::Relaxed) >= WINS { AHEAD_BYTES } else { 0 });

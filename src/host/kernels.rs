@@ -165,18 +165,18 @@ impl Kernels {
     /// Decides clipping and skipping from the norm.
     ///
     /// # Safety
-    /// As for `begin`.
+    /// The conditions of `begin` hold.
     pub(crate) unsafe fn decide(&self, args: &InstepDecideArgs) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.decide.unwrap_unchecked()(args) }
     }
 
-    /// Adds the squares of a run of tiles to the norm. `bases` has the addresses of each segment's tensors, or is null if
-    /// the arguments have them.
+    /// Adds the squares of a run of tiles to the norm. `bases` has the addresses of each segment's tensors, or is null
+    /// if the arguments have them.
     ///
     /// # Safety
-    /// Every pointer in `args` and `bases` is valid, `first_tile..last_tile` lies in its table, and nothing writes the gradients or
-    /// the segments during the call. Other runs may add to the same control block.
+    /// Every pointer in `args` and `bases` is valid, `first_tile..last_tile` lies in its table, and nothing writes the
+    /// gradients or the segments during the call. Other runs may add to the same control block.
     pub(crate) unsafe fn norm(
         &self,
         args: &InstepStepArgs,
@@ -191,7 +191,7 @@ impl Kernels {
     /// Steps a run of tiles, and prefetches `ahead_bytes` ahead; 0 means no prefetches.
     ///
     /// # Safety
-    /// As for `norm`, and nothing else touches the parameters and states of these tiles.
+    /// The conditions of `norm` hold, and nothing else touches the parameters and states of these tiles.
     pub(crate) unsafe fn step(
         &self,
         args: &InstepStepArgs,
@@ -207,7 +207,7 @@ impl Kernels {
     /// Decides, for a custom optimizer, what to do with each segment that starts in these tiles.
     ///
     /// # Safety
-    /// As for `norm`, with the whole table of tiles.
+    /// The conditions of `norm` hold for the whole table of tiles.
     pub(crate) unsafe fn custom(&self, args: &InstepStepArgs) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe { self.table.custom.unwrap_unchecked()(args) }
@@ -223,11 +223,12 @@ impl Kernels {
         unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
     }
 
-    /// Writes the sum of elements `first..last` of every rank's buffer to `to`, which may be where these elements lie
+    /// Writes the sum of elements `first..last` of every rank's buffer to `to`. `to` may be the place of these elements
     /// in one of the buffers. If `to` is null, the sum goes into every buffer.
     ///
     /// # Safety
-    /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches `to`.
+    /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches
+    /// `to`.
     pub(crate) unsafe fn sum_to(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64, to: *mut u8) {
         // SAFETY: the entry exists in every build; the rest is the caller's contract.
         unsafe {
@@ -301,8 +302,8 @@ impl Kernels {
     /// Moves the bytes of a step with almost no computation: reads `arrays[0]` and updates the other arrays in place.
     ///
     /// # Safety
-    /// There are 2 to 5 arrays. Each is valid for these elements, they do not overlap, and nothing else touches this range of
-    /// any of them.
+    /// There are 2 to 5 arrays. Each is valid for these elements, they do not overlap, and nothing else touches this
+    /// range of any of them.
     pub(crate) unsafe fn ceiling(
         &self,
         arrays: &[*mut f32],

@@ -32,8 +32,8 @@ const ALLOCATOR_ALIGNMENT: usize = 16;
 /// The page size that short arenas are aligned to, before their offset.
 const SMALL_PAGE: usize = 4096;
 
-/// The size of a huge page on x86-64 and aarch64. A step walks whole arenas, so with small pages it would miss the TLB
-/// at each.
+/// The size of a huge page on x86-64 and aarch64. A step walks whole arenas, so it would miss the TLB at every small
+/// page.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// One allocation with an aligned run of zeros inside.
@@ -104,8 +104,8 @@ unsafe extern "C" {
 }
 
 /// Releases the whole pages of a run to the system. They read as zeros when they are touched again. If a neighbouring
-/// page is in use, the operating system may later merge it with the run's pages into a huge page, at most one at each
-/// end.
+/// page is in use, the operating system may later merge it with the run's pages into a huge page. This affects at most
+/// one page at each end.
 ///
 /// # Safety
 /// The run lies in one allocation of this process, and its contents are no longer needed. Nothing else touches it now.
@@ -320,7 +320,7 @@ impl Memories {
     /// Sets the control blocks of the clip sets after the first.
     ///
     /// # Safety
-    /// No op has been submitted, and there are so many of these blocks.
+    /// No op has been submitted, and control memory has as many of these blocks.
     pub(crate) unsafe fn write_sets(&self, sets: impl Iterator<Item = InstepControl>) {
         let first = self.regions().further_controls().0;
         // SAFETY: control memory was made for these blocks, aligned; nobody touches it, by the contract.
@@ -370,7 +370,7 @@ impl Memories {
     /// Stores the status of the pass for [`latest`](Self::latest).
     ///
     /// # Safety
-    /// As for [`read_control`](Self::read_control).
+    /// The conditions of [`read_control`](Self::read_control) hold.
     pub(crate) unsafe fn publish(&self) {
         // SAFETY: the caller promises that no op writes control memory now.
         let status = status_of(&unsafe { self.read_control() });

@@ -1,9 +1,9 @@
 //! Ranks inside one process: threads that sum each other's buffers in memory.
 //!
-//! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers, so the
-//! bits depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a thread
-//! per rank, and reports the first failure, not the errors that follow from it on other ranks. A split corresponds to
-//! ncclCommSplit, with one colour or several.
+//! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers. The
+//! bits therefore depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a
+//! thread per rank, and reports the first failure, not the errors that follow from it on other ranks. A split
+//! corresponds to ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -143,15 +143,15 @@ impl InProcess {
     /// The n-th splits of all ranks form a group, even if they come from different communicators.
     ///
     /// # Ordering
-    /// Calls on different splits may come in any order, which may differ from rank to rank. A trainer that waits for
-    /// one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun, both end
-    /// with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it. So begin
-    /// the steppers' first passes in the same order on every rank; later orders may differ by one pass.
+    /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
+    /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
+    /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it.
+    /// So begin the steppers' first passes in the same order on every rank; later orders may differ by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
-    /// split, calls of other ranks on it end with `Deadline`, or with `PeerLost` once that rank has dropped all its
-    /// communicators.
+    /// split, other ranks' calls on that split end with `Deadline`. They end with `PeerLost` once the rank has dropped
+    /// all its communicators.
     ///
     /// ```
     /// use instep::{Adam, InProcess, Layout, Result, Stepper, in_process};

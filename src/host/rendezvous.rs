@@ -1,9 +1,9 @@
 //! The rendezvous of in-process ranks: all ranks arrive, work on each other's buffers, and depart.
 //!
-//! **Arrival may be refused**: if another rank is lost, late or makes a different call, a rank withdraws under the same
-//! lock and gets an error. **Departure may not be interrupted**: until all depart, ranks access each other's memory,
-//! and a rank that returned early could free it. This phase always ends. Splits meet independently and fail together,
-//! so one lock covers all splits. The rendezvous itself never touches the buffers.
+//! **Arrival may be refused**: if another rank is lost, late or makes a different call, this rank withdraws under the
+//! same lock and gets an error. **Departure may not be interrupted**: until all depart, ranks access each other's
+//! memory, and a rank that returned early could free it. This phase always ends. Splits meet independently and fail
+//! together, so one lock covers all splits. The rendezvous itself never touches the buffers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -74,8 +74,8 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// Returns a seat for the rank at `place` of `ranks`, in the first split of these ranks in which it has none. If
-    /// another rank has made a different group at that point, the whole group ends.
+    /// Returns a seat for the rank at `place` of `ranks`. The seat is in the first split of these ranks where the rank
+    /// has no seat. If another rank has made a different group at that point, the whole group ends.
     pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
         let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];
@@ -98,7 +98,8 @@ impl Rendezvous {
         Seat { member: rank, place, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must [`part`](Self::part).
+    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must
+    /// [`part`](Self::part).
     pub(crate) fn meet(&self, seat: &Seat, call: &Call<'_>, calls: &mut Vec<Arrived>) -> Result<()> {
         let mut state = self.lock();
         state.refuse(seat)?;
@@ -146,7 +147,7 @@ impl Rendezvous {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Leaves a seat: it will make no more calls.
+    /// Leaves a seat. The seat then makes no more calls.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;

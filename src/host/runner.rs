@@ -39,9 +39,9 @@ pub(crate) struct Runner {
     comms: Comms,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
-    /// Per bucket, where its step stops to add up norms of full parameters over ranks.
+    /// For each bucket, where its step stops to add up norms of full parameters over ranks.
     stops: Vec<Vec<NormStop>>,
-    /// Per bucket, whether this rank's shard of the parameters is stepped while the other shards are not gathered yet.
+    /// Whether this rank's shard of each bucket's parameters is stepped while the other shards are not gathered yet.
     partly_gathered: Vec<AtomicBool>,
     /// The caller's sums for which ops must wait, in the ops' order. All these ops are on one stream.
     awaited: Mutex<VecDeque<AwaitedSum>>,

@@ -1,11 +1,11 @@
-//! Chooses the offset within a page at which each array of a step starts, so that arrays do not alias at 4 KiB or in a
+//! Chooses the offset within a page at which each array of a step starts. Arrays then alias neither at 4 KiB nor in a
 //! cache's way predictor.
 //!
-//! A load may wait for an earlier store whose address has the same low 12 bits, and first-level caches look lines up by
-//! those bits. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash. Starts
-//! that are at least 512 bytes apart avoid both problems. The hash is that of Lipp et al., "Take A Way: Exploring the
-//! Security Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32
-//! Architectures Optimization Reference Manual", 4 KiB aliasing.
+//! A load may wait for an earlier store whose address has the same low 12 bits. First-level caches also use those bits
+//! to find lines. AMD's way predictor also hashes higher bits, and at some distances two arrays have the same hash.
+//! Starts with distances of at least 512 bytes avoid both problems. The hash is that of Lipp et al., "Take A Way:
+//! Exploring the Security Implications of AMD's Cache Way Predictors", ASIA CCS 2020. On loads and stores see Intel,
+//! "64 and IA-32 Architectures Optimization Reference Manual", 4 KiB aliasing.
 
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
@@ -29,8 +29,8 @@ impl Stagger {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns the offset in a page at which another array of `bytes` should start: one that aliases with the fewest
-    /// bytes of other arrays, and among these the one that is farthest from its neighbours.
+    /// Returns the offset in a page at which another array of `bytes` should start. The offset aliases with the fewest
+    /// bytes of other arrays, and of all such offsets it is the one farthest from its neighbours.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
@@ -43,7 +43,7 @@ impl Stagger {
     }
 }
 
-/// Returns the distance of two starts within a page, which wraps around: the shorter way counts.
+/// Returns the distance of two starts within a page. The page wraps around, and the shorter way counts.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -2,7 +2,7 @@
 //!
 //! A ticket has passed when its stream's counter is at least its tick, so an event needs no allocation and no reset.
 //! After a failure every op except Record is skipped, so no wait can hang. Without threads, ops run on the caller's
-//! thread in the order of submission, which satisfies all waits. The streams do not know the meaning of ops.
+//! thread in the order of submission. This order satisfies all waits. The streams do not know the meaning of ops.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +15,8 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Streams call it only when they are made, because the collective may be user code,
-    /// and a later panic of it would not be caught.
+    /// Returns the rank, for errors. Streams call it only when they are made. The collective may be user code, and a
+    /// panic of it at a later time would not be caught.
     fn rank(&self) -> u32;
 
     /// Returns the most ops that one pass queues on a stream.
@@ -88,8 +88,8 @@ impl<E: Run> Streams<E> {
     }
 
     /// Queues ops. A Record of the compute stream passes at once, because that stream is the calling thread. Threads
-    /// are woken once, after the last op, because a wake-up is the most expensive part, and a woken thread competes for
-    /// the lock.
+    /// are woken once, after the last op. A wake-up is the most expensive part, and a woken thread competes for the
+    /// lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
             return ops.iter().for_each(|op| self.run_now(op));
@@ -267,7 +267,7 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// On drop, counts a thread as ended, also after a panic, so that no wait for it lasts forever.
+/// Counts a thread as ended when it is dropped, also after a panic. No wait for the thread then lasts forever.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {
@@ -277,7 +277,7 @@ impl<E: Run> Drop for Serving<'_, E> {
     }
 }
 
-/// Runs code that may be a user's, whose panic is an error of this rank.
+/// Runs code that a user may have written, and turns a panic into an error of this rank.
 pub(crate) fn caught(rank: u32, run: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let message = message_of(&*panic);

@@ -1,9 +1,9 @@
 //! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
 //! A parameter has a list of optimizers; the k-th optimizers of all lists are round k. In a round, a bucket takes one
-//! launch per kernel: a single launch if all parameters have the same kind of optimizer, with any hyperparameters.
-//! States of a round come after those of earlier rounds. This file has no addresses. It refuses element types that
-//! would break an optimizer's states, and tensors that the device cannot reach.
+//! launch per kernel. This is a single launch if all parameters have the same kind of optimizer, with any
+//! hyperparameters. States of a round come after those of earlier rounds. This file has no addresses. It refuses
+//! element types that would break an optimizer's states, and tensors that the device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns three maximum norms: for Begin, which clips by the previous pass's norm, for the pass's decision, and
-    /// for a bucket's decision.
+    /// Returns two maximum norms. Begin clips with the first by the previous pass's norm, and the decision of the pass
+    /// or of a bucket uses the second.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
@@ -76,9 +76,9 @@ struct Assigned {
 pub struct Assignment {
     pub(crate) constants: StepConstants,
     optimizers: Vec<Assigned>,
-    /// Per segment, its optimizers in order.
+    /// The optimizers of each segment, in order.
     lists: Vec<Vec<u32>>,
-    /// Per segment, its parameter's name, for custom optimizers.
+    /// The name of each segment's parameter, for custom optimizers.
     names: Vec<String>,
     rounds: Vec<Round>,
     state_count: usize,
@@ -121,12 +121,12 @@ pub(crate) struct BucketLaunch {
 pub(crate) struct NormStop {
     /// Number of kernel launches before it, counting each part of a step.
     pub(crate) launches: usize,
-    /// The records whose norms are added up. Norms of other launches' records among them are zeros, or not needed any
-    /// more.
+    /// The records whose norms are added up. The range may include records of other launches; their norms are zeros or
+    /// not needed any more.
     pub(crate) records: Range<usize>,
 }
 
-/// Returns which of a step's `launches` launches run between the previous stop and that of `stage`, or the end of the
+/// Returns the range of a step's launches that run between the previous stop and the stop of `stage`, or the end of the
 /// step.
 pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
     let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
@@ -134,8 +134,8 @@ pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) ->
 }
 
 impl Assignment {
-    /// Makes the assignment. `list` returns a parameter's optimizers as indices into `optimizers`, which has at least
-    /// one.
+    /// Makes the assignment. `list` returns a parameter's optimizers as indices into `optimizers`. A parameter has at
+    /// least one.
     pub(crate) fn new<'a>(
         layout: &Layout,
         plan: &Plan,
@@ -348,8 +348,8 @@ impl Assignment {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns the places where a sharded bucket's step stops so that ranks add up norms: after each launch that
-    /// measures.
+    /// Returns the places where a sharded bucket's step stops so that ranks add up norms. They are after each launch
+    /// that measures.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();
@@ -410,8 +410,8 @@ impl Assignment {
     }
 }
 
-/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). The square roots of such
-/// moments must be small compared with eps.
+/// Blocks of second moments below 2^-90 become zero as 8-bit codes (`kernels/numeric/codes.h`). The square roots of
+/// such moments must be small compared with eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";

@@ -82,7 +82,7 @@ pub(crate) fn decide_block(
     }
 }
 
-/// Returns the arguments of a pass's Begin, which reads the settings from their memory.
+/// Returns the arguments of a pass's Begin. Begin reads the settings from their memory.
 pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (further_controls, further_count) = regions.further_controls();
     let external = constants.loss_scale.external();
@@ -117,7 +117,7 @@ pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
     }
 }
 
-/// The control blocks of the clip sets after the first, before the first pass.
+/// Returns the control blocks of the clip sets after the first, before the first pass.
 pub(crate) fn first_sets<'a>(
     plan: &'a Plan,
     constants: &StepConstants,
@@ -126,7 +126,7 @@ pub(crate) fn first_sets<'a>(
     plan.max_norms().iter().map(move |max_norm| InstepControl { max_norm: max_norm.unwrap_or(-1.0), ..first })
 }
 
-/// The control block for another plan, whose buckets have other numbers.
+/// Returns the control block for another plan, in which buckets have other numbers.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }

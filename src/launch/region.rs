@@ -1,6 +1,6 @@
-//! Addresses of the bytes of every [`Memory`]. Only this file turns a span, which the checker knows, into an address.
+//! Addresses of the bytes of every [`Memory`]. Only this file turns a span of the checker into an address.
 //!
-//! Addresses are of the CPU's memory or a GPU's, and this file never reads or writes through one. A span that leaves
+//! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes through one. A span that leaves
 //! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, to which
 //! tiles add their offsets. Bases are numbers and not pointers, because a base may lie outside its tensor if base plus
 //! offset lies inside.
@@ -80,13 +80,13 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Bytes of control memory: the pass's control block, the blocks of single buckets or of further clip sets, the records,
-    /// then their norms.
+    /// Bytes of control memory: the pass's control block, the blocks of single buckets or of further clip sets, the
+    /// records, then their norms.
     pub(crate) fn control_bytes(&self) -> usize {
         self.norms_at() + self.norms * size_of::<InstepNorms>()
     }
 
-    /// Control blocks after the pass's.
+    /// Returns the number of control blocks after the pass's control block.
     fn further_controls(&self) -> usize {
         self.bucket_controls + self.set_controls
     }
@@ -178,7 +178,7 @@ impl Regions {
         }
     }
 
-    /// Returns the pieces, of parameters or of gradients, whose addresses differ from the present ones.
+    /// Returns the pieces, of parameters or of gradients, with new addresses.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,
@@ -220,7 +220,7 @@ impl Regions {
         Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
-    /// Returns the addresses and lengths of the runs of a span, as far as its memory reaches.
+    /// Returns the addresses and lengths of a span's runs, up to the end of the memory.
     pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.region(span.memory).pieces.iter().filter_map(move |piece| {
             let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
@@ -239,14 +239,14 @@ impl Regions {
         self.control.base().cast()
     }
 
-    /// The first control block after the pass's, and the number of such blocks: of single buckets, or of further clip
-    /// sets.
+    /// Returns the first control block after that of the pass, and the number of such blocks: those of single buckets,
+    /// or of further clip sets.
     pub(crate) fn further_controls(&self) -> (*mut InstepControl, usize) {
         let first = self.control.base().wrapping_add(FURTHER_CONTROLS_AT as usize).cast();
         (first, self.counts.further_controls())
     }
 
-    /// The control block for a bucket's step: the bucket's own, its clip set's, or the pass's.
+    /// Returns the control block for a bucket's step: that of the bucket, of its clip set, or of the pass.
     pub(crate) fn control_of(&self, plan: &Plan, bucket: u32) -> *mut InstepControl {
         let of_set = plan.buckets()[bucket as usize].clip_set.checked_sub(1);
         let own = if self.counts.bucket_controls > 0 { Some(bucket) } else { of_set };

@@ -115,8 +115,8 @@ impl Launch {
             .collect()
     }
 
-    /// Makes a launch without addresses. It also returns the spans of the launch's tensors; for states, with their
-    /// index in the launch.
+    /// Makes a launch without addresses. It also returns the spans of the launch's tensors. A state's span comes with
+    /// the state's index in the launch.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -200,7 +200,7 @@ impl Launch {
     }
 
     /// Sets the addresses, from the spans that the checker has checked. Each tile gets the address of its parameter,
-    /// because parameters may lie apart.
+    /// because parameters may be in separate memory.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
         let (first, mut params) = (Span::summed_in(Memory::Grads.of_step(plan), described).start, None);

@@ -8,7 +8,7 @@ use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::{Precision, SegmentAction, Storage};
 
-/// The sizes, in bytes of gradients, at which a bucket is closed.
+/// The sizes that close a bucket, in bytes of gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
     /// The cap of the first bucket: small, so that communication starts early.
@@ -18,7 +18,7 @@ pub struct BucketCaps {
 }
 
 impl Default for BucketCaps {
-    /// 1 MiB, then 25 MiB, as in PyTorch's DistributedDataParallel.
+    /// Returns the caps of PyTorch's DistributedDataParallel: 1 MiB for the first bucket, then 25 MiB.
     fn default() -> Self {
         BucketCaps { first_bytes: 1 << 20, rest_bytes: 25 << 20 }
     }
@@ -43,9 +43,9 @@ pub enum Gradients {
     Keep,
     /// The step's launch overwrites it with zeros, also in a skipped pass.
     Zero,
-    /// The step's launch overwrites it with the value that the optimizer used: the mean over ranks, divided by the loss
-    /// scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch after `unscale_` and
-    /// `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
+    /// The step's launch overwrites it with the value that the optimizer used. This is the mean over ranks, divided by
+    /// the loss scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch after
+    /// `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
     /// read.
@@ -66,7 +66,7 @@ pub struct Segment {
     /// Number of elements, without padding.
     pub len: u64,
     /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
-    /// shard of [rows](crate::ForeignBucket::rows), the number given there.
+    /// shard of [rows](crate::ForeignBucket::rows), it is the number given there.
     pub element: u64,
     /// Number of elements of a row, if each row begins a new block of 8-bit states; else 0. Each row of the states, and
     /// of tensors laid out like them, then starts at a multiple of 256 elements.
@@ -75,18 +75,18 @@ pub struct Segment {
     pub action: SegmentAction,
     /// The group whose hyperparameters apply to the segment.
     pub group: u32,
-    /// Offset of its count in the bucket's tail block, if the plan has tails. After the reduce, it is the number of
-    /// ranks that had a gradient for the segment.
+    /// Offset of the segment's count in the bucket's tail block, if the plan has tails. After the reduce, it is the
+    /// number of ranks that had a gradient for the segment.
     pub tail: Option<u64>,
 }
 
 impl Segment {
-    /// Returns the number of elements that its states span, gaps between rows included.
+    /// Returns the number of elements that the segment's states span, including gaps between rows.
     pub(crate) fn state_len(&self) -> u64 {
         self.state_at(self.len)
     }
 
-    /// Returns the offset of the states of its element `at`, counted from [`start`](Self::start).
+    /// Returns the offset of the states of the segment's element `at`, counted from [`start`](Self::start).
     pub(crate) fn state_at(&self, at: u64) -> u64 {
         match self.row {
             0 => at,
@@ -94,7 +94,8 @@ impl Segment {
         }
     }
 
-    /// Returns the end of the run of elements from `at` on, up to `end`, whose states have no gap between them.
+    /// Returns the end of the longest run of elements that starts at `at`, does not pass `end`, and has no gap between
+    /// its states.
     pub(crate) fn run_end(&self, at: u64, end: u64) -> u64 {
         match self.row {
             0 => end,
@@ -143,7 +144,7 @@ pub(crate) struct FirstBytes {
     pub(crate) state: u64,
     pub(crate) scales: u64,
     pub(crate) ema: u64,
-    /// In the host's memory, with offload.
+    /// The first byte in the host's memory, with offload.
     pub(crate) host_params: u64,
     pub(crate) host_grads: u64,
     pub(crate) sums: u64,

@@ -1,10 +1,10 @@
 //! Cuts a layout into buckets, for one bucket cap and world size.
 //!
-//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. The assignment is
-//! DDP's: each kind has its own open bucket, which closes at the parameter that reaches the cap. Buckets are in the
-//! order of their last parameters, which is the order in which backward completes them. Every segment starts at a
-//! multiple of 256 elements and every bucket is padded to a multiple of world_size x 256, so shards, norm leaves and
-//! vectors are aligned for any cap. Every sum and product is checked: more than 2^56 elements is an error.
+//! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. Parameters are
+//! assigned to buckets as by DDP: each kind has its own open bucket, which closes at the parameter that reaches the
+//! cap. Buckets are in the order of their last parameters. Backward completes them in this order. Every segment starts
+//! at a multiple of 256 elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm leaves and
+//! vectors are therefore aligned for any cap. Every sum and product is checked: more than 2^56 elements is an error.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ impl Plan {
     /// [Local](crate::LayoutBuilder::local) parameters stay full.
     ///
     /// # Errors
-    /// `Config` if the rank is not below the world size; `Layout` if the buckets hold 2^56 elements or more;
+    /// `Config` if the rank is not below the world size. `Layout` if the buckets hold 2^56 elements or more.
     /// `Unsupported` if the buckets are the caller's.
     pub fn sharded(&self, layout: &Layout, rank: u32) -> Result<Plan> {
         self.sharded_among(layout, rank, self.cut.map_or(1, |cut| cut.world_size))
@@ -66,7 +66,7 @@ impl Plan {
     /// all ranks. Ranks with the same index in their groups have the same shard.
     ///
     /// # Errors
-    /// Errors as for [`sharded`](Self::sharded); `Config` if the world size is not a multiple of `shards`.
+    /// Errors as for [`sharded`](Self::sharded). `Config` if the world size is not a multiple of `shards`.
     pub fn sharded_among(&self, layout: &Layout, rank: u32, shards: u32) -> Result<Plan> {
         let Some(cut) = self.cut else {
             let wrong = "the caller's buckets cannot be padded to equal shards";
@@ -89,7 +89,7 @@ impl Plan {
     /// Cuts the same layout by the same caps, filling buckets in the given order of registration indices.
     ///
     /// # Errors
-    /// `Layout` unless `order` names each parameter once, or if the buckets hold 2^56 elements or more; `Unsupported`
+    /// `Layout` unless `order` names each parameter once, or if the buckets hold 2^56 elements or more. `Unsupported`
     /// if the buckets are the caller's.
     pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
         let Some(cut) = self.cut else {
@@ -136,8 +136,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Closes a bucket: sets the offsets of the segments collected since the last one. `None` if the plan grows too
-    /// large.
+    /// Closes a bucket: sets the offsets of the segments collected since the last one. Returns `None` if the plan grows
+    /// too large.
     fn close_bucket(
         &mut self,
         segments: Range<u32>,
@@ -223,7 +223,7 @@ fn largest_count(dtype: DType) -> u32 {
 pub(super) struct Filling<'a> {
     resolved: &'a Resolved,
     caps: BucketCaps,
-    /// One for each kind.
+    /// The open bucket of each kind.
     open: Vec<Open>,
 }
 
@@ -241,7 +241,7 @@ struct Open {
 /// A full bucket, or the last one of its kind.
 pub(super) struct Filled {
     pub(super) params: Vec<u32>,
-    /// Its index among the kinds.
+    /// The index of the bucket's kind.
     pub(super) kind: u32,
     last: usize,
 }

@@ -19,17 +19,18 @@ use crate::layout::Layout;
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
-    /// They are not kept.
+    /// The low bits are not stored.
     #[default]
     None = INSTEP_MASTER_NONE,
-    /// As a separate f32 weight, 4 bytes per element. The parameter is this weight, rounded to nearest even.
+    /// The value is stored as a separate f32 weight, 4 bytes per element. The parameter is this weight, rounded to
+    /// nearest even.
     F32 = INSTEP_MASTER_F32,
-    /// As the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per element. Master values
-    /// have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded to the nearest, ties
-    /// away from zero.
+    /// The low bits are stored as the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per
+    /// element. Master values have the same bits as with [`F32`](Self::F32). The parameter is the master value rounded
+    /// to the nearest, ties away from zero.
     Remainder16 = INSTEP_MASTER_REMAINDER16,
-    /// As the 8 bits after those of the bf16 parameter, 1 byte per element. Both together are a weight with a 15-bit
-    /// fraction.
+    /// The 8 bits after those of the bf16 parameter are stored, 1 byte per element. Parameter and stored bits together
+    /// are a weight with a 15-bit fraction.
     Remainder8 = INSTEP_MASTER_REMAINDER8,
 }
 
@@ -56,11 +57,11 @@ pub enum Moments {
 /// masters](Master::Remainder8) and states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest; ties to even.
+    /// Rounds to the nearest value; ties to even.
     #[default]
     Nearest,
-    /// Rounds up or down at random, so that the expected value is the value. The random bits depend on the seed, the
-    /// parameter's number of updates and the element's place in the layout. They do not depend on buckets, ranks,
+    /// Rounds up or down at random, so that the expected result is the exact value. The random bits depend on the seed,
+    /// the parameter's number of updates and the element's place in the layout. They do not depend on buckets, ranks,
     /// threads or device. The result therefore has the same bits everywhere, and a resumed run has the bits of an
     /// uninterrupted run.
     Stochastic {
@@ -72,9 +73,9 @@ pub enum Rounding {
 /// Element types of one stepper's tensors.
 ///
 /// A master needs 16-bit parameters, and a remainder needs bf16 parameters. Stochastic rounding needs tensors to round:
-/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is refused
-/// for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits,
-/// and centered [RMSprop](crate::RmsProp) refuses all but f32.
+/// bf16 parameters without a master or with [`Remainder8`](Master::Remainder8), or states that are not f32. It is
+/// refused for f16 parameters without a master. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in
+/// 8 bits, and centered [RMSprop](crate::RmsProp) refuses all but f32.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -132,7 +133,7 @@ impl Precision {
     /// Refuses a precision without a kernel.
     ///
     /// # Errors
-    /// `Config`, which names the field that does not go with the others.
+    /// `Config` with the name of the field that does not go with the others.
     pub fn validate(&self) -> Result<()> {
         let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
         let is_stochastic = self.rounding != Rounding::Nearest;
@@ -193,7 +194,7 @@ impl Moments {
         }
     }
 
-    /// Returns the bytes of the scales of `elements` elements' blocks.
+    /// Returns the bytes that the scales of `elements` elements take.
     pub(crate) const fn scale_bytes(self, elements: u64) -> u64 {
         match self {
             Moments::F32 | Moments::BF16 => 0,
@@ -205,8 +206,8 @@ impl Moments {
 /// The storage of all parameters of a layout: a default, and the precisions of single groups. It also has the group
 /// clips, because the parameters of a bucket have one precision and are clipped together.
 ///
-/// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and its gradient, and
-/// otherwise its group's precision where that applies. In f32 it has no [master](Master), and values that lose no bits
+/// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
+/// rest of its group's precision applies where it can. In f32 it has no [master](Master), and values that lose no bits
 /// are not rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
@@ -230,7 +231,7 @@ impl From<Precision> for Storages {
 /// The kinds of buckets that a layout needs, and which of them each parameter has.
 pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
-    /// Per parameter, an index into `kinds`.
+    /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
     /// The largest norm of each clip set after the first; `None`: it is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
@@ -251,7 +252,7 @@ impl Storages {
         self
     }
 
-    /// Clips one group alone, to this norm, or does not clip it.
+    /// Clips only one group, to this norm, or leaves it unclipped.
     pub fn group_clip(mut self, name: impl Into<String>, max_norm: Option<f64>) -> Self {
         self.clips.push((name.into(), max_norm));
         self
@@ -268,7 +269,7 @@ impl Storages {
     /// Returns the storage of each parameter.
     ///
     /// # Errors
-    /// `Config` for a precision that no kernel has, an unknown group, or a group that is named twice; `Layout` for a
+    /// `Config` for a precision that no kernel has, an unknown group, or a group that is named twice. `Layout` for a
     /// parameter whose own type does not go with its group's precision.
     pub(super) fn resolve(&self, layout: &Layout) -> Result<Resolved> {
         let of_group = self.of_groups(layout)?;
@@ -306,7 +307,8 @@ impl Storages {
         Ok(of_group)
     }
 
-    /// The clip set of each group, and the largest norms of all sets after the first. Groups that are not clipped are one set.
+    /// The clip set of each group, and the largest norms of all sets after the first. Groups that are not clipped are
+    /// one set.
     pub(crate) fn clip_sets(&self, layout: &Layout) -> Result<(Vec<u32>, Vec<Option<f64>>)> {
         let (mut of_group, mut max_norms) = (vec![0; layout.groups().len()], Vec::new());
         for (group, max_norm) in by_group("group_clip", "a clip", layout, &self.clips)? {
@@ -430,7 +432,7 @@ impl Default for MixedPrecisionPolicy {
 impl MixedPrecisionPolicy {
     /// Returns the precision for a stepper, a [group](crate::StepperBuilder::group_precision) or a bucket whose
     /// optimizer steps parameters of type `original`. If `original` is f32 and `param_dtype` has 16 bits, parameters
-    /// get an f32 master, which a [strategy](crate::Strategy) may shard.
+    /// get an f32 master. A [strategy](crate::Strategy) may shard the master.
     ///
     /// PyTorch rounds a reduced gradient to `original` before the step. instep's step uses the gradient without this
     /// rounding.

@@ -11,11 +11,11 @@ use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, ForeignBucket, Layout, Moments, ParamId, Plan, Storages};
 
 impl Plan {
-    /// Builds the plan of one bucket. It also returns, per segment, its parameter's index in the bucket's list.
+    /// Builds the plan of one bucket. It also returns the index of each segment's parameter in the bucket's list.
     ///
     /// # Errors
     /// `Layout` if the bucket is empty, a gradient leaves it, overlaps another one or is listed twice, or an offset
-    /// splits a block of 8-bit states; `Config` if no kernel has the precision.
+    /// splits a block of 8-bit states. `Config` if no kernel has the precision.
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,

@@ -1,7 +1,7 @@
 //! Buckets that the caller has laid out: the offset of each gradient in each bucket.
 //!
-//! This file has only offsets; the stepper has the addresses. Parameters and states have the plan's offsets; only
-//! gradients have the caller's. A foreign bucket has no tail block, so it counts no ranks.
+//! This file has only offsets; the stepper has the addresses. Gradients have the caller's offsets; parameters and
+//! states have the plan's offsets. A foreign bucket has no tail block, so it counts no ranks.
 
 use std::collections::HashSet;
 
@@ -40,11 +40,11 @@ impl ForeignBucket {
 
     /// Says that a listed parameter is a shard that consists of rows of a larger parameter, each of `row` elements.
     /// `first` is the index of the shard's first element among the elements of all full parameters. A
-    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter, whatever rows it has:
-    /// stochastic rounding counts elements from `first`, and no block of 8-bit states crosses the end of a row.
+    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter. Stochastic rounding
+    /// counts elements from `first`, and no block of 8-bit states crosses the end of a row.
     ///
     /// # Shapes
-    /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements: a row
+    /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. A row
     /// of 300 elements takes 512, and two scales. Parameters and gradients have no gaps between rows.
     pub fn rows(mut self, id: ParamId, row: usize, first: u64) -> ForeignBucket {
         self.rows.push((id, Rows { row: row as u64, first }));
@@ -152,7 +152,7 @@ impl Plan {
     /// # Errors
     /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, if gradients overlap or leave
     /// their bucket, or if the parameters of a bucket differ in [precision](crate::Precision) or
-    /// [clip](crate::StepperBuilder::group_clip); `Config` for a precision without a kernel.
+    /// [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a kernel.
     pub fn foreign(
         layout: &Layout,
         buckets: &[ForeignBucket],

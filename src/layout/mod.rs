@@ -31,7 +31,7 @@ use crate::text::sentence;
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {
-    /// Apply the optimizer.
+    /// Applies the optimizer.
     #[default]
     Step = INSTEP_ACTION_STEP,
     /// Multiply the reduced gradient by 1/world_size in place, also in a skipped pass, because another optimizer
@@ -39,7 +39,7 @@ pub enum SegmentAction {
     /// by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
     /// skip.
     Average = INSTEP_ACTION_AVERAGE,
-    /// Touch nothing: the gradient stays the sum over ranks, and the parameter does not change.
+    /// Touches nothing: the gradient stays the sum over ranks, and the parameter does not change.
     Leave = INSTEP_ACTION_LEAVE,
 }
 
@@ -50,7 +50,7 @@ pub struct Parameter {
     pub name: String,
     /// Number of elements; may be zero.
     pub len: u64,
-    /// Dimensions, whose product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
+    /// Dimensions; their product is the length. There is one dimension, unless [`shape`](LayoutBuilder::shape) has set
     /// others.
     pub shape: Vec<u64>,
     /// The type of the parameter and its gradient, if it differs from the group's [precision](Precision).
@@ -164,12 +164,12 @@ impl LayoutBuilder {
     /// ```
     ///
     /// # Source
-    /// PyTorch gives a gradient its parameter's type, and DDP gives each type buckets of its own.
+    /// PyTorch gives a gradient its parameter's type, and DDP makes separate buckets for each type.
     pub fn dtype(self, dtype: DType) -> Self {
         self.last("dtype", |last| last.dtype = Some(dtype))
     }
 
-    /// Puts the parameter added last into a group, which may have hyperparameters of its own (see
+    /// Puts the parameter added last into a group, which may have its own hyperparameters (see
     /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Groups share buckets and launches.
     pub fn in_group(mut self, name: impl Into<String>) -> Self {
         let group = self.groups.place(name.into());
@@ -202,10 +202,10 @@ impl LayoutBuilder {
         self.last("action", |last| last.action = action)
     }
 
-    /// Makes the parameter added last local to each rank: its gradient is not reduced, each rank steps it with only its
+    /// Makes the parameter added last local to each rank. Its gradient is not reduced, each rank steps it with only its
     /// own gradient, and it is never broadcast. It is not part of the global norm and is not clipped. A skipped pass
     /// skips it too. An infinite or NaN gradient of a local parameter does not skip the pass, because the other ranks
-    /// cannot see it: the parameter is stepped with this gradient.
+    /// cannot see it. The parameter is stepped with this gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -320,7 +320,7 @@ impl Layout {
         self.groups.find(name).map(|group| group as usize)
     }
 
-    /// Returns the same for a group that is named in an option.
+    /// Returns the index of a group that an option names.
     ///
     /// # Errors
     /// `Config` if there is none of that name.
@@ -345,8 +345,8 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit, unlike in [`id`](Self::id),
-    /// whose error compares all names.
+    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit. [`id`](Self::id) differs,
+    /// because its error compares all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))
@@ -365,8 +365,8 @@ impl Layout {
         Ok(&self.parameters[self.index(id)?])
     }
 
-    /// Returns a hash of the layout, which ranks compare. The hash is FNV-1a, which is the same in every process of a
-    /// run.
+    /// Returns a hash of the layout. Ranks compare this hash. The hash is FNV-1a, which is the same in every process of
+    /// a run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -386,7 +386,7 @@ impl Layout {
         &self.parameters
     }
 
-    /// Returns a parameter's number in the order of registration, which a [plan](Plan) uses for it.
+    /// Returns a parameter's number in the order of registration. A [plan](Plan) uses this number for it.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

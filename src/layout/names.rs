@@ -1,7 +1,7 @@
 //! Finds the index of a name in a list by the name's hash, without a second copy of any name.
 //!
-//! The index is a hash table of indices with open addressing, at most half full, so a search compares only a few names
-//! however long the list is. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
+//! The index is a hash table of indices with open addressing. It is at most half full, so a search compares only a few
+//! names however long the list is. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
 
 /// The hash of the empty text, which FNV-1a defines.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;

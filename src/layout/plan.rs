@@ -32,7 +32,7 @@ pub struct Plan {
     pub(super) is_offloaded: bool,
     /// Whether ranks reduce each micro-batch's gradients, and accumulate the sums.
     pub(super) sums_micro_batches: bool,
-    /// The options by which the buckets were cut; `None` if the buckets are the caller's.
+    /// The options by which the buckets were cut; `None` if the caller chose the buckets.
     pub(super) cut: Option<Cut>,
     /// The different storages of buckets.
     pub(super) storages: Vec<Storage>,
@@ -157,8 +157,8 @@ impl Plan {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
 
-    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard: 1 and 0, unless the plan
-    /// is [sharded](Self::sharded).
+    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard. These are 1 and 0, unless
+    /// the plan is [sharded](Self::sharded).
     pub fn shards(&self) -> (u32, u32) {
         let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
         sharded.unwrap_or((1, 0))
@@ -209,8 +209,8 @@ impl Plan {
         self.is_sharded() || self.is_offloaded
     }
 
-    /// Returns the elements of a parameter that are in this rank's shard and that this rank steps: all of them, unless
-    /// the plan is [sharded](Self::sharded). `param` is the parameter's index in registration order.
+    /// Returns the elements of a parameter that are in this rank's shard and that this rank steps. These are all
+    /// elements, unless the plan is [sharded](Self::sharded). `param` is the parameter's index in registration order.
     pub fn shard_of(&self, param: usize) -> Range<u64> {
         let segment = self.segment_of(param);
         self.bucket_of(segment).shard_of_segment(segment)
@@ -303,7 +303,7 @@ impl Plan {
         });
     }
 
-    /// Appends a bucket, whose bytes follow those of the last one.
+    /// Appends a bucket. Its bytes follow those of the last bucket.
     pub(super) fn push(&mut self, bucket: Bucket) {
         let first_bytes = self.buckets.last().map_or_else(FirstBytes::default, Bucket::next_bytes);
         if !self.storages.contains(&bucket.storage) {

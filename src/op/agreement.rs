@@ -18,7 +18,7 @@ const LANE_BITS: u32 = 16;
 const LANE_MASK: u64 = (1 << LANE_BITS) - 1;
 const HASH_MASK: u64 = (1 << (3 * LANE_BITS)) - 1;
 
-/// A part of the agreement, by the number of its own lane.
+/// A part of the agreement, by the number of its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Agreed {
     /// Parameters, buckets, and the optimizers that step them.
@@ -27,8 +27,8 @@ pub(crate) enum Agreed {
     Options,
     /// Learning rates and all other hyperparameters.
     Hyperparameters,
-    /// Frozen, unused and written parameters, values that were loaded or set by hand, and the number of micro-batches if each
-    /// is summed.
+    /// Frozen, unused and written parameters, values that were loaded or set by hand, and the number of micro-batches
+    /// if each is summed.
     Loaded,
 }
 
@@ -104,7 +104,7 @@ const SAID: usize = 400;
 pub struct Words {
     layout: String,
     options: String,
-    /// The number of only layout and options, which ranks compare when they build a stepper.
+    /// The number of only layout and options. Ranks compare it when they build a stepper.
     fixed: u64,
     /// The last two numbers, because the trainer may be a pass ahead of the collectives that compare them.
     recent: Mutex<[Recent; 2]>,
@@ -119,7 +119,7 @@ struct Recent {
     loaded: String,
 }
 
-/// A buffer for [`Words::tell`], which drops text that is too long.
+/// A buffer for [`Words::tell`]; it drops text that is too long.
 pub(crate) struct Line<'a>(&'a mut String);
 
 impl Line<'_> {
@@ -167,7 +167,7 @@ impl<'a> WrittenValues<'a> {
     }
 }
 
-/// Names the first parameter to which ranks wrote different values, or to which one of them wrote nothing.
+/// Names the first parameter to which ranks wrote different values, or that only one of them wrote.
 fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option<String> {
     let (ours, theirs) = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs)?;
     let alone = |written: WrittenValues<'_>, rank, other| {
@@ -193,7 +193,7 @@ impl Words {
         Arc::new(words)
     }
 
-    /// Returns the number of layout and options, which never changes.
+    /// Returns the number of layout and options. It never changes.
     pub(crate) fn fixed(&self) -> u64 {
         self.fixed
     }
@@ -253,8 +253,8 @@ impl Words {
 /// The number of one of two ranks, and its words if they are known here.
 pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
 
-/// Returns the differences of two ranks' agreements, with the values of both if both ranks' words are known; `None` if
-/// the agreements are equal.
+/// Returns the differences of two ranks' agreements, with the values of both ranks if both ranks' words are known.
+/// Returns `None` if the agreements are equal.
 pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32; 2]) -> Option<String> {
     let mut text = difference(ours.0, theirs.0)?.to_owned();
     let (Some(our_words), Some(their_words)) = (ours.1, theirs.1) else { return Some(text) };
@@ -294,7 +294,7 @@ fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     }
 }
 
-/// Returns a line of fields in braces with only the first field that differs from the other rank's.
+/// Returns a line of fields in braces with only the first field in which the ranks differ.
 fn short(line: &str, other: &str) -> String {
     let (Some((name, fields)), Some((_, others))) = (line.split_once("{ "), other.split_once("{ ")) else {
         return line.to_owned();

@@ -31,10 +31,10 @@ pub enum Stream {
     /// Collectives over stepped parameters. They have their own communicator, because on the communicator of the
     /// reduces they would delay the next reduce.
     Gather,
-    /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would
+    /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream they would
     /// delay the next reduce.
     Download,
-    /// With offload, copies to the device's memory. A copy waits for a step, so on the download stream it would delay
+    /// Copies to the device's memory, with offload. A copy waits for a step, so on the download stream it would delay
     /// later downloads.
     Upload,
 }
@@ -47,7 +47,7 @@ impl Stream {
     pub const ALL: [Stream; 6] =
         [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather, Stream::Download, Stream::Upload];
 
-    /// Returns the streams on which a plan's ops run, except the trainer's.
+    /// Returns the streams on which a plan's ops run, except that of the trainer.
     pub(crate) fn used(plan: &Plan) -> &'static [Stream] {
         use Stream::*;
         match (plan.is_sharded(), plan.is_offloaded()) {
@@ -96,7 +96,7 @@ pub enum Phase {
     Decide,
     /// Decides for one bucket by the bucket's norm, before its step.
     DecideBucket {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
     },
     /// Writes the pass's status to memory that the host reads without waiting.
@@ -109,10 +109,10 @@ pub enum Phase {
 pub enum CollectiveKind {
     /// Replaces every rank's buffer by the sum over ranks.
     AllReduce,
-    /// Replaces every rank's buffer by rank 0's.
+    /// Replaces every rank's buffer by rank 0's buffer.
     Broadcast,
-    /// Writes the sum over ranks of the r-th part of their sources to rank r's destination. A source is `world_size`
-    /// times as long as a destination.
+    /// Splits each source into `world_size` parts, and writes the sum over ranks of the r-th parts to rank r's
+    /// destination. A source is `world_size` times as long as a destination.
     ReduceScatter,
     /// Copies all sources to every rank's destination, in rank order.
     AllGather,
@@ -156,8 +156,8 @@ impl fmt::Display for CollectiveKind {
 pub enum Group {
     /// All ranks.
     World,
-    /// The ranks of this rank's group, whose shards together are a full bucket: all ranks, unless there are several
-    /// groups.
+    /// The ranks of this rank's group. Their shards together are a full bucket. These are all ranks, unless there are
+    /// several groups.
     Shards,
     /// The replicas: the ranks that have the same shards as this rank, one in each group.
     Replicas,
@@ -170,29 +170,29 @@ pub enum Action {
     Wait(Ticket),
     /// Marks the position that the ticket names.
     Record(Ticket),
-    /// Later ops of the stream start once the caller's sum of a bucket is complete: on a GPU after the caller's event,
-    /// on the host after a call returns. The sum comes after all accesses of the trainer to the bucket before the
-    /// hand-over, so these ops do too.
+    /// Later ops of the stream start once the caller's sum of a bucket is complete. On a GPU they wait for the caller's
+    /// event, on the host for the return of a call. The sum comes after all of the trainer's accesses to the bucket
+    /// before the hand-over. These ops therefore come after these accesses too.
     AwaitSum {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
     },
     /// Runs the control code.
     Control(Phase),
     /// Adds a bucket's sum of squares to the accumulator.
     Norm {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
     },
     /// Runs a bucket's step up to the norms of this rank's shards of parameters. Ranks then add up the norms.
     Measure {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
         /// The number of `Measure` ops before this one in the bucket's step.
         stage: u32,
     },
-    /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step. Neighbouring
-    /// buckets may share the op, and so its launch.
+    /// Applies the optimizer to a bucket. If the step has [`Measure`](Self::Measure) ops, runs the rest of the step.
+    /// Neighbouring buckets may share the op, and so its launch.
     Step {
         /// The index of the bucket. If there are several, the lowest index.
         bucket: u32,
@@ -207,9 +207,9 @@ pub enum Action {
         group: Group,
         /// Number of the pass, counted from the stepper's first.
         pass: u64,
-        /// The agreement's number, which must be equal on all ranks in this pass.
+        /// The agreement's number. It must be equal on all ranks in this pass.
         agreement: u64,
-        /// The bucket of the call, if it is about one.
+        /// The bucket of the call, if it has one.
         bucket: Option<u32>,
         /// The source.
         src: Span,
@@ -221,11 +221,11 @@ pub enum Action {
         /// The index of the segment in the plan.
         segment: u32,
     },
-    /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's memory and the
-    /// host's; [`Accumulation::Summed`](crate::Accumulation) copies the first micro-batch's sums. Both spans have
+    /// Copies a part of a bucket. [Offload](crate::StepperBuilder::offload) copies between the device's and the host's
+    /// memory; [`Accumulation::Summed`](crate::Accumulation) copies the sums of the first micro-batch. Both spans have
     /// the same type and length.
     Copy {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
         /// The source.
         src: Span,
@@ -234,7 +234,7 @@ pub enum Action {
     },
     /// Adds a part of a bucket's gradients to a span of the same type and length. 16-bit sums are rounded.
     Add {
-        /// Which bucket.
+        /// The index of the bucket.
         bucket: u32,
         /// The span that is added.
         src: Span,
@@ -295,8 +295,8 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// The part of a step that one launch runs. In order: all of it; the part up to the norms that scale the change; the
-/// rest after these norms; zeroing or averaging gradients after a custom optimizer.
+/// The part of a step that one launch runs. The parts are, in order: the whole step; the part before the norms that
+/// scale the change are known; the rest after these norms; zeroing or averaging gradients after a custom optimizer.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -447,8 +447,8 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// The most ops that one pass writes: per bucket its waits, marks, work and broadcasts, per segment two zeros or a
-/// broadcast, per further clip set two collectives.
+/// The most ops that one pass writes. A bucket has its waits, marks, work and broadcasts. A segment has two zeros or a
+/// broadcast. A further clip set has two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();

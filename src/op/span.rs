@@ -32,13 +32,13 @@ pub enum Memory {
     Copy,
     /// Moving averages of the parameters.
     Ema,
-    /// With [offload](crate::StepperBuilder::offload), the parameters that this rank steps, in the host's memory.
+    /// The parameters that this rank steps, in the host's memory, with [offload](crate::StepperBuilder::offload).
     HostParams,
-    /// With offload, the reduced gradients that this rank steps, and each bucket's counts of ranks, in the host's
-    /// memory.
+    /// The reduced gradients that this rank steps, and each bucket's counts of ranks, in the host's memory, with
+    /// offload.
     HostGrads,
-    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients that this rank steps, accumulated over the
-    /// micro-batches so far and reduced within a group of ranks.
+    /// The gradients that this rank steps, accumulated over the micro-batches so far and reduced within a group of
+    /// ranks, with [`Accumulation::Summed`](crate::Accumulation).
     Sums,
 }
 
@@ -132,7 +132,7 @@ impl Memory {
 /// A range of bytes of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// Which memory.
+    /// The memory.
     pub memory: Memory,
     /// First byte.
     pub start: u64,
@@ -141,7 +141,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the elements `start..end` of the plan's arenas, which may span several buckets.
+    /// Returns the elements `start..end` of the plan's arenas. The range may span several buckets.
     ///
     /// # Panics
     /// If the memory holds no tensors.
@@ -183,7 +183,7 @@ impl Span {
         Span::summed_in(Memory::Grads, bucket)
     }
 
-    /// Returns the same gradients in the device's or the host's memory.
+    /// Returns the gradients that this rank steps, in the device's or the host's memory.
     pub(crate) fn summed_in(memory: Memory, bucket: &Bucket) -> Span {
         let summed = bucket.summed();
         Span::within(memory, bucket, summed.start, summed.end)
@@ -209,8 +209,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the parts of a bucket that take no memory while it is resharded: the other ranks' shards, or with
-    /// offload the whole bucket.
+    /// Returns the parts of a bucket that take no memory while it is resharded. These are the other ranks' shards, or
+    /// with offload the whole bucket.
     pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
@@ -231,13 +231,13 @@ impl Span {
     }
 
     /// The next pass's loss scale and its growth tracker: the part of control memory that only Decide writes. It also
-    /// represents the caller's scaler, whose scale Begin reads and whose flag Decide writes.
+    /// represents the caller's scaler: Begin reads the scale, and Decide writes the flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
-    /// Only the loss scale, which Begin reads.
+    /// Only the loss scale. Begin reads it.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The other half of [`LOSS_SCALE`](Self::LOSS_SCALE), which only Decide reads. It represents the caller's flag.
+    /// The other half of [`LOSS_SCALE`](Self::LOSS_SCALE). Only Decide reads it. It represents the caller's flag.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
     /// Control memory after the loss scale.

@@ -19,7 +19,8 @@ pub struct ParamStep<'a> {
     pub name: &'a str,
     /// The parameter, to be updated.
     pub param: &'a mut [f32],
-    /// The SUM of the parameter's gradients over ranks, of the same length; [`mean_grad`](Self::mean_grad) has the mean.
+    /// The SUM of the parameter's gradients over ranks, of the same length; [`mean_grad`](Self::mean_grad) has the
+    /// mean.
     pub grad_sum: &'a [f32],
     /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
     /// update.
@@ -27,7 +28,7 @@ pub struct ParamStep<'a> {
     /// The factor that turns the sum into the gradient for the step: 1 / (world size * loss scale) times the clip
     /// coefficient.
     pub multiplier: f32,
-    /// The current learning rate, which [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed.
+    /// The current learning rate. [`Stepper::set_lr`](crate::Stepper::set_lr) may have changed it.
     pub lr: f64,
     /// The number of this update among those of the parameter, counted from 1.
     pub step: u64,
@@ -48,11 +49,12 @@ pub struct EnqueuedStep<'a> {
     pub name: &'a str,
     /// The stream to enqueue on.
     pub stream: StreamHandle,
-    /// Elements.
+    /// Number of elements of each tensor.
     pub len: u64,
     /// The parameter, to be updated.
     pub param: DevicePtr,
-    /// The SUM of its gradients over ranks, to be multiplied by the multiplier of [`scalars`](Self::scalars).
+    /// The SUM of the parameter's gradients over ranks, to be multiplied by the multiplier of
+    /// [`scalars`](Self::scalars).
     pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],

@@ -83,11 +83,11 @@ pub enum Range {
     NonNegativeF64,
     /// Any number that is finite as f32.
     Finite,
-    /// At least 0 and below 1.
+    /// The value is at least 0 and below 1.
     BelowOne,
-    /// At least 0 and at most 1.
+    /// The value is at least 0 and at most 1.
     UpToOne,
-    /// Above 0 and below 1. As f32 it is not zero.
+    /// The value is above 0 and below 1, and not zero as f32.
     InsideOne,
     /// Above 1; finite as f32.
     AboveOne,
@@ -150,9 +150,9 @@ impl fmt::Display for Range {
 /// One number of a hyperparameter; a pair has two.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its keyword in a [`Registry`](crate::overlap::Registry), as `beta1`.
+    /// Its keyword in a [`Registry`](crate::overlap::Registry), such as `beta1`.
     pub keyword: &'static str,
-    /// Its name in an error, as `betas.0`.
+    /// Its name in an error, such as `betas.0`.
     pub label: &'static str,
     /// The numbers that it accepts.
     pub range: Range,
@@ -190,7 +190,8 @@ impl Field {
     }
 }
 
-/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is not 0 or false.
+/// States that an optimizer keeps if some of its hyperparameters are on. A hyperparameter is on if it is not 0 or
+/// false.
 #[derive(Clone, Copy, Debug)]
 pub struct States {
     /// Their names per element, in the kernel's order.

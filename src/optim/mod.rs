@@ -43,7 +43,7 @@ pub const ALL: &[&Descriptor] = &[
 /// Only the types of this module implement it, because each needs a kernel. [`Custom`] runs the user's own code
 /// instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
-    /// Returns the names of the states per element, which are those of `torch.optim`.
+    /// Returns the names of the states per element. They are those of `torch.optim`.
     fn state_names(&self) -> &'static [&'static str] {
         self.as_rule().state_names()
     }
@@ -154,13 +154,13 @@ pub(crate) mod sealed {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
 
-        /// Returns whether norms of the full parameter scale its update, which takes two launches. `IsScaled` of the
-        /// rule's header has the same value.
+        /// Returns whether norms of the full parameter scale its update. Such an update takes two launches. `IsScaled`
+        /// of the rule's header has the same value.
         fn is_scaled(&self) -> bool {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
 
-        /// Returns the eps, which prevents a division by zero if the rule divides by a state.
+        /// Returns the eps. It prevents a division by zero if the rule divides by a state.
         fn eps(&self) -> Option<f64> {
             match self.get("eps") {
                 Some(Value::Number(eps)) => Some(eps),
@@ -182,8 +182,8 @@ pub(crate) mod sealed {
     }
 }
 
-/// Refuses a learning rate with which the first step overflows. The first step is the largest, because it divides by `1
-/// - beta1`.
+/// Refuses a learning rate with which the first step overflows. The first step is the largest, because its divisor is
+/// `1 - beta1`.
 fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     refuse! {
         "lr" = short(lr), if !((lr / (1.0 - beta1)) as f32).is_finite()

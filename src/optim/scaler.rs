@@ -108,12 +108,12 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// The constant scale, which the kernels use if there is no scaler.
+    /// The constant scale; the kernels use it if there is no scaler.
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// Returns the largest scale whose product with the gradients' divisor still has a normal f32 as its reciprocal. The
-    /// smallest scale is the smallest normal f32: no number of ranks makes the reciprocal overflow.
+    /// Returns the largest scale whose product with the gradients' divisor still has a normal f32 as its reciprocal.
+    /// The smallest scale is the smallest normal f32: no number of ranks makes the reciprocal overflow.
     pub(crate) fn largest_scale(divisor: f64) -> f64 {
         1.0 / (f64::from(f32::MIN_POSITIVE) * divisor)
     }
@@ -139,7 +139,7 @@ impl ScalerState {
     }
 }
 
-/// Accepts a scale that is exact in f32 as well as in the kernels' f64, and by which f32 gradients can be divided.
+/// Refuses a scale that f32 cannot represent exactly, or by which f32 gradients cannot be divided.
 fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     let allowed = f64::from(f32::MIN_POSITIVE)..=LossScaler::largest_scale(divisor);
     refuse! {
@@ -158,8 +158,8 @@ pub enum Clip {
     /// Clips by the exact norm of all gradients, except those of groups with a [group
     /// clip](crate::StepperBuilder::group_clip). Refused in Eager.
     Global(f64),
-    /// Clips by the norm of the previous pass, which every mode knows, also Eager. This is not exact: if gradients grow
-    /// suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
+    /// Clips by the norm of the previous pass. Every mode knows this norm, also Eager. This is not exact. If gradients
+    /// grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
     /// norm. The first pass is not clipped. Norms that are infinite or NaN, and those of skipped or abandoned passes,
     /// are ignored. The bits are the same in every mode. A run that resumes from saved state also loads the norm
     /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
@@ -179,14 +179,14 @@ pub enum Clip {
     /// # Ok::<(), instep::Error>(())
     /// ```
     Previous(f64),
-    /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` on the averaged gradients of the
-    /// bucket's stepped parameters. **This is inexact, and the result depends on how the layout is cut into buckets**:
-    /// another [cap](crate::StepperBuilder::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets), trains
-    /// differently, and the gradient's direction changes. The same buckets give the same bits in every mode, Eager too.
-    /// A NaN or an infinity affects only its own bucket, by the rules of IEEE 754.
-    /// [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip) is 1, because each
-    /// bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a [dynamic loss
-    /// scale](crate::LossScale::Dynamic) are refused with it.
+    /// Clips each bucket by the bucket's own norm, as `torch.nn.utils.clip_grad_norm_` does on the averaged gradients
+    /// of the bucket's stepped parameters. **This is inexact, and the result depends on how the layout is divided into
+    /// buckets.** Another [cap](crate::StepperBuilder::bucket_cap_bytes), or
+    /// [rebuilding](crate::Stepper::rebuild_buckets), trains differently, and the gradient's direction changes. The
+    /// same buckets give the same bits in every mode, Eager too. A NaN or an infinity affects only its own bucket, by
+    /// the rules of IEEE 754. [`Status::norm`](crate::Status::norm) is `None` and [`Status::clip`](crate::Status::clip)
+    /// is 1, because each bucket has its own values. [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) and a
+    /// [dynamic loss scale](crate::LossScale::Dynamic) are refused with it.
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

@@ -70,7 +70,7 @@ optimizer! {
 }
 
 optimizer! {
-    /// AdamW: weight decay is decoupled: it changes the parameter directly, not the gradient.
+    /// AdamW: the decoupled weight decay changes the parameter directly, not the gradient.
     ///
     /// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
     pub struct AdamW: "AdamW" {
@@ -102,7 +102,7 @@ optimizer! {
 optimizer! {
     /// Adagrad: an element's learning rate falls as the sum of its squared gradients grows.
     ///
-    /// State: `sum`, which is zero until the first update adds `initial_accumulator_value`.
+    /// State: `sum`. It is zero until the first update adds `initial_accumulator_value`.
     pub struct Adagrad: "Adagrad" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
@@ -251,7 +251,7 @@ optimizer! {
 // learning rate is a tenth of AdamW's.
 optimizer! {
     /// Lion: every element changes by the learning rate, with the sign of a momentum. Its states take half as much
-    /// memory as Adam's.
+    /// memory as those of Adam.
     ///
     /// State: `exp_avg`.
     pub struct Lion: "Lion" {

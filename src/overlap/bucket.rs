@@ -1,8 +1,8 @@
-//! One bucket's gradients, which a communication hook sees before or after the sum.
+//! One bucket's gradients; a communication hook sees them before or after the sum.
 //!
-//! A hook sees a flat run of f32 without the tail counts, and the range of each parameter. After a sum has failed, all later
-//! sums of that hook fail, because ranks are no longer at the same call. For a hook after the sum, the host gives a slice; a
-//! GPU gives an address and a stream, on which the hook enqueues work.
+//! A hook sees a flat run of f32 without the tail counts, and the range of each parameter. After a sum has failed, all
+//! later sums of that hook fail, because ranks are then at different calls. For a hook after the sum, the host gives a
+//! slice. A GPU gives an address and a stream, on which the hook enqueues work.
 
 use std::fmt;
 use std::ops::Range;
@@ -106,8 +106,8 @@ impl GradBucket<'_> {
         })
     }
 
-    /// Replaces all gradients by their sums over ranks, as without a hook. A hook may make any number of such calls, but
-    /// every rank's hook must make the same calls in the same order.
+    /// Replaces all gradients by their sums over ranks, as without a hook. A hook may make any number of such calls,
+    /// but every rank's hook must make the same calls in the same order.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]; every later call then fails too.
@@ -115,7 +115,7 @@ impl GradBucket<'_> {
         self.all_reduce_range(0..self.values.len())
     }
 
-    /// Does the same for a range of the elements.
+    /// Replaces a range of the gradients by their sums over ranks, as [`all_reduce`](Self::all_reduce) does for all.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]; every later call then fails too. `Hook` if the bucket has fewer elements.
@@ -127,7 +127,7 @@ impl GradBucket<'_> {
         sum(self.comm, self.key, self.deadline, part, &mut self.failed)
     }
 
-    /// Does the same for the hook's own buffer, which has the same length on every rank.
+    /// Replaces the hook's own buffer by its sum over ranks. The buffer has the same length on every rank.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`]; every later call then fails too.
@@ -160,8 +160,8 @@ impl fmt::Debug for GradBucket<'_> {
     }
 }
 
-/// Writes zeros between the gradients of a part of a bucket, because values that a hook leaves there would add up from
-/// pass to pass. In a bucket of the caller's memory, it does not change the elements between gradients.
+/// Writes zeros between the gradients of a part of a bucket. Values that a hook leaves there would add up from pass to
+/// pass. In a bucket of the caller's memory, it does not change the elements between gradients.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -208,8 +208,9 @@ macro_rules! place {
                 self.place.world_size
             }
 
-            /// Returns, for each parameter with elements here: its number in the order of [`Layout::ids`](crate::Layout::ids),
-            /// the first of its elements that is here, and the range of these elements in
+            /// Returns, for each parameter with elements here: its number in the order of
+            /// [`Layout::ids`](crate::Layout::ids), the first of its elements that is here, and the range of these
+            /// elements in
             #[doc = $elements]
             pub fn gradients(&self) -> impl Iterator<Item = (usize, u64, Range<usize>)> + '_ {
                 self.place.gradients()

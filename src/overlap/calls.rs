@@ -1,7 +1,7 @@
 //! Replaces some collectives of a communicator by the user's own, for example its reduce-scatter or its all-gather.
 //!
-//! The replacement also holds for the further communicators that a stepper makes, so it is called on every stream and in
-//! every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! The replacement also holds for the further communicators that a stepper makes, so it is called on every stream and
+//! in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,17 +51,18 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 /// ```
 ///
 /// # Ordering
-/// A function runs on the thread that calls [`Collective::enqueue`]. Calls of different streams may run at the same time.
+/// A function runs on the thread that calls [`Collective::enqueue`]. Calls of different streams may run at the same
+/// time.
 ///
 /// # Errors
-/// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error;
-/// [`Error::Hook`] holds a message of its own.
+/// If a function returns an error or panics, the stepper is poisoned and the other ranks end with an error.
+/// [`Error::Hook`] holds the function's message.
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_custom_reduce_scatter` and `set_custom_all_gather`.
 pub struct CustomCalls {
     comm: Arc<dyn Collective>,
-    /// By kind.
+    /// The function of each kind of call.
     ways: [Option<Arc<Way>>; CollectiveKind::ALL.len()],
 }
 

@@ -24,15 +24,15 @@ const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 /// The largest sum of ones over all ranks, scaled, that is finite in f16.
 const LARGEST_COUNT: f32 = 32_768.0;
 
-/// A communicator that sends gradients as bf16 or f16, which is half of the bytes that `C` would send. Parameters are
+/// A communicator that sends gradients as bf16 or f16. These are half of the bytes that `C` would send. Parameters are
 /// still broadcast unchanged. It works only on the host so far.
 ///
 /// # Error
 /// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
 /// process. An element is rounded once before the sum. The sum is taken in f32 and then rounded once. The error of the
 /// sum is therefore at most (2u + u^2 + n 2^-23) times the sum of the magnitudes, plus (n + 1) / 2 times the smallest
-/// subnormal (2^-133 for bf16, 2^-24/s for f16). The mean's error is an n-th of that. If a communicator rounds at every
-/// hop, as a ring does, the relative error is up to n u.
+/// subnormal. The smallest subnormal is 2^-133 for bf16 and 2^-24/s for f16. The mean's error is an n-th of that. If a
+/// communicator rounds at every hop, as a ring does, the relative error is up to n u.
 ///
 /// A gradient of 65520/s or more becomes infinite as f16, and so does its sum.
 /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then skips the pass. NaN and infinity are sent unchanged.
@@ -72,14 +72,14 @@ impl<C: Collective> Compressed<C> {
     /// Sends gradients as bf16, which has the range of f32 and 8 bits of precision.
     ///
     /// # Errors
-    /// `Unsupported` if `comm` cannot sum bf16, such as another `Compressed` or a [`Hooked`](super::Hooked); `Config`,
+    /// `Unsupported` if `comm` cannot sum bf16, such as another `Compressed` or a [`Hooked`](super::Hooked). `Config`,
     /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
     pub fn bf16(comm: C) -> Result<Compressed<C>> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
 
-    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Before they are sent, they are multiplied by
-    /// the largest power of two that is not above 1/world_size, so that a sum of finite values is finite; see
+    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Before they are sent, they are multiplied
+    /// by the largest power of two that is not above 1/world_size. A sum of finite values is then finite; see
     /// [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
@@ -91,12 +91,12 @@ impl<C: Collective> Compressed<C> {
     }
 
     /// Sets the factor by which f16 gradients are multiplied before the cast; the sum is divided by it. It is a loss
-    /// scale only for the transfer: a small factor avoids overflow, and a large factor keeps small gradients from
+    /// scale only for the transfer. A small factor avoids overflow, and a large factor keeps small gradients from
     /// becoming zero.
     ///
     /// # Errors
-    /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts stay
-    /// exact. Always `Config` for bf16, which has the range of f32.
+    /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts
+    /// stay exact. Always `Config` for bf16, which has the range of f32.
     pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
         let refuse = |wrong, remedy| Err(Error::config("pre_scale", pre_scale, wrong, remedy));
         if self.dtype == DType::BF16 {
@@ -130,7 +130,7 @@ impl<C: Collective> Compressed<C> {
     }
 }
 
-/// Makes room for this many elements, which starts at a cache line, and returns it.
+/// Makes room for this many elements and returns it. It starts at a cache line.
 fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
     let elements = elements as usize;
     let padded = elements + LINE_BYTES / size_of::<u16>();
@@ -159,7 +159,7 @@ impl<C: Collective> Collective for Compressed<C> {
         place == Place::Host && self.comm.reaches(place)
     }
 
-    /// Returns true only for f32, which is sent as the smaller type.
+    /// Returns true only for f32, because only f32 is sent as the smaller type.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }

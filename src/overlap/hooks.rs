@@ -1,4 +1,5 @@
-//! A closure that replaces a bucket's all-reduce, for noise, clipping of local gradients, low-rank compression or gossip.
+//! A closure that replaces a bucket's all-reduce, for noise, clipping of local gradients, low-rank compression or
+//! gossip.
 //!
 //! The hook sees only gradients. The padding between gradients is cleared after the hook, because values in the padding
 //! would add up from pass to pass. The counts in the bucket's tail are summed without the hook. A failed sum is always
@@ -54,10 +55,10 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
-/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts, because
-/// ranks would skip different parameters. [`Solo`](crate::Solo) is an example. If the hook returns an error or panics,
-/// the stepper is poisoned and the other ranks end with an error; the hook can return its message as [`Error::Hook`]. A
-/// sum that has failed poisons the stepper even if the hook returns `Ok`.
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts. Ranks
+/// would skip different parameters. [`Solo`](crate::Solo) is an example. If the hook returns an error or panics, the
+/// stepper is poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A sum
+/// that has failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -122,7 +123,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         place == Place::Host && self.comm.reaches(place)
     }
 
-    /// f32 alone.
+    /// Returns true only for f32.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }

@@ -159,7 +159,7 @@ impl Registry {
     /// Returns the entry with this name, or if there is none the entry named `fallback`.
     ///
     /// # Errors
-    /// `Unsupported` if there is neither.
+    /// `Unsupported` without either of them.
     pub fn resolve_or(&self, name: &str, fallback: &str) -> Result<Resolved<'_>> {
         self.resolve(name).or_else(|_| self.resolve(fallback))
     }
@@ -205,7 +205,7 @@ impl Registry {
 }
 
 impl<'a> Resolved<'a> {
-    /// Its name.
+    /// Returns the entry's name.
     pub fn name(self) -> &'a str {
         &self.entry.name
     }
@@ -213,7 +213,7 @@ impl<'a> Resolved<'a> {
     /// Builds the optimizer with these hyperparameters, and with defaults for all others.
     ///
     /// # Errors
-    /// `Unsupported` for a hyperparameter that the optimizer does not have, with a list of those that it has; `Config`
+    /// `Unsupported` for a hyperparameter that the optimizer does not have, with a list of those that it has. `Config`
     /// for a hyperparameter that is given twice or is out of range.
     pub fn build(self, hyperparameters: &[(&str, f64)]) -> Result<Box<dyn Optimizer>> {
         let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };
@@ -237,11 +237,11 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Returns a registry of the optimizers of this crate, under their names in `torch.optim`, or in their papers if
-    /// `torch.optim` lacks them; [`names`](Self::names) lists the names.
+    /// Returns a registry of the optimizers of this crate, under their names in `torch.optim`. An optimizer that
+    /// `torch.optim` lacks has its paper's name. [`names`](Self::names) lists the names.
     ///
-    /// Hyperparameters have the names of their fields. A pair has two keywords: `betas` are `beta1` and `beta2`,
-    /// `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
+    /// Hyperparameters have the names of their fields. A pair has two keywords: `betas` are `beta1` and `beta2`, `etas`
+    /// are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are those of
     /// `torch.optim`. PyTorch's functional classes have other learning rates: 1e-2 for SGD, and 1e-3 for Adamax.
     pub fn standard() -> Registry {
         let entry = |descriptor: &&'static Descriptor| {

@@ -23,7 +23,7 @@ enum Hook {
     OnGpu(Box<OnGpu>),
 }
 
-/// A communicator that calls a hook with each bucket's sum over ranks: the sum of the full bucket, or of this rank's
+/// A communicator that calls a hook with each bucket's sum over ranks. The sum covers the full bucket, or this rank's
 /// shard if there is a [sharding strategy](crate::Strategy). With [`shard_size`](crate::StepperBuilder::shard_size),
 /// the hook runs after the all-reduce among replicas. With [`Accumulation::Summed`](crate::Accumulation) and
 /// `shard_size`, the hook runs once per pass. With `Summed` and without `shard_size`, it runs for each micro-batch,
@@ -60,8 +60,8 @@ enum Hook {
 /// bucket whose parameters are all frozen, unless that bucket carries the count of ranks with `Strategy::Replicated`.
 ///
 /// # Errors
-/// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error;
-/// [`Error::Hook`] holds a message of the hook's own.
+/// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error.
+/// [`Error::Hook`] holds the hook's message.
 ///
 /// # Source
 /// PyTorch's `FSDPModule.set_all_reduce_hook`.
@@ -93,8 +93,8 @@ impl SumHooked {
         SumHooked::of(Arc::new(comm), Hook::OnHost(Box::new(hook)))
     }
 
-    /// Builds the same for gradients on a GPU. The hook runs on the trainer's thread, and enqueues its work on the stream
-    /// of the sum.
+    /// Builds such a communicator for gradients on a GPU. The hook runs on the trainer's thread, and enqueues its work
+    /// on the stream of the sum.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};

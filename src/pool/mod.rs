@@ -22,16 +22,16 @@ use job::Side;
 pub(crate) use job::{Chunks, Job};
 pub use team::Team;
 
-/// A launch that moves fewer bytes than this is not split, even if helpers are awake, because sharing the work costs
-/// more than it saves.
+/// A launch that moves fewer bytes than this is not split, even if helpers are awake. Sharing the work would cost more
+/// than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long, because it would usually end
-/// before the helper begins.
+/// A launch that moves fewer bytes than this wakes no helper, unless it computes for long. It would usually end before
+/// the helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
-/// If a launch took longer than this on one thread, its next runs wake helpers. Each of these runs shrinks the
-/// remembered time by a 64th, so one run that the system interrupted is forgotten.
+/// A launch whose last run on one thread took longer than this wakes helpers in its next runs. Each of these runs
+/// shrinks the remembered time by a 64th, so one run that the system interrupted is forgotten.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
@@ -45,7 +45,7 @@ const WATCH: Duration = Duration::from_micros(50);
 pub struct Pool {
     shared: Arc<Shared>,
     _closer: Arc<Closer>,
-    /// If set, launches run on this team, and the pool has no threads of its own.
+    /// The team on which launches run, instead of on the pool's own threads.
     team: Option<Arc<dyn Team>>,
 }
 
@@ -124,8 +124,8 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
     }
 
-    /// Builds a pool whose launches run on at most `threads` threads of a team. It has no threads of its own. A launch
-    /// of less than 1 MiB does not use the team.
+    /// Builds a pool whose launches run on at most `threads` threads of a team. It owns no threads. A launch of less
+    /// than 1 MiB does not use the team.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -237,7 +237,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the last launch ended less than `spin` ago, so that helpers that it woke would still be awake.
+    /// Returns whether the last launch ended less than `spin` ago. Helpers that it woke would then still be awake.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()
@@ -279,7 +279,8 @@ impl Shared {
     }
 }
 
-/// On drop, counts a helper out of its job, even if its chunk panics. The launcher would otherwise wait forever.
+/// Counts a helper out of its job when it is dropped, even if the helper's chunk panics. The launcher would otherwise
+/// wait forever.
 struct Leave<'a> {
     shared: &'a Shared,
     job: &'a Job,
@@ -354,7 +355,7 @@ mod tests {
         });
     }
 
-    /// Two chunks. The launcher stays in the first until a helper is inside the second, which takes longer.
+    /// Two chunks. The launcher stays in the first until a helper is inside the second. The second takes longer.
     #[derive(Default)]
     struct Together {
         begun: AtomicUsize,

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::job::{Job, Side};
 
-/// A launch that moves fewer bytes runs only on the launching thread, because a team's threads may be asleep, and a
-/// team waits for all of them. PyTorch splits its own loops at about the same size.
+/// A launch that moves fewer bytes runs only on the launching thread. A team's threads may be asleep, and a team waits
+/// for all of them. PyTorch splits its own loops at about the same size.
 const SPLIT_BYTES: u64 = 1 << 20;
 
 /// Threads that run a function together, such as those of an OpenMP runtime.

@@ -72,8 +72,8 @@ impl Schedule {
         }
     }
 
-    /// Makes the first stream that reads a bucket wait for the caller's sum: for the caller's event, or for the
-    /// trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless that
+    /// Makes the first stream that reads a bucket wait for the caller's sum. It waits for the caller's event, or for
+    /// the trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless that
     /// stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
@@ -265,7 +265,7 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Broadcasts rank 0's parameters: in one call if they have one type, or one by one if they lie apart.
+    /// Broadcasts rank 0's parameters: in one call if they have one type and one run, or one by one otherwise.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
@@ -335,7 +335,7 @@ impl Schedule {
 
     /// Makes a collective between passes over words that the trainer wrote to these gradients. The trainer's next
     /// access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control) before this call and again after it, so that the next Begin waits for its
+    /// [`touch_control`](Self::touch_control) before this call and again after it. The next Begin then waits for its
     /// accesses.
     pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
         self.opening.agreement = agreement ^ unused::share(self.late_unused);

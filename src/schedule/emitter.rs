@@ -28,7 +28,7 @@ impl Mark {
 #[derive(Debug, Default)]
 pub(super) struct Emitter {
     clocks: [[u64; STREAMS]; STREAMS],
-    /// Per stream, its last mark, if nothing has been written after it.
+    /// The last mark of each stream, if nothing has been written after it.
     ends: [Option<Mark>; STREAMS],
     ops: Vec<Op>,
 }

@@ -14,7 +14,7 @@ use crate::schedule::emitter::Mark;
 use crate::schedule::{LastAccess, Schedule, unused};
 
 impl Schedule {
-    /// Sums a bucket over ranks: by an all-reduce, or for a sharded plan by a reduce-scatter, and an all-reduce of the
+    /// Sums a bucket over ranks by an all-reduce. For a sharded plan it uses a reduce-scatter, and an all-reduce of the
     /// counts of ranks.
     pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
@@ -87,8 +87,8 @@ impl Schedule {
         self.all_gather(bucket)
     }
 
-    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. Its next op writes them again, with
-    /// the same values.
+    /// Makes a stream wait for the trainer's reads of parameters that this pass does not step. Its next op writes them
+    /// again, with the same values.
     pub(super) fn after_readers(&mut self, stream: Stream, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let is_readable = plan.segments_of(&plan.buckets()[bucket as usize]).iter().any(|segment| {
@@ -219,7 +219,7 @@ impl Schedule {
         }
     }
 
-    /// Gives all buckets up.
+    /// Frees the other ranks' shards of all buckets.
     pub(super) fn reshard_all(&mut self) {
         for bucket in 0..self.accesses.len() as u32 {
             self.reshard(bucket);
@@ -242,8 +242,8 @@ impl Schedule {
         self.emitter.end(Stream::Gather)
     }
 
-    /// Returns the trainer's position, if it has touched the bucket's parameters since the stream last waited for it,
-    /// also considering these marks.
+    /// Returns the trainer's position, if the trainer has touched the bucket's parameters since the stream last waited
+    /// for it. The stream counts as waiting for `marks` too.
     pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let LastAccess { touched, frozen_touched, .. } = self.accesses[bucket as usize];
         let is_after = |touch: &_| {

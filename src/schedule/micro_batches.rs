@@ -1,4 +1,4 @@
-//! Passes of several micro-batches, whose gradients accumulate on each rank, or as sums over ranks.
+//! Passes of several micro-batches. Gradients accumulate on each rank, or as sums over ranks.
 //!
 //! Without sums per micro-batch, this file writes no op. All ops for such sums run on the reduce stream, so they need
 //! no wait. Only the trainer waits for them, before it writes the next gradients. Replicas all-reduce once per pass.
@@ -66,7 +66,7 @@ impl Schedule {
         self.micro_batches_left == 0
     }
 
-    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one, adds this rank's shard to its
+    /// Sums a sharded bucket over ranks in a micro-batch that is not the last one. It adds this rank's shard to its
     /// earlier sums, and zeroes or releases the gradients.
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);

@@ -62,7 +62,7 @@ pub enum Decision {
 /// The schedule's options that are not in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// See [`Mode`].
+    /// When steps run.
     pub mode: Mode,
     decision: Decision,
     /// Whether the trainer is a stream: it may access a tensor until the hand-over, long after it asked for the
@@ -92,12 +92,12 @@ impl Policy {
 /// The parameters that all ranks take from rank 0 when a pass opens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Broadcast<'a> {
-    /// None.
+    /// No parameters.
     #[default]
     Nothing,
     /// The parameters of these buckets, in ascending order. None of the buckets is local.
     Buckets(&'a [u32]),
-    /// All.
+    /// All parameters.
     All,
 }
 
@@ -136,9 +136,9 @@ struct LastAccess {
     summed: Option<Mark>,
     /// The last step, without the all-gather. The next reduce must wait for it.
     consumed: Option<Mark>,
-    /// With offload, the last download. The next reduce must wait for it.
+    /// The last download, with offload. The next reduce must wait for it.
     downloaded: Option<Mark>,
-    /// With offload, the last release of parameters on the device. The next upload must wait for it.
+    /// The last release of parameters on the device, with offload. The next upload must wait for it.
     released: Option<Mark>,
     is_unsharded: bool,
 }
@@ -153,7 +153,7 @@ pub struct Schedule {
     pass: u64,
     open: bool,
     abandoned: bool,
-    /// The options of the open pass, without its broadcast, which has been written.
+    /// The options of the open pass, without its broadcast, because that has been written.
     opening: Opening<'static>,
     /// The number of micro-batches in the open pass after the current one.
     micro_batches_left: u32,
@@ -164,7 +164,7 @@ pub struct Schedule {
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
-    /// Per bucket, its last all-gather, or with offload its last upload. The next step must wait for it. A launch of
+    /// The last all-gather of each bucket, or with offload its last upload. The next step must wait for it. A launch of
     /// several buckets waits for a slice of this list.
     gathered: Vec<Option<Mark>>,
     /// The trainer's last access to all buckets together.
@@ -177,11 +177,11 @@ pub struct Schedule {
     settled: Option<Mark>,
     /// The last Decide, if the trainer may read the loss scale that it computes.
     decided: Option<Mark>,
-    /// Ticket of the trainer's last read of the loss scale, which the next Decide writes.
+    /// Ticket of the trainer's last read of the loss scale. The next Decide writes the loss scale.
     loss_scale_touched: Ticket,
-    /// Per bucket, the norms of parts of parameters that ranks add up during its step, as a list of spans.
+    /// The norms of parts of parameters that ranks add up during each bucket's step, as a list of spans.
     shared_norms: Vec<Vec<Span>>,
-    /// Per bucket, whether its step may share a launch with the next one's.
+    /// Whether each bucket's step may share a launch with the next bucket's step.
     shares_with_next: Vec<bool>,
     /// A hash of all parameters that were declared unused after their hand-over.
     late_unused: u64,
@@ -229,12 +229,13 @@ impl Schedule {
         self.emitter.drain()
     }
 
-    /// Passes begun so far.
+    /// Returns the number of passes begun so far.
     pub fn pass(&self) -> u64 {
         self.pass
     }
 
-    /// Sets how many passes have begun, if some were captured and not run, or replayed.
+    /// Sets the number of passes that have begun. Use it after captured passes that did not run, and after replayed
+    /// passes.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }
@@ -321,7 +322,7 @@ impl Schedule {
     /// Calls [`hand_over`](Self::hand_over) for all remaining uses of a parameter.
     ///
     /// # Errors
-    /// As there.
+    /// Errors as for [`hand_over`](Self::hand_over).
     pub fn complete(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.complete(&self.plan, param)?;
@@ -338,11 +339,11 @@ impl Schedule {
         }
     }
 
-    /// Hands over every parameter of a bucket that takes part and was not handed over yet, with all its uses. If
-    /// `awaits` is true, the caller's sum may be incomplete, and the step waits for it.
+    /// Hands over all uses of each parameter of a bucket, unless the parameter takes no part or was handed over before.
+    /// If `awaits` is true, the caller's sum may be incomplete, and the step waits for it.
     ///
     /// # Errors
-    /// As for [`hand_over`](Self::hand_over), for any of them.
+    /// Errors as for [`hand_over`](Self::hand_over), for any of the parameters.
     pub fn hand_over_bucket(&mut self, bucket: u32, awaits: bool) -> Result<()> {
         self.require_open()?;
         let plan = Arc::clone(&self.plan);
@@ -386,7 +387,8 @@ impl Schedule {
         self.readiness.set_frozen(&self.plan, param, frozen);
     }
 
-    /// Closes the pass: launches the remaining buckets, with zeros for gradients that were not handed over, and the steps.
+    /// Closes the pass: launches the remaining buckets, with zeros for gradients that were not handed over, and the
+    /// steps.
     ///
     /// # Errors
     /// `Order` if no pass is open, or micro-batches are still to come.

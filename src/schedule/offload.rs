@@ -1,7 +1,7 @@
 //! Copies between the device's memory and the host's if steps are offloaded: sums down, stepped parameters up.
 //!
-//! Without offload, this file writes no op. A copy waits only for the ops that touch the same bytes: a download for its
-//! sum and the last step, an upload for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! Without offload, this file writes no op. A copy waits only for the ops that touch the same bytes. A download waits
+//! for its sum and the last step, and an upload waits for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`, and zeroes or
+    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`. It zeroes or
     /// releases the device's gradients. Returns the mark of the copy, if steps are offloaded.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
@@ -56,7 +56,8 @@ impl Schedule {
         self.copy_up(bucket)
     }
 
-    /// Does the same for a bucket that is unsharded, after its last step and after its pages were freed.
+    /// Copies the stepped parameters of an unsharded bucket to the device, after the bucket's last step and after its
+    /// pages were freed.
     pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
         let LastAccess { released, consumed, .. } = self.accesses[bucket as usize];
         let written = self.trainer_on(Stream::Upload, bucket, &[released, consumed]);

@@ -24,21 +24,21 @@ pub(super) struct Readiness {
     /// each is summed.
     launched: Vec<u32>,
     frozen: Vec<bool>,
-    /// Per bucket, how many of its parameters are not frozen.
+    /// How many parameters of each bucket are not frozen.
     thawed: Vec<u32>,
-    /// Per parameter, whether it was declared unused in this pass; and the number of such parameters.
+    /// Whether each parameter was declared unused in this pass, and the number of such parameters.
     unused: Vec<bool>,
     unused_count: usize,
-    /// Per parameter, whether it was declared unused before it was handed over.
+    /// Whether each parameter was declared unused before it was handed over.
     left_out: Vec<bool>,
-    /// Per parameter, whether it had a gradient in an earlier micro-batch of this pass, if each micro-batch is summed.
+    /// Whether each parameter had a gradient in an earlier micro-batch of this pass, if each micro-batch is summed.
     contributed: Vec<bool>,
     /// The parameters handed over since the pass or micro-batch began, in order.
     arrivals: Vec<u32>,
 }
 
 impl Readiness {
-    /// Nothing handed over.
+    /// Returns the state in which nothing is handed over.
     pub(super) fn new(layout: &Layout, plan: &Plan, keeps_order: bool) -> Self {
         let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
         let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
@@ -84,7 +84,7 @@ impl Readiness {
     }
 
     /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets have no order, the
-    /// bucket is not launched here: the caller may still be summing it, and only a hand-over says that the sum is
+    /// bucket is not launched here. The caller may still be summing it, and only a hand-over says that the sum is
     /// complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
@@ -210,8 +210,8 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// Returns the bucket to launch now. It must be complete, and with an order the next in order. With `force`, it is
-    /// any remaining bucket.
+    /// Returns the bucket to launch now. The bucket must be complete. If buckets launch in order, it must be the next
+    /// one. With `force`, it is any remaining bucket.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;

@@ -9,18 +9,18 @@ use std::ops::Range;
 use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
-/// Limits the bytes of gradients in a shared launch, if anything waits for single buckets. A launch of this size nearly reaches a
-/// copy's speed, and a larger one would prolong the waits (kernels/PERFORMANCE.md).
+/// Limits the bytes of gradients in a shared launch, if anything waits for single buckets. A launch of this size nearly
+/// reaches a copy's speed, and a larger one would prolong the waits (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {
-    /// Sets per bucket whether its step may share a launch with the next bucket's, for a device on which launches take
-    /// time.
+    /// Sets per bucket whether its step may share a launch with that of the next bucket, for a device on which launches
+    /// take time.
     pub fn share_launches(&mut self, with_next: Vec<bool>) {
         self.shares_with_next = with_next;
     }
 
-    /// Returns the buckets of one launch, whose last one is the last stepped bucket before `end`.
+    /// Returns the buckets of one launch. The last of them is the last stepped bucket before `end`.
     pub(super) fn launch_before(&self, end: u32) -> Option<Range<u32>> {
         let last = (0..end).rfind(|bucket| self.is_stepped(*bucket))?;
         let is_awaited = self.are_buckets_awaited();
@@ -39,8 +39,8 @@ impl Schedule {
         Some(first..last + 1)
     }
 
-    /// Returns whether anything waits for single buckets: the next forward, or all-gathers. In Sequential a trainer that is a
-    /// stream waits for all steps when the pass ends.
+    /// Returns whether anything waits for single buckets: the next forward, or all-gathers. In Sequential a trainer
+    /// that is a stream waits for all steps when the pass ends.
     fn are_buckets_awaited(&self) -> bool {
         let are_gathered = self.plan.is_sharded() && !self.plan.shards_params();
         self.policy.mode != Mode::Sequential || are_gathered

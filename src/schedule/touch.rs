@@ -80,8 +80,8 @@ impl Schedule {
         self.loss_scale_touched != NEVER
     }
 
-    /// For memory that Begin reads or writes: makes the trainer wait for `mark`, and the next Begin wait for the
-    /// trainer.
+    /// Makes the trainer wait for `mark`, and the next Begin wait for the trainer, for memory that Begin reads or
+    /// writes.
     fn touch_inputs(&mut self, mark: Option<Mark>) {
         self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);

@@ -37,15 +37,15 @@ impl<D: Device> Stepper<D> {
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// For a parameter, a copy, and in a pass a gradient, waits for the last step of the bucket. Otherwise waits for
-    /// all steps.
+    /// Waits for the last step of the bucket if the tensor is a parameter, a copy, or in a pass a gradient. For any
+    /// other tensor it waits for all steps.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
-    /// tensor; `Order` for a state, copy or average inside a pass, for a parameter or gradient that was handed over in
-    /// this micro-batch, for a gradient that was not written in the open pass (in this micro-batch, with
-    /// [`Accumulation::Summed`](crate::Accumulation)), and between passes for a gradient that was
-    /// [released](crate::Gradients::Release); `Sharded` for a [sharded](crate::Strategy) tensor; `Poisoned` after a
+    /// `Layout` if the parameter is of another layout or the length differs. `Unsupported` if the stepper keeps no such
+    /// tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was handed
+    /// over in this micro-batch, and for a gradient that was not written in the open pass (in this micro-batch, with
+    /// [`Accumulation::Summed`](crate::Accumulation)). `Order` between passes for a gradient that was
+    /// [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
     /// failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
@@ -71,9 +71,9 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read`](Self::read).
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` for a copy, or if the
-    /// stepper keeps no such tensor; `Order` for a gradient between passes, for any other tensor inside a pass, or for
-    /// a gradient that is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
+    /// `Layout` if the parameter is of another layout or the length differs. `Unsupported` for a copy, or if the
+    /// stepper keeps no such tensor. `Order` for a gradient between passes, for any other tensor inside a pass, or for
+    /// a gradient that is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
     pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, from.len())?;
@@ -89,12 +89,13 @@ impl<D: Device> Stepper<D> {
     /// of the master.
     ///
     /// # Ordering
-    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it
-    /// [gathers](Self::gather) each parameter before it calls `write`.
+    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it
+    /// together, and it [gathers](Self::gather) each parameter before it calls `write`.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) also `Mismatch` or
-    /// `Deadline` if a rank does not take part, and `Mismatch` at the next collective if ranks wrote different values.
+    /// `Order` inside a pass. `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) also
+    /// `Mismatch` or `Deadline` if a rank does not take part, and `Mismatch` at the next collective if ranks wrote
+    /// different values.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();
@@ -146,7 +147,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps. If you call it after every pass, Normed's steps no longer overlap with the next forward.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Poisoned` after a failure.
+    /// `Order` inside a pass. `Poisoned` after a failure.
     pub fn status(&self) -> Result<Status> {
         self.settle_control()?;
         self.read_status()
@@ -165,18 +166,18 @@ impl<D: Device> Stepper<D> {
     /// Afterwards you can read [tensors](Self::read), step counts and [`status`](Self::status), and save
     /// [checkpoints](crate::checkpoint); passes are still refused. Without a failure it does nothing.
     ///
-    /// On the host, memory is as the last op that ran left it. Steps that had not run before the failure are skipped,
-    /// even if all collectives of their pass had completed. In Sequential and Normed, a pass whose all-reduce failed
-    /// has changed nothing. In Eager its first buckets may have been stepped; their [step counts](Self::step_count)
-    /// show it.
+    /// On the host, memory has the results of the ops that ran before the failure. Steps that had not run before the
+    /// failure are skipped, even if all collectives of their pass had completed. In Sequential and Normed, a pass whose
+    /// all-reduce failed has changed nothing. In Eager its first buckets may have been stepped; their [step
+    /// counts](Self::step_count) show it.
     ///
     /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks between the update of the moments
-    /// and that of the parameters. If the failure came in this wait, the bucket's moments are one update ahead of its
-    /// parameters.
+    /// and that of the parameters. If the failure came during this wait, the bucket's moments are one update ahead of
+    /// its parameters.
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read, because the other ranks' shards are
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
-    /// between the bucket's step and its all-gather, because only this rank's shard was stepped.
+    /// between the bucket's step and its all-gather. Only this rank's shard was stepped then.
     ///
     /// On a GPU, rescue is refused after a failure. A step on a GPU waits until an all-reduce ends, whether or not it
     /// succeeds. Steps of up to eight passes may therefore have used the gradients of a failed all-reduce, so no
@@ -213,7 +214,7 @@ impl<D: Device> Stepper<D> {
     /// Waits until every op has ended or been skipped. It waits for other ranks up to the deadline.
     ///
     /// # Errors
-    /// `Order` inside a pass; `Unsupported` on a GPU after a failure.
+    /// `Order` inside a pass. `Unsupported` on a GPU after a failure.
     pub fn rescue(&mut self) -> Result<()> {
         self.refuse_open_pass()?;
         let run = self.run.get_mut();

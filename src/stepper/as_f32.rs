@@ -1,8 +1,8 @@
 //! Converts tensors of every storage format to f32 and back. No other file of the stepper converts.
 //!
-//! It uses the kernels' conversions, so a value that is read and written back keeps its bits, and an f32 checkpoint
-//! resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is not an
-//! update.
+//! It uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32 checkpoint
+//! therefore resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is not
+//! an update.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Decodes the values of a range of a tensor. In an 8-bit state the range starts at a block. `fetch` copies the
-    /// bytes from each memory that holds some.
+    /// bytes from each memory that has a part of the values.
     pub(super) fn decode(
         &self,
         id: ParamId,
@@ -220,15 +220,15 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span, writes });
     }
 
-    /// Copies elements that this rank has to `into`. The caller has called `claim`.
+    /// Copies this rank's elements to `into`. The caller has called `claim`.
     pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
         let span = elements.span(&self.plan, &self.run.borrow().schedule);
         self.read_span(span, into)
     }
 
     /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive,
-    /// because views borrow the stepper or the pass, which the caller holds mutably. With offload, it also writes the
-    /// host's copy.
+    /// because views borrow the stepper or the pass, and the caller holds that mutably. With offload, it also writes
+    /// the host's copy.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

@@ -2,7 +2,7 @@
 //! rebuild buckets.
 //!
 //! Every call checks all its arguments before it changes anything. The stepper's own tensors stay in place unless
-//! buckets are rebuilt, which copies them once, as in `rebuild.rs`.
+//! buckets are rebuilt. A rebuild copies them once, as in `rebuild.rs`.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -60,7 +60,7 @@ impl StepperBuilder<'_> {
     /// through your own pointer until the hand-over.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host); `Layout` if a tensor has no address or two, is misaligned for its type, or
+    /// Errors as for [`host`](Self::host). `Layout` if a tensor has no address or two, is misaligned for its type, or
     /// overlaps another one.
     ///
     /// # Safety
@@ -68,10 +68,11 @@ impl StepperBuilder<'_> {
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views, and your own pointers under these rules touch it.
     /// 2. Write a gradient only between one of these calls and its hand-over. The sum that
-    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write it until that closure has returned.
+    ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure of
+    ///    that call has returned.
     /// 3. In a pass, read a parameter only between [`Stepper::view`] of it and its hand-over.
     /// 4. Between passes, first call [`Stepper::view`] of a parameter to read it, or [`Stepper::view_mut`] to write it.
-    /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write`], which writes both.
+    /// 5. Never write a parameter with a [master](crate::Master) directly; [`Stepper::write`] writes both.
     ///
     /// Closing and dropping wait for steps that still run, and without a deadline for the caller's sums. Unless the
     /// thread panics, they also wait for queued collectives, up to the deadline.
@@ -84,11 +85,11 @@ impl StepperBuilder<'_> {
     /// [`loss_scale`](Self::loss_scale).
     ///
     /// `scale` and `found_inf` are the scaler's tensors of one f32 each (`_scale`, and the optimizer's of
-    /// `found_inf_per_device`). They lie where steps run: in the device's memory, or with [`offload`](Self::offload) in
-    /// the host's. A pass reads the scale once when it begins, and its steps divide by it. The scale must be finite and
-    /// above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks must then have the
-    /// same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf` to 1 if
-    /// the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// `found_inf_per_device`). They are where steps run: in the device's memory, or with [`offload`](Self::offload) in
+    /// the host's memory. A pass reads the scale once when it begins, and its steps divide by it. The scale must be
+    /// finite and above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks must then
+    /// have the same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf`
+    /// to 1 if the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -114,9 +115,9 @@ impl StepperBuilder<'_> {
     /// # Ordering
     /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective, but for no
     /// step. On a GPU the trainer's stream waits; the thread waits only if steps are offloaded. Between `finish` and
-    /// the next `begin`, work on the trainer's stream may read and write both tensors. In a pass it may access only
-    /// `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured pass uses the same
-    /// addresses in every replay; with offload on a GPU, capture is refused.
+    /// the next `begin`, work on the trainer's stream may read and write both tensors. During a pass, such work may
+    /// access only `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured pass uses
+    /// the same addresses in every replay; with offload on a GPU, capture is refused.
     ///
     /// # Errors
     /// When the stepper is built: `Config` if an address is null, in Eager, or with
@@ -124,9 +125,9 @@ impl StepperBuilder<'_> {
     /// run.
     ///
     /// # Safety
-    /// Both addresses stay aligned and valid for one f32 in that memory, and only accesses that Ordering allows touch
-    /// them, until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
-    /// this holds until the device has run all its work.
+    /// Both addresses stay aligned and valid for one f32 in that memory until [`close`](Stepper::close) has returned
+    /// `Ok`. Until then, only the accesses that Ordering allows touch them. If `close` fails, or the stepper is dropped
+    /// instead, both rules hold until the device has run all its work.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.
@@ -183,25 +184,25 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// On the host it waits for all steps, and no op uses the old memory after it returns. On a GPU the trainer's
-    /// stream waits: later work on that stream, such as freeing the old memory, comes after everything that touches it.
-    /// The host waits only if parameters move a third time before the GPU has copied the addresses of the first move.
-    /// If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their agreement.
+    /// stream waits. Later work on that stream, such as freeing the old memory, comes after all work that touches the
+    /// memory. The host waits only if parameters move a third time before the GPU has copied the addresses of the first
+    /// move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their agreement.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
     /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// # Errors
-    /// `Unsupported` if the stepper owns its memory; `Layout` if a tensor has no address or two, is misaligned for its
-    /// type, overlaps another one, or is out of the device's reach; `Order` inside a pass, `Poisoned` after a failure.
+    /// `Unsupported` if the stepper owns its memory. `Layout` if a tensor has no address or two, is misaligned for its
+    /// type, overlaps another one, or is out of the device's reach. `Order` inside a pass. `Poisoned` after a failure.
     /// After these errors the stepper is unchanged and uses the old memory. `Device` if a GPU's driver refuses a copy
-    /// of the new addresses: the stepper is then poisoned, and may use both memories until it is closed.
+    /// of the new addresses. The stepper is then poisoned, and may use both memories until it is closed.
     ///
     /// # Safety
     /// From now on the new memory meets the contract of the constructor that borrowed the old memory. Until this call
     /// returns `Ok`, the old memory meets that contract too. On every rank, a parameter at a new address has its old
-    /// values, because this call neither copies nor broadcasts them, and does not update the [master](crate::Master).
-    /// On a GPU, the work that fills the new memory comes before this call on the trainer's stream. Gradients may be
-    /// filled later, as in any pass.
+    /// values. This call neither copies nor broadcasts them, and does not update the [master](crate::Master). On a GPU,
+    /// the work that fills the new memory comes before this call on the trainer's stream. Gradients may be filled
+    /// later, as in any pass.
     pub unsafe fn rebind(&mut self, memory: Borrowed) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;

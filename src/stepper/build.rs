@@ -93,8 +93,8 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators: the blueprint
-    /// has only the first one.
+    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators: the
+    /// blueprint has only the first one.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,
@@ -233,7 +233,7 @@ impl StepperBuilder<'_> {
         clips.fold(storages, |storages, (group, max_norm)| storages.group_clip(group, *max_norm))
     }
 
-    /// Refuses an optimizer for a parameter that is to have none.
+    /// Refuses an optimizer for a parameter that must have none.
     fn refuse_contradiction(&self, registered: &[Registered]) -> Result<()> {
         for Registered { target, .. } in registered {
             let (Target::Params(params) | Target::FurtherParams(params)) = target else { continue };

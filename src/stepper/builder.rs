@@ -23,7 +23,7 @@ pub struct StepperBuilder<'a> {
     /// Steps the parameters for which no other optimizer is registered.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
-    /// If set, only these parameters are stepped; indices into the layout.
+    /// The only parameters that are stepped, as indices into the layout; `None` means all.
     pub(super) optimized: Option<HashSet<usize>>,
     /// The first refusal, kept until the stepper is built.
     pub(super) refused: Option<Error>,
@@ -131,11 +131,11 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer instead of their group's. A parameter may be named in only one such call.
-    /// [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's number for
+    /// Gives single parameters an optimizer instead of that of their group. A parameter may be named in only one such
+    /// call. [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's number for
     /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first, then one for each call
-    /// of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first. Then it has one for each
+    /// call of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
     pub fn optimizer_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::Params, optimizer)
     }
@@ -165,7 +165,7 @@ impl<'a> StepperBuilder<'a> {
     /// ```
     ///
     /// # Source
-    /// `register_hook=False` of PyTorch's `_apply_optimizer_in_backward`.
+    /// PyTorch's `_apply_optimizer_in_backward` with `register_hook=False`.
     pub fn attach(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::Nothing, optimizer)
     }
@@ -245,20 +245,20 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Says what happens to the gradients of stepped parameters after the step. Unset: [`Keep`](Gradients::Keep), which
+    /// Says what happens to the gradients of stepped parameters after the step. Unset: [`Keep`](Gradients::Keep). It
     /// leaves the sums. The choice changes no bit of parameters, states and step counts. Ranks may choose differently.
     ///
     /// * [`Zero`](Gradients::Zero): a gradient that was not written is zeros too. The gradient of a frozen parameter
     ///   keeps its values. These are zeros if the parameter was stepped before, or shares a bucket with a stepped one.
-    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros. A local parameter's gradient is
-    ///   this rank's, divided by the loss scale. The gradients of parameters that are [averaged or
-    ///   left](crate::SegmentAction), or have no optimizer, are as with `Keep`. PyTorch's `unscale_` and
+    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros. A local parameter's gradient
+    ///   comes from this rank only, and is divided by the loss scale. The gradients of parameters that are [averaged or
+    ///   left](crate::SegmentAction), or have no optimizer, stay as with `Keep`. PyTorch's `unscale_` and
     ///   `clip_grad_norm_` skip them too. In an abandoned pass, buckets that were not stepped keep the sums, or this
     ///   rank's own gradients.
     /// * [`Release`](Gradients::Release): in Eager each bucket's pages are returned to the system right after its step.
     ///   A pass therefore never has all gradients in memory at once, unless backward is faster than the steps. In the
     ///   other modes all gradients are in memory when the last one has been reduced. The next write maps the pages
-    ///   again, one by one, which costs more than writing to mapped pages. A page is not returned if it also has a
+    ///   again, one by one. This costs more than a write to mapped pages. A page is not returned if it also has a
     ///   gradient that is [averaged or left](crate::SegmentAction), or counts of ranks. `Release` needs Linux and a
     ///   stepper on the CPU that owns its memory, and is refused otherwise.
     ///
@@ -352,7 +352,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Refuse`] on
-    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller); otherwise
+    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). Otherwise it is
     /// [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
@@ -367,8 +367,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Divides the summed gradients by this number, from 1 to 2^24; unset: by the number of ranks. The division is a
-    /// part of the step's gradient factor, so it adds no rounding of its own. With 1, steps use the sums. The gradient
-    /// of a local parameter is not divided.
+    /// part of the step's gradient factor, so it adds no rounding. With 1, steps use the sums. The gradient of a local
+    /// parameter is not divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -384,7 +384,7 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips one group of the layout alone, by the exact norm of its own gradients. With `None` the group is not
+    /// Clips one group of the layout separately, by the exact norm of its gradients. With `None` the group is not
     /// clipped. All other groups are clipped together, by [`clip`](Self::clip). A bucket has only parameters that are
     /// clipped together. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This is refused in
     /// Eager, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a
@@ -414,8 +414,9 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Skips a pass if a gradient is infinite or NaN, or becomes so when it is averaged. A skipped pass changes no
-    /// parameter, state or step count. Only gradients that are stepped count, and not those of
-    /// [local](crate::LayoutBuilder::local) parameters, which the other ranks cannot see. Refused in Eager.
+    /// parameter, state or step count. Only gradients that are stepped count. Gradients of
+    /// [local](crate::LayoutBuilder::local) parameters do not count, because the other ranks cannot see them. Eager
+    /// refuses this option.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
@@ -467,7 +468,7 @@ impl<'a> StepperBuilder<'a> {
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
     /// On a GPU, only calls that wait for the GPU check the deadline. The time counts only while a collective is
-    /// unfinished and the trainer's stream has passed the last hand-over, so a long backward does not count. The
+    /// unfinished and the trainer's stream has passed the last hand-over. A long backward therefore does not count. The
     /// progress inside a captured graph cannot be observed, so the whole replay counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);

@@ -34,8 +34,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps. If forward reads the
-    /// tensor (a parameter), it waits only for that tensor's bucket, and later buckets are stepped and gathered at the
-    /// same time.
+    /// tensor (a parameter), it waits only for that tensor's bucket. Later buckets are stepped and gathered at the same
+    /// time.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -80,8 +80,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Adds loaded numbers to the agreement, so that ranks detect a difference. It leaves out local parameters, whose
-    /// counts and states may differ between ranks.
+    /// Adds loaded numbers to the agreement, so that ranks detect a difference. It leaves out local parameters, because
+    /// their counts and states may differ between ranks.
     pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
         if self.layout.parameters()[param].local {
             return;
@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Records, before a hand-over, the accesses that a trainer on a stream has made since its claim.
+    /// Records the accesses that a trainer on a stream has made since its claim. Call it before a hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
@@ -136,7 +136,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Records, before a bucket is resharded, the reads of a trainer on a stream.
+    /// Records the reads of a trainer on a stream. Call it before a bucket is resharded.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {
@@ -239,7 +239,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().touch(Schedule::touch_control)
     }
 
-    /// Refuses to go on after a rescue, when the stepper can only be read.
+    /// Refuses further calls after a rescue, when the stepper can only be read.
     pub(super) fn refuse_rescued(&self) -> Result<()> {
         self.run.borrow().refuse_rescued()
     }

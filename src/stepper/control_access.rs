@@ -18,7 +18,7 @@ use crate::stepper::state::options::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Freezes or unfreezes a parameter from the next pass on. Called between passes, after `touch_frozen`.
+    /// Freezes or unfreezes a parameter from the next pass on. Call it between passes, after `touch_frozen`.
     pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
@@ -29,7 +29,7 @@ impl<D: Device> Stepper<D> {
         self.settings_changed = true;
     }
 
-    /// Sets the learning-rate multipliers of these parameters. Called between passes, after `touch_settings`.
+    /// Sets the learning-rate multipliers of these parameters. Call it between passes, after `touch_settings`.
     pub(super) fn write_lr_multipliers(&mut self, params: Range<usize>) {
         for param in params {
             let (segment, multiplier) =
@@ -44,7 +44,8 @@ impl<D: Device> Stepper<D> {
     /// Writes changed settings to the device before a pass begins, in one write.
     ///
     /// # Errors
-    /// The error of the wait for the last Begin. The changed settings are then written at the next try.
+    /// Returns the error of the wait for the last Begin. The next call then writes the changed settings. The changed
+    /// settings are then written at the next try.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());
@@ -148,7 +149,7 @@ impl<D: Device> Stepper<D> {
         run.device.write_progress(record, progress, unsafe { Claimed::promise() })
     }
 
-    /// Copies a part of control memory to the host. Called between passes; waits for all steps.
+    /// Copies a part of control memory to the host. Call it between passes; it waits for all steps.
     pub(super) fn read_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         self.settle_control()?;
         self.copy_control_part(span)
@@ -160,7 +161,7 @@ impl<D: Device> Stepper<D> {
         self.copy_control_part(Span::LOSS_SCALE)
     }
 
-    /// After its touch has been settled.
+    /// Copies a part of control memory to the host. The caller has settled all ops that write this part.
     pub(super) fn copy_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
         assert!(span.memory == Memory::Control && span.bytes() == BYTES as u64, "{span:?}");
         let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);
@@ -170,7 +171,7 @@ impl<D: Device> Stepper<D> {
         Ok(bytes)
     }
 
-    /// Replaces a part of control memory. Called between passes, once all steps have ended.
+    /// Replaces a part of control memory. Call it between passes, once all steps have ended.
     pub(super) fn write_control_part(&mut self, span: Span, bytes: &[u8]) -> Result<()> {
         assert!(span.memory == Memory::Control && span.bytes() == bytes.len() as u64, "{span:?}");
         self.settle_control()?;

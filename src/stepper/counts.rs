@@ -41,7 +41,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Order` inside a pass, `Layout` if the parameter is of another layout, `Config` if that optimizer does not step
-    /// it, `Poisoned` after a failure.
+    /// it. `Poisoned` after a failure.
     pub fn step_count(&self, key: impl Into<StepCountKey>) -> Result<u64> {
         let (param, round) = self.first_round(key.into())?;
         self.settle_control()?;
@@ -69,9 +69,9 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count). `Config` for a count of 2^63 or more, or for a count above 0
-    /// without the number that the optimizer carries. `Config` also for a number other than 1 if the optimizer carries
-    /// none, and for a number that is not a product of momenta: the product is 1 before the first update, and then at
+    /// Errors as for [`step_count`](Self::step_count). `Config` in these cases: the count is 2^63 or more; the count is
+    /// above 0, and the number that the optimizer carries is missing; the optimizer carries no number, and a number
+    /// other than 1 is given; the number is not a product of momenta, which is 1 before the first update, and then at
     /// least 0 and below 1.
     pub fn set_step_count(
         &mut self,

@@ -15,10 +15,10 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
-    /// Builds a stepper that predicts the run of one rank of a group: which ops run, at what time, and how many bytes
-    /// the rank needs. `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The trainer
-    /// calls this stepper like a real one, and advances its clock with [`Foresight::compute`]. Nothing is allocated,
-    /// sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
+    /// Builds a stepper that predicts the run of one rank of a group. It predicts which ops run, at what time, and how
+    /// many bytes the rank needs. `cost` returns how many nanoseconds an op takes, given how many bytes it moves. The
+    /// trainer calls this stepper like a real one, and advances its clock with [`Foresight::compute`]. Nothing is
+    /// allocated, sent or stepped. Clocks stop at 2^64 - 1 nanoseconds.
     ///
     /// ```
     /// use instep::op::{Action, Stream};
@@ -43,7 +43,7 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`host`](Self::host) that concern options.
+    /// Errors as for [`host`](Self::host), but only those that concern options.
     pub fn forecast(
         self,
         rank: u32,
@@ -63,23 +63,23 @@ impl StepperBuilder<'_> {
 pub struct Foresight(Stepper<Forecast>);
 
 impl Foresight {
-    /// Advances the trainer's clock by `ns` nanoseconds of its own work.
+    /// Advances the trainer's clock by `ns` nanoseconds of the trainer's work.
     pub fn compute(&mut self, ns: u64) {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Predicts the launches of a GPU, where neighbouring buckets share a launch in Normed and Sequential. Call it
+    /// Predicts the launches of a GPU. In Normed and Sequential, neighbouring buckets share a launch there. Call it
     /// before the first pass.
     pub fn share_launches(&mut self) {
         let with_next = self.0.assignment.shares_with_next(&self.0.plan, &[]);
         self.0.run.get_mut().schedule.share_launches(with_next);
     }
 
-    /// Advances the trainer's clock to the time at which an access to a real stepper would return: a read of a
-    /// parameter or, in a pass, a write of a gradient.
+    /// Advances the trainer's clock to the time at which an access to a real stepper would return. The access is a read
+    /// of a parameter or, in a pass, a write of a gradient.
     ///
     /// # Errors
-    /// The errors of [`Stepper::read`] that concern the tensor.
+    /// Errors as for [`Stepper::read`], but only those that concern the tensor.
     pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
         let (id, memory) = self.0.find(tensor.into())?;
         let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;

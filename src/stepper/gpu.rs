@@ -54,20 +54,20 @@ impl StepperBuilder<'_> {
     /// stepper [records](Self::record), this also waits for all earlier work on the trainer's stream.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets; `Config` for options of the host device;
-    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device;
-    /// `KernelsNotBuilt`; `Device` if the driver refuses a call, such as an allocation.
+    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for options of the host device.
+    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device.
+    /// `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call, such as an allocation.
     ///
     /// # Safety
     /// The stream that [`Cuda::compute_stream`] names outlives the stepper. If it is the calling thread's own default
-    /// stream (handle 2), the stepper stays on this thread, because on another thread handle 2 names another stream.
+    /// stream (handle 2), the stepper stays on this thread. On another thread handle 2 names another stream.
     pub unsafe fn cuda(self, sums: impl Into<Sums>, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(sums.into(), None, cuda)
     }
 
     /// Builds the stepper on a GPU, on the caller's parameters and gradient buckets. [`Borrowed`] takes their device
-    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). The same options
-    /// are rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
+    /// addresses (`std::ptr::with_exposed_provenance_mut` turns a `CUdeviceptr` into a pointer). The same options are
+    /// rejected as in [`host_borrowing`](Self::host_borrowing). [`bucket_ready_after`](Stepper::bucket_ready_after) has
     /// an example.
     ///
     /// # Ordering
@@ -77,20 +77,20 @@ impl StepperBuilder<'_> {
     /// [`Stepper::write`] writes masters.
     ///
     /// # Errors
-    /// Errors as for [`host`](Self::host), except for instruction sets; `Config` for options of the host device;
-    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device; `Layout` if a
-    /// tensor has no address or two, is misaligned for its type, overlaps another one, or is not in this GPU's memory;
-    /// `KernelsNotBuilt`; `Device` if the driver refuses a call.
+    /// Errors as for [`host`](Self::host), except for instruction sets. `Config` for options of the host device.
+    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device. `Layout` if a
+    /// tensor has no address or two, is misaligned for its type, overlaps another one, or is not in this GPU's memory.
+    /// `KernelsNotBuilt` in a build without kernels. `Device` if the driver refuses a call.
     ///
     /// # Safety
     /// The trainer's stream meets the conditions of [`cuda`](Self::cuda). Every address is valid for its tensor on this
     /// device until [`close`](Stepper::close) has returned `Ok`. If `close` fails, or the stepper is dropped instead,
     /// it is valid until the device has been synchronised afterwards. Until then the tensor is touched only by the
-    /// stepper, the all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and work on the trainer's
-    /// stream, or on streams that fork from it after [`Stepper::ptr`] and join it before the hand-over. A gradient is
-    /// written only between [`Stepper::ptr`] of it in a pass and its hand-over. A parameter is read only between
-    /// [`Stepper::ptr`] of it and its next hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or
-    /// Eager.
+    /// stepper, by the all-reduces of [`bucket_ready_after`](Stepper::bucket_ready_after), and by work on the trainer's
+    /// stream. Streams that fork from the trainer's stream after [`Stepper::ptr`] and join it before the hand-over
+    /// count as the trainer's stream. In a pass, a gradient may be written only after [`Stepper::ptr`] has returned its
+    /// address, and before its hand-over. A parameter may be read only between [`Stepper::ptr`] for it and its next
+    /// hand-over, or after [`finish`](Stepper::finish) of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         sums: impl Into<Sums>,
@@ -152,7 +152,7 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Hands over a bucket that the caller sums. The bucket's step waits for `event`, which was recorded after that
+    /// Hands over a bucket that the caller sums. The bucket's step waits for `event`. The event was recorded after that
     /// sum. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of
     /// [`Mode::Eager`](crate::Mode) this makes four driver calls: one reads the current context, and three on the optim
     /// stream wait, launch and record.
@@ -165,15 +165,12 @@ impl Stepper<CudaDevice> {
     /// # let weight = layout.id("weight")?;
     /// # let (weights, bucket, stream) = (std::ptr::null_mut::<f32>(), std::ptr::null_mut::<f32>(), StreamHandle(0));
     /// # let all_reduce = || EventHandle(0);
-    /// let cuda = Cuda::open(0)?.compute_stream(stream);
-    /// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
-    /// let builder = Stepper::builder(&layout, AdamW::default());
-    /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
-    /// let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 8), memory, &cuda)? };
-    /// let mut pass = stepper.begin()?;
-    /// pass.ptr(weight.grad())?; // backward writes it on `stream`, your all-reduce sums it on another one, then:
-    /// // SAFETY: recorded after the sum.
-    /// unsafe { pass.bucket_ready_after(0, all_reduce())? };
+    /// let cuda = Cuda::open(0)?.compute_stream(stream); let memory = Borrowed::new().param(weight,
+    /// weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket); let builder = Stepper::builder(&layout,
+    /// AdamW::default()); // SAFETY: stream and tensors are the framework's, which keeps them and touches them as
+    /// agreed. let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 8), memory, &cuda)? }; let mut pass
+    /// = stepper.begin()?; pass.ptr(weight.grad())?; // backward writes it on `stream`, your all-reduce sums it on
+    /// another one, then: // SAFETY: recorded after the sum. unsafe { pass.bucket_ready_after(0, all_reduce())? };
     /// pass.finish()?;
     /// # Ok::<(), instep::Error>(())
     /// ```
@@ -219,10 +216,10 @@ impl Stepper<CudaDevice> {
     /// [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, holds it in
-    /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it; `Sharded` for a [sharded](crate::Strategy) tensor;
+    /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper keeps no such tensor, holds it in
+    /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it. `Sharded` for a [sharded](crate::Strategy) tensor.
     /// `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this micro-batch, for a
-    /// parameter whose bucket is not unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
+    /// parameter whose bucket is not unsharded, and for a frozen gradient inside a pass. `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {
@@ -260,8 +257,8 @@ impl Stepper<CudaDevice> {
     /// difference makes them hang or diverge.
     ///
     /// # Errors
-    /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
-    /// `Poisoned` after a failure.
+    /// `Order` if a pass is open, parameters have been written since the last one, or the capture belongs to another
+    /// stepper. `Poisoned` after a failure.
     ///
     /// # Safety
     /// All memory that the trainer's captured work touches is still alive, and nothing else touches it during the

@@ -43,15 +43,15 @@ impl Stepper<CudaDevice> {
     /// ```
     ///
     /// # Ordering
-    /// `trainer` must enqueue its work on the stream that the stepper was built with, or on streams that fork from it
-    /// and join it again. It must not wait for that work, and must use addresses, because copies from and to the host
-    /// are refused. All ranks must capture the same pass. The captured pass keeps the communicator open, so drop the
-    /// captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
+    /// `trainer` must enqueue its work on the stream that the stepper was built with. It may also use streams that fork
+    /// from that stream and join it again. It must not wait for that work, and must use addresses, because copies from
+    /// and to the host are refused. All ranks must capture the same pass. The captured pass keeps the communicator
+    /// open, so drop the captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
     ///
     /// # Errors
     /// `Order` if a pass is open, if no pass has been made yet (the first one broadcasts rank 0's parameters), or if
-    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream, or with
-    /// [`Strategy::Fsdp`](crate::Strategy); `Poisoned` after a failure; the error that `trainer` returns; `Device` if
+    /// `trainer` has not finished its pass. `Unsupported` on the legacy default stream, or with
+    /// [`Strategy::Fsdp`](crate::Strategy). `Poisoned` after a failure. The error that `trainer` returns. `Device` if
     /// the driver cannot capture a call. After an error, and if `trainer` panics, the capture has ended and the stepper
     /// is in the state before the capture. A panic inside the pass still ends the group, as without a capture.
     pub fn capture(

@@ -21,11 +21,11 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Waits until the last pass has begun on the optim stream, not for its steps. After an abandoned pass, waits for
-    /// all of its ops in flight.
+    /// all of its unfinished ops.
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, if the group has several, or if the optimizer follows a schedule or
-    /// refuses the learning rate. Nothing is changed then. `Order` inside a pass, `Poisoned` after a failure.
+    /// refuses the learning rate. Nothing is changed then. `Order` inside a pass. `Poisoned` after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();
@@ -64,8 +64,8 @@ impl<D: Device> Stepper<D> {
     /// used for the first time is zeros; a state that was used before continues from its old values.
     ///
     /// # Errors
-    /// Errors as for [`set_lr`](Self::set_lr); `Unsupported` if the optimizer has no hyperparameter of that name and
-    /// kind; `Config` if values are out of range or exclude each other, or states would be missing. Nothing is changed
+    /// Errors as for [`set_lr`](Self::set_lr). `Unsupported` if the optimizer has no hyperparameter of that name and
+    /// kind. `Config` if values are out of range or exclude each other, or states would be missing. Nothing is changed
     /// then.
     pub fn set_hyper<'k, V: Into<Value> + Copy>(
         &mut self,
@@ -96,11 +96,11 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
-    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is
-    /// counted as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// and keeps the current learning rate. [`set_lr`](Self::set_lr) may then change it. The schedule's step is counted
+    /// as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
-    /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range;
+    /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range.
     /// `Order` inside a pass.
     pub fn set_lr_schedule<'k>(
         &mut self,
@@ -137,7 +137,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` if the factor is negative or not finite, or an optimizer of the parameter refuses the multiplied
-    /// learning rate. Nothing is changed then. `Layout` if `id` is of another layout; `Order` inside a pass, `Poisoned`
+    /// learning rate. Nothing is changed then. `Layout` if `id` is of another layout. `Order` inside a pass. `Poisoned`
     /// after a failure.
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;

@@ -1,7 +1,7 @@
 //! Steps on the host (offload): the options that cannot be combined with offload, and how parameters are restored after
 //! a failure.
 //!
-//! The host's memory holds the parameter. The device has a copy, which `schedule/offload.rs` updates. A write by the
+//! The host's memory holds the parameter. The device has a copy; `schedule/offload.rs` updates it. A write by the
 //! trainer goes to both.
 
 use crate::collective::Collective;
@@ -29,8 +29,8 @@ impl StepperBuilder<'_> {
     /// running steps.
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
-    /// whether an entry of [`Stepper::memory`] is the host's. On the host device both memories are the host's, so
-    /// offload saves no memory there. It serves to test the schedule.
+    /// whether an entry of [`Stepper::memory`] is in the host's memory. On the host device there is only the host's
+    /// memory, so offload saves no memory there. It serves to test the schedule.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};
@@ -61,7 +61,7 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses, with offload, gradients that are averaged for another optimizer.
+/// Refuses gradients that are averaged for another optimizer, if steps are offloaded.
 pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
     let is_averaged = |segment: &&Segment| segment.action == SegmentAction::Average && segment.len > 0;
     match plan.segments().iter().find(is_averaged).filter(|_| plan.is_offloaded()) {
@@ -76,7 +76,7 @@ pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// After a failure, copies parameters that the host has stepped to the device, because the failure may have skipped
+    /// Copies parameters that the host has stepped to the device after a failure, because the failure may have skipped
     /// their copies.
     pub(super) fn restore_params(&mut self) -> Result<()> {
         if !self.plan.is_offloaded() || self.run.get_mut().refuse_rescued().is_ok() {

@@ -62,8 +62,7 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Opens a pass. Writes the broadcast of parameters, if one is needed, and sets the number for the ranks'
-    /// comparison.
+    /// Opens a pass. It emits the broadcast of parameters if one is needed, and sets the number that ranks compare.
     pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
         self.refuse_rescued()?;
         self.run.get_mut().schedule.require_closed()?;
@@ -102,7 +101,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this
     /// micro-batch, with [`Accumulation::Summed`](crate::Accumulation)), or it was already handed over as often as it
-    /// is used; `Layout` if `id` is of another layout. Nothing is launched then.
+    /// is used. `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -165,7 +164,7 @@ impl<D: Device> Stepper<D> {
     /// Ordering as for [`grad_ready`](Self::grad_ready).
     ///
     /// # Errors
-    /// `Order` if no pass is open, or one of these parameters was handed over already or its gradient not written;
+    /// `Order` if no pass is open, or one of these parameters was handed over already or its gradient not written.
     /// `Layout` if there is no such bucket. Nothing is launched then.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
@@ -243,10 +242,10 @@ impl<D: Device> Stepper<D> {
     /// trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` if no pass is open or this is not the last micro-batch; if a gradient was not written although the
-    /// option is [`Unused::Refuse`](crate::Unused) or the caller sums it; if on borrowed memory no gradient was
-    /// written; or if with sums [by the caller](crate::Sums::by_caller) a written bucket was not handed over. After
-    /// these errors the pass is still open: complete or abandon it. The next access reports failures of queued ops.
+    /// `Order` in these cases: no pass is open; this is not the last micro-batch; a gradient was not written, and the
+    /// option is [`Unused::Refuse`](crate::Unused) or the caller sums it; the memory is borrowed and no gradient was
+    /// written; with sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over. After these
+    /// errors the pass is still open: complete or abandon it. The next access reports failures of queued ops.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;
@@ -274,7 +273,7 @@ impl<D: Device> Stepper<D> {
     /// Abandons the open pass. The gradients of buckets that have not been launched are discarded.
     ///
     /// # Ordering
-    /// Returns at once, except in a pass that broadcasts parameters, where it waits for the broadcast. In Sequential
+    /// Returns at once, except in a pass that broadcasts parameters. There it waits for the broadcast. In Sequential
     /// and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
     /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
     /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or

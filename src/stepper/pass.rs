@@ -145,7 +145,7 @@ impl<D: Device> Stepper<D> {
     /// which parameters they wrote. With [`Nccl`](crate::cuda::Nccl), the thread then waits for the other ranks' calls.
     ///
     /// # Errors
-    /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it); `Config` if
+    /// `Order` if a pass is open, [detached](Pass::detach) or leaked ([`abandon`](Self::abandon) ends it). `Config` if
     /// the optimizer refuses a learning rate of a [schedule](crate::StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)

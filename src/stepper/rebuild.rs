@@ -1,9 +1,9 @@
 //! Rebuilds buckets in the order in which gradients arrive, or adds optimizers, and keeps every bit of the training's
 //! state.
 //!
-//! All ranks use rank 0's order. It is broadcast through the gradients' memory, which every device and every collective
-//! can send. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer does the same once,
-//! before the second forward.
+//! All ranks use rank 0's order. It is broadcast through the gradients' memory, because every device and every
+//! collective can send gradients. The stepper keeps its old buckets until the new ones are complete. PyTorch's reducer
+//! does the same once, before the second forward.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -57,8 +57,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps, and for rank 0.
     ///
     /// # Errors
-    /// `Unsupported` if the stepper borrows its buckets (use [`rebind`](Self::rebind)) or the caller sums them; `Order`
-    /// inside a pass, `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory,
+    /// `Unsupported` if the stepper borrows its buckets (use [`rebind`](Self::rebind)) or the caller sums them. `Order`
+    /// inside a pass. `Poisoned` after a failure. If the new device cannot be built, for example for lack of memory,
     /// the stepper keeps its old buckets. If only some ranks keep their old buckets, the next collective that
     /// [compares](Self::set_lr) returns `Mismatch`.
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
@@ -106,8 +106,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Unsupported` if an optimizer of your own cannot reach the tensors; `Config` for hyperparameters out of range or
-    /// a parameter that is named twice; `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after
+    /// `Unsupported` if an optimizer of your own cannot reach the tensors. `Config` for hyperparameters out of range or
+    /// a parameter that is named twice. `Layout` if an id is of another layout. `Order` inside a pass. `Poisoned` after
     /// a failure. The stepper is then unchanged.
     pub fn add_optimizer_for(
         &mut self,
@@ -197,7 +197,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Broadcasts rank 0's numbers through the memory of the first gradients, which are restored.
+    /// Broadcasts rank 0's numbers through the memory of the first gradients, and restores the gradients.
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();

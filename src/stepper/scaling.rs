@@ -25,7 +25,7 @@ const fn field(offset: usize, bytes: u64) -> Span {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the state of dynamic loss scaling after the last pass, to be saved: the next pass's scale, and the
+    /// Returns the state of dynamic loss scaling after the last pass, for a checkpoint: the next pass's scale, and the
     /// growth tracker.
     ///
     /// # Ordering
@@ -33,8 +33,8 @@ impl<D: Device> Stepper<D> {
     /// stream.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Poisoned` after
-    /// a failure.
+    /// `Order` inside a pass, `Config` without a [dynamic loss scale](crate::LossScale::Dynamic). `Poisoned` after a
+    /// failure.
     pub fn scaler_state(&self) -> Result<ScalerState> {
         self.refuse_open_pass()?;
         self.read_scaler()
@@ -60,7 +60,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`scaler_state`](Self::scaler_state); `Config` for a scale that is not exact in f32 or cannot be
+    /// Errors as for [`scaler_state`](Self::scaler_state). `Config` for a scale that is not exact in f32 or cannot be
     /// divided out in f32.
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
@@ -72,14 +72,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, to be saved. It is
-    /// the last finite norm of a pass, or `None` if there is none yet.
+    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass. A caller can save
+    /// it. It is the last finite norm of a pass, or `None` if there is none yet.
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without [`Clip::Previous`](crate::Clip::Previous), `Poisoned` after a failure.
+    /// `Order` inside a pass, `Config` without [`Clip::Previous`](crate::Clip::Previous). `Poisoned` after a failure.
     pub fn previous_norm(&self) -> Result<Option<f64>> {
         self.refuse_open_pass()?;
         self.require_previous_clip()?;
@@ -93,7 +93,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
+    /// Errors as for [`previous_norm`](Self::previous_norm). `Config` for a norm that is negative or not finite.
     pub fn set_previous_norm(&mut self, norm: Option<f64>) -> Result<()> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
             return Err(Error::range("previous_norm", norm, "a finite number of at least 0"));
@@ -116,7 +116,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` if the layout has no such group, `Poisoned` after a failure.
+    /// `Order` inside a pass, `Config` if the layout has no such group. `Poisoned` after a failure.
     pub fn group_norm(&self, group: &str) -> Result<Option<f64>> {
         let index = self.layout.require_group("group", group)?;
         let status = self.status()?;
@@ -127,8 +127,8 @@ impl<D: Device> Stepper<D> {
         Ok(is_decided.then_some(norm))
     }
 
-    /// Returns whether passes are clipped by the previous pass's norm. If so, a checkpoint has that norm, in every
-    /// mode.
+    /// Returns whether passes are clipped by the previous pass's norm. A checkpoint of
+    /// such a stepper has that norm, in every mode.
     pub(crate) fn clips_by_previous_norm(&self) -> bool {
         matches!(self.clip, Some(Clip::Previous(_)))
     }
@@ -147,7 +147,7 @@ impl<D: Device> Stepper<D> {
         if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
-    /// Returns whether the loss scale is dynamic, and if so refuses a state that
+    /// Returns whether the loss scale is dynamic. If it is, this refuses a state that
     /// [`set_scaler_state`](Self::set_scaler_state) would refuse.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
@@ -176,8 +176,8 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Returns the loss scale of the open pass, or between passes that of the next pass. The trainer multiplies its
-    /// loss by the scale, and the steps divide the gradients by it. A [dynamic](crate::LossScale::Dynamic) scale is
+    /// Returns the loss scale of the open pass, or, between passes, the scale of the next pass. The trainer multiplies
+    /// its loss by the scale, and the steps divide the gradients by it. A [dynamic](crate::LossScale::Dynamic) scale is
     /// exact in f32. Otherwise it is the number with which the stepper was built.
     ///
     /// ```
@@ -203,7 +203,7 @@ impl<D: Device> Stepper<D> {
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids this wait.
     ///
     /// # Errors
-    /// `Config` if a [`grad_scaler`](crate::StepperBuilder::grad_scaler) has the loss scale, `Poisoned` after a
+    /// `Config` if a [`grad_scaler`](crate::StepperBuilder::grad_scaler) has the loss scale. `Poisoned` after a
     /// failure.
     pub fn loss_scale(&self) -> Result<f64> {
         match self.loss_scale {
@@ -219,16 +219,16 @@ fn kept_by_the_caller() -> Error {
 }
 
 impl Stepper<CudaDevice> {
-    /// Returns the address of the open pass's loss scale: one f32, for the trainer's own kernels to read. The address stays
-    /// the same, so a captured graph may hold it.
+    /// Returns the address of the open pass's loss scale: one f32, for the trainer's own kernels to read. The address
+    /// stays the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// Work on the trainer's stream between this call and the end of the pass runs after the previous pass's decision,
-    /// but does not wait for the previous pass's steps. This pass's decision runs after that work. The host does not
-    /// wait.
+    /// Work that the trainer's stream gets between this call and the end of the pass runs after the previous pass's
+    /// decision. It does not wait for the previous pass's steps. This pass's decision runs after that work. The host
+    /// does not wait.
     ///
     /// # Errors
-    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Order` between passes, `Poisoned` after a
+    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Order` between passes. `Poisoned` after a
     /// failure.
     pub fn loss_scale_ptr(&self) -> Result<DevicePtr> {
         self.require_scaler()?;

@@ -130,7 +130,7 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses, for a sharded plan, options that need full gradients or parameters, or calls that `comm` does not know.
+/// Refuses options that need full gradients or parameters, or calls that `comm` does not know, if the plan is sharded.
 pub(super) fn refuse_whole_work(
     layout: &Layout,
     plan: &Plan,
@@ -237,7 +237,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns all ranks' pieces, each padded to `piece` bytes. They are gathered in the memory of the first gradients,
-    /// which are restored.
+    /// and the gradients are restored.
     pub(super) fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
         let grads = |start: usize, len: usize| {
             let (start, end) = (start as u64, (start + len) as u64);
@@ -248,7 +248,8 @@ impl<D: Device> Stepper<D> {
         self.exchange(CollectiveKind::AllGather, spans, own, self.agreement.fixed())
     }
 
-    /// Makes a collective over gradients, which are restored, from `own` bytes at the start of `src`. Returns what `dst` gets.
+    /// Makes a collective in the memory of gradients, and restores the gradients. `own` is written to the start of
+    /// `src` first. Returns the bytes of `dst` after the collective.
     pub(super) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -288,7 +289,7 @@ impl<D: Device> Stepper<D> {
         Err(Error::Sharded { tensor: format!("{of}`{name}`"), first, end, len: segment.len })
     }
 
-    /// Refuses a call that shards or offload exclude.
+    /// Refuses a call that sharding or offload does not allow.
     pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
         let wrong = match (self.plan.is_sharded(), self.plan.is_offloaded()) {
             (false, false) => return Ok(()),
@@ -299,8 +300,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if they are not broadcast because each rank has only a shard: parameters
-    /// with masters, and sharded parameters.
+    /// Adds written values to the agreement if they are not broadcast. Parameters with masters and sharded parameters
+    /// are such values, because each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

@@ -61,7 +61,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, in which ranks may differ.
     pub(super) params_written: ParamsWritten,
-    /// Per parameter, whether its gradient was written in the open pass.
+    /// Whether each parameter's gradient was written in the open pass.
     pub(super) written: RefCell<Vec<bool>>,
     pub(super) run: RefCell<Run<D>>,
 }
@@ -75,7 +75,7 @@ impl Stepper {
 
 impl<D: Device> Stepper<D> {
     /// Returns how many bytes each memory takes, padding included. The arenas of parameters, of gradients and of each
-    /// state have the same number of elements, because they share offsets; the
+    /// state have the same number of elements, because they share offsets. The
     /// [precision](crate::StepperBuilder::precision) gives the elements' sizes. For [sharded
     /// parameters](crate::Strategy::Fsdp), it counts the shards and the buckets that are unsharded now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
@@ -130,11 +130,11 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper and returns its first failure, if any.
     ///
     /// # Ordering
-    /// Waits for all ops, also if it returns an error. On a GPU it does not wait after a failure: queued ops may still
+    /// Waits for all ops, also if it returns an error. On a GPU it does not wait after a failure. Queued ops may still
     /// run, and only synchronising the device makes sure that they have ended.
     ///
     /// # Errors
-    /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
+    /// `Poisoned` if anything has failed. `Order` if a pass was leaked open. This ends the other ranks too.
     pub fn close(mut self) -> Result<()> {
         let is_open = self.run.get_mut().schedule.is_open();
         if is_open {
@@ -150,7 +150,7 @@ impl<D: Device> Stepper<D> {
         outcome.and(run.device.end())
     }
 
-    /// Returns the agreement's number, which all ranks must have equal in the next collective.
+    /// Returns the agreement's number. All ranks must have the same number in the next collective.
     pub(super) fn agreed_number(&mut self) -> u64 {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));

@@ -1,8 +1,8 @@
-//! What takes no part in a pass: frozen parameters, parameters that no rank used, and a rank that has run out of data.
+//! Parts that take no part in a pass: frozen parameters, parameters that no rank used, and a rank without further data.
 //!
 //! Schedule and settings change together. A frozen or unused parameter takes no gradient and is not stepped, and no
-//! bucket waits for it. Unused parameters, which PyTorch's `find_unused_parameters` finds too, are named by the trainer:
-//! the stepper's own buckets can count the ranks with a gradient, but borrowed ones have no room for counts. The results
+//! bucket waits for it. The trainer names unused parameters, which PyTorch finds by `find_unused_parameters`. The
+//! stepper's own buckets can count the ranks with a gradient, but borrowed buckets have no room for counts. The results
 //! have the bits of `Unused::Skip` when no rank writes the gradient.
 //!
 //! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
@@ -46,7 +46,7 @@ impl<D: Device> Stepper<D> {
     /// parameter's bucket.
     ///
     /// # Errors
-    /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.
+    /// `Layout` if `id` is of another layout, `Order` inside a pass. `Poisoned` after a failure.
     pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let param = self.layout.index(id)?;
         self.refuse_open_pass()?;
@@ -66,8 +66,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Declares parameters for which no rank has a gradient in the open pass. Their values, states and step counts do
-    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets no longer wait for
-    /// them, and they can still be read.
+    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets then do not wait
+    /// for them, and they can still be read.
     ///
     /// If such a gradient was written in this pass and not handed over, it is replaced by zeros before it is reduced.
     /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper does not write the
@@ -108,8 +108,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where
-    /// buckets count ranks; `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
-    /// parameters was handed over; `Layout` if an id is of another layout. Nothing has changed then.
+    /// buckets count ranks. `Order` if no pass is open, if this is not its last micro-batch, or if in Eager one of the
+    /// parameters was handed over. `Layout` if an id is of another layout. Nothing has changed then.
     pub fn set_unused(&mut self, params: &[ParamId]) -> Result<()> {
         refuse! {
             "unused" = "Skip", if self.unused == Unused::Skip
@@ -128,7 +128,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Takes part in one pass without data. A rank without data calls this until it returns false, which means that no
+    /// Takes part in one pass without data. A rank without data calls this until it returns false. False means that no
     /// rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on the
     /// other ranks. A call counts as one pass, whatever the number of micro-batches on the other ranks. Ordinary passes
     /// may follow once it has returned false.
@@ -160,7 +160,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a
-    /// pass is open, `Poisoned` after a failure.
+    /// pass is open. `Poisoned` after a failure.
     pub fn join(&mut self) -> Result<bool> {
         refuse! {
             "uneven_inputs" = "unset", if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none())

@@ -1,7 +1,7 @@
 //! Serves ranks that write one file together: the part of each rank, and messages between them.
 //!
-//! Messages use the memory of the first gradients, which are restored afterwards, as in `shards.rs`. The parts of all
-//! ranks cover the full tensor without a gap.
+//! Messages use the memory of the first gradients, and restore the gradients afterwards, as in `shards.rs`. The parts
+//! of all ranks cover the full tensor without a gap.
 
 use std::ops::Range;
 
@@ -13,12 +13,12 @@ use crate::op::{Memory, Span};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
-/// The bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for them, because its gradients are at
-/// least 256 elements of 16 bits.
+/// The bytes of a [message of rank 0](Stepper::tell). Every sharded plan has room for them, because its gradients are
+/// at least 256 elements of 16 bits.
 pub(crate) const WORD_BYTES: usize = 512;
 
 impl<D: Device> Stepper<D> {
-    /// Returns whether tensors are sharded over several ranks, which then write one file together.
+    /// Returns whether tensors are sharded over several ranks. Such ranks write one file together.
     pub(crate) fn has_parts(&self) -> bool {
         self.plan.is_sharded() && self.world_size() > 1 && self.plan.common_len() > 0
     }
@@ -41,8 +41,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Copies this rank's part of a tensor, and returns the part's elements. If the tensor is not sharded, rank 0's
-    /// part is the full tensor and the others' are empty. With `rank_0s`, the same holds for parameters that are full
-    /// on every rank.
+    /// part is the full tensor, and the parts of the other ranks are empty. With `rank_0s`, the same holds for
+    /// parameters that are full on every rank.
     pub(crate) fn read_part(
         &self,
         tensor: TensorId<'_>,

@@ -15,8 +15,8 @@ use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
-    /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time, so that a trainer that forgets to
-    /// reshard gets an error instead of using more memory. Unset: all buckets.
+    /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time. A trainer that forgets to reshard
+    /// then gets an error instead of using more memory. Unset: all buckets.
     pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
         self.max_unsharded = Some(buckets);
         self
@@ -54,16 +54,17 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// On a GPU the full bucket has a new address until it is resharded ([`Stepper::ptr`] returns it). With
-    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order, because NCCL runs the
-    /// collectives of a device in the order of the calls. No real GPU has run this yet.
+    /// [`Nccl`](crate::cuda::Nccl), all ranks must unshard and hand over in the same order. NCCL runs the collectives
+    /// of a device in the order of the calls. No real GPU has run this yet.
     ///
     /// # Ordering
-    /// Returns at once. An access of the bucket waits for the all-gather, which runs after the bucket's last step.
+    /// Returns at once. An access of the bucket waits for the all-gather. The all-gather runs after the bucket's last
+    /// step.
     ///
     /// # Errors
-    /// `Layout` if there is no such bucket; `Order` if [the most buckets](StepperBuilder::max_unsharded) are unsharded
-    /// already, or if the open pass has launched this bucket; after a [rescue](Self::rescue), the failure that led to
-    /// it. The next access reports later failures.
+    /// `Layout` if there is no such bucket. `Order` if [as many buckets as allowed](StepperBuilder::max_unsharded) are
+    /// unsharded already, or if the open pass has launched this bucket. After a [rescue](Self::rescue), the failure
+    /// that led to it. The next access reports later failures.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
@@ -95,10 +96,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). It is no
-    /// collective. A bucket is also resharded when it is launched (once its gradients and those of earlier buckets are
-    /// handed over), and when a pass ends or is abandoned. The call does nothing if the bucket is not
-    /// [unsharded](Self::unshard).
+    /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). This
+    /// call is no collective. A bucket is also resharded when it is launched (once its gradients and those of earlier
+    /// buckets are handed over). Every bucket is resharded when a pass ends or is abandoned. The call does nothing if
+    /// the bucket is not [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.

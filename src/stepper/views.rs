@@ -65,8 +65,8 @@ impl<'a> Grads<'a> {
     /// Waits for the last step of the gradient's bucket.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout; `Unsupported` if gradients are of another type; `Order` if the
-    /// gradient is frozen or was handed over in this micro-batch; `Poisoned` after a failure.
+    /// `Layout` if the parameter is of another layout. `Unsupported` if gradients are of another type. `Order` if the
+    /// gradient is frozen or was handed over in this micro-batch. `Poisoned` after a failure.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
@@ -76,7 +76,7 @@ impl<'a> Grads<'a> {
     /// [precision](crate::StepperBuilder::precision) gives them.
     ///
     /// # Errors
-    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
+    /// Errors as for [`get_mut`](Self::get_mut). `Layout` if two ids are the same.
     pub fn get_disjoint_mut<T: Element, const N: usize>(
         &mut self,
         ids: [ParamId; N],
@@ -119,7 +119,7 @@ impl<'a> Grads<'a> {
     /// Ordering as for [`get_mut`](Self::get_mut).
     ///
     /// # Errors
-    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
+    /// Errors as for [`get_mut`](Self::get_mut). `Layout` if the lengths differ.
     pub fn write<T: Element>(&mut self, id: ParamId, values: &[T]) -> Result<()> {
         self.store(id, values, |_, value| value)
     }
@@ -249,7 +249,7 @@ impl Stepper {
     /// bucket's step.
     ///
     /// # Errors
-    /// Errors as for [`read`](Self::read); `Unsupported` if the tensor is of another type.
+    /// Errors as for [`read`](Self::read). `Unsupported` if the tensor is of another type.
     pub fn view<'n, T: Element>(&self, tensor: impl Into<TensorId<'n>>) -> Result<&[T]> {
         let (id, memory) = self.find(tensor.into())?;
         self.require_type::<T>(&self.precision_of(id)?, memory)?;
@@ -281,7 +281,7 @@ impl Stepper {
     /// written.
     ///
     /// # Errors
-    /// Errors as for [`write`](Self::write); `Sharded` for a state, master or average that ranks shard; `Unsupported`
+    /// Errors as for [`write`](Self::write). `Sharded` for a state, master or average that ranks shard. `Unsupported`
     /// if the tensor is of another type, or is a parameter that [`write`](Self::write) must also update elsewhere: in
     /// its [master weight](crate::Master), in other ranks' shards, or with offload in the host's memory.
     pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
@@ -306,8 +306,8 @@ impl Stepper {
     }
 
     /// Returns a bucket's gradients in the open pass as one slice. Write all of it. Its layout is the
-    /// [plan's](Self::plan). The slice includes padding, which may have any content, but not the elements that count
-    /// ranks. All of the bucket's gradients count as written.
+    /// [plan's](Self::plan). The slice includes padding with any content, but not the elements that count ranks. All of
+    /// the bucket's gradients count as written.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -325,8 +325,8 @@ impl Stepper {
     /// Waits for the last step of the bucket.
     ///
     /// # Errors
-    /// `Order` between passes, or if one of the bucket's parameters is frozen or was handed over in this micro-batch;
-    /// `Layout` if there is no such bucket; `Unsupported` if gradients are of another type; `Poisoned` after a failure.
+    /// `Order` between passes, or if one of the bucket's parameters is frozen or was handed over in this micro-batch.
+    /// `Layout` if there is no such bucket. `Unsupported` if gradients are of another type. `Poisoned` after a failure.
     pub fn bucket_mut<T: Element>(&mut self, bucket: u32) -> Result<&mut [T]> {
         let plan = Arc::clone(&self.plan);
         let described = bucket_numbered(&plan, bucket)?;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::op::{Action, Group, Op, Phase, Stream};
 use crate::timeline::{Interval, Lane};
 
-/// The kind of a block, which decides its colour.
+/// The kind of a block. It decides the block's colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Waiting,

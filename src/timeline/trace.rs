@@ -1,4 +1,4 @@
-//! Timelines in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
+//! Timelines in the trace-event format. ui.perfetto.dev and chrome://tracing open them.
 //!
 //! A process is a rank and a thread is a stream. This file writes text and opens no file. It does not escape text,
 //! because all names come from this file or from `block`.
@@ -12,7 +12,7 @@ use crate::timeline::block::{Block, collect_blocks};
 /// Writes lanes as one JSON object, with times in microseconds and three decimals for the nanoseconds.
 ///
 /// # Errors
-/// Errors of `out`.
+/// The errors of `out`.
 pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let mut separator = "\n";
@@ -42,7 +42,8 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("\n]}\n")
 }
 
-/// Writes one complete event. Events that describe its rank come first, so it always starts with a comma.
+/// Writes one complete event. Events that describe the block's rank come first, so this event always starts with a
+/// comma.
 fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     let (name, category, stream) = (&block.name, block.kind.name(), block.stream.index());
     write!(
@@ -60,7 +61,7 @@ fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     out.write_str("}}")
 }
 
-/// Nanoseconds, which are printed exactly, in microseconds.
+/// Nanoseconds that are printed in microseconds without rounding.
 pub(super) struct Micros(pub(super) u64);
 
 impl Display for Micros {

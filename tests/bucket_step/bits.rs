@@ -1,6 +1,6 @@
-//! A stepper and its buckets alone give the same bits, in every precision, wherever tensors lie and in any order.
+//! A stepper and separate buckets give the same bits, in every precision, wherever tensors lie and in any order.
 //!
-//! The tensors move to other addresses between steps, and buckets change places.
+//! Between steps the tensors move to other addresses, and the buckets run in another order.
 
 use instep::layout::{ForeignBucket, Storage};
 use instep::{BucketStep, Isa, Layout, Mode, ParamId, Pool, Scaling, Solo};
@@ -9,12 +9,12 @@ use super::memory::Own;
 use crate::support::stored::{EMA_DECAY, Stored, cases, dyadic, with};
 use crate::support::{Optim, Options, Presummed, few_optimizers, layout, optimizers, paint, pass};
 
-/// Some parameter has a partial block of 256 and more than one tile.
+/// The lengths include a partial block of 256 and more than one tile.
 const LENGTHS: [usize; 6] = [300, 0, 1, 2049, 512, 17];
 const STEPS: usize = 4;
 const WORLD_SIZE: u32 = 3;
 
-/// Exact in every type, so that a master begins with its parameter's bits.
+/// The value is exact in every type, so a master begins with its parameter's bits.
 fn first_value(param: usize, element: usize) -> f32 {
     dyadic(7, 1, param, element)
 }
@@ -36,7 +36,7 @@ fn expected(layout: &Layout, storage: &Storage, optim: Optim) -> Stored {
     Stored::of(&stepper).unwrap()
 }
 
-/// One bucket of a model, in memory of the test's own.
+/// One bucket of a model, in memory of the test.
 struct Alone {
     step: BucketStep,
     own: Own,

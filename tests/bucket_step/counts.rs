@@ -1,10 +1,10 @@
-//! Step counts that are set: with what the optimizer carries beside them, and only such as updates can follow.
+//! Setting a step count also sets what the optimizer carries, and refuses counts that no update can follow.
 //!
 //! NAdam carries a product of momenta, which is 1 before the first update and below 1 after it.
 
 use instep::{AdamW, BucketStep, Error, Layout, NAdam, ParamId};
 
-/// Both devices, each with the same calls.
+/// Runs the same calls on both devices.
 macro_rules! on_both {
     ($layout:expr, $optimizer:expr, $step:ident => $body:block) => {{
         let mut $step = BucketStep::builder($layout, $optimizer).host().unwrap();

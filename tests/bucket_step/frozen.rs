@@ -1,13 +1,13 @@
-//! Parameters that a bucket's step passes over, as over one without a gradient in this pass.
+//! The step of a bucket skips frozen parameters, as it skips one without a gradient in this pass.
 //!
-//! A frozen parameter's gradient is NaN, so a step that read it would show.
+//! A frozen parameter's gradient is NaN, so a step that read it would change bits.
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::{AdamW, BucketStep, DEFAULT_GROUP, GradNorm, Gradients, Layout, Scaling, Sgd};
 
 const LEN: usize = 300;
 
-/// Steps two parameters, of which the second is frozen in the pass `frozen_at`; returns parameters and first moments.
+/// Steps two parameters and freezes the second in the pass `frozen_at`; returns parameters and first moments.
 fn train(steps: usize, frozen_at: Option<usize>, gradients: Gradients) -> (Vec<f32>, Vec<f32>, [u64; 2]) {
     let layout = Layout::builder().param("a", LEN).param("b", LEN).build().unwrap();
     let b = layout.id("b").unwrap();

@@ -1,6 +1,6 @@
-//! A bucket on a GPU's streams: the CPU's bits, wherever parameters and gradients lie, and few driver calls.
+//! A bucket on a GPU's streams has the CPU's bits, wherever parameters and gradients lie, and makes few driver calls.
 //!
-//! It runs on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does.
+//! The tests run on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -18,12 +18,12 @@ use crate::support::stand_in::calls::Call;
 use crate::support::{Optim, few_optimizers, layout, paint};
 
 const LENGTHS: [usize; 4] = [300, 0, 2100, 17];
-/// Where each parameter lies in the bucket, and the bucket's length.
+/// Each parameter's offset in the bucket, and the bucket's length.
 const OFFSETS: [usize; 4] = [3, 310, 313, 2420];
 const LEN: usize = 2500;
 const STEPS: usize = 11;
 
-/// Memory of a GPU, as long as the test.
+/// Memory of a GPU. It lives as long as the test.
 pub(super) struct Device {
     cuda: Cuda,
     allocations: Vec<DevicePtr>,
@@ -81,12 +81,12 @@ fn described(layout: &Layout) -> ForeignBucket {
     placed.fold(ForeignBucket::new(LEN), |bucket, (id, offset)| bucket.gradient(id, offset))
 }
 
-/// Values of the whole bucket.
+/// Returns values for the whole bucket.
 fn painted(row: usize) -> Vec<f32> {
     (0..LEN).map(|k| paint(row, k)).collect()
 }
 
-/// Parameters and states after some steps on the CPU; only what belongs to a parameter counts.
+/// Returns parameters and states after some steps on the CPU; only the elements of parameters are compared.
 fn on_host(layout: &Layout, optim: Optim, steps: usize) -> Vec<Vec<f32>> {
     let mut step = BucketStep::builder(layout, optim.boxed()).bucket(described(layout)).host().unwrap();
     let count = optim.boxed().state_names().len();
@@ -177,7 +177,7 @@ fn a_gpu_gives_the_cpus_bits_on_changing_streams_and_addresses() {
     }
 }
 
-/// A bucket of one parameter on a stand-in, with its tensors.
+/// Returns a bucket of one parameter on a stand-in, and its tensors.
 fn small(cuda: &Cuda, device: &mut Device) -> (BucketStep<OnGpu>, [*mut c_void; 2]) {
     let layout = Layout::builder().param("a", 4).param("b", 4).build().unwrap();
     let step = BucketStep::builder(&layout, Sgd::default()).cuda(cuda).unwrap();

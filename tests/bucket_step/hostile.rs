@@ -1,6 +1,7 @@
-//! Callers who do what nobody should: lengths at the end of numbers, types of the right size, threads that share all.
+//! Callers make calls that nobody should make: extreme lengths, wrong types of the right size, threads that share
+//! everything.
 //!
-//! Every refusal comes before an address is followed.
+//! Every error is returned before an address is read.
 
 use std::thread;
 
@@ -30,7 +31,7 @@ fn lengths_at_the_end_of_numbers_are_refused_and_wrap_nowhere() {
     }
 }
 
-/// A bucket that spans more than this machine has still takes runs per parameter.
+/// A bucket that is larger than this machine's memory still takes separate runs per parameter.
 #[test]
 fn a_parameter_at_the_end_of_a_vast_bucket_is_stepped_where_it_lies() {
     let layout = Layout::builder().param("a", 4).build().unwrap();
@@ -167,7 +168,7 @@ fn a_norm_outlives_gradients_that_it_refused() {
     assert_eq!(norm.decide(None, true).unwrap().norm, 5.0);
 }
 
-/// One bucket, so many steps.
+/// Trains one bucket for some steps.
 fn train(pool: Pool, seed: usize) -> Vec<f32> {
     let layout = Layout::builder().param("w", 20_000).build().unwrap();
     let mut step = BucketStep::builder(&layout, AdamW::default()).pool(pool).host().unwrap();

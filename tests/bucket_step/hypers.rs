@@ -1,6 +1,7 @@
-//! Hyperparameters changed between two steps: the bits of a step built with them, all of a change or none.
+//! Hyperparameters that change between two steps give the bits of a step built with them; a call changes all of them or
+//! none.
 //!
-//! A whole replacement also resets what it does not name; the other calls do not.
+//! Replacing all hyperparameters also resets those that the call does not name; the other calls do not.
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::optim::Value;

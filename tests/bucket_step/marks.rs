@@ -1,12 +1,12 @@
-//! Which buckets a norm has: each is added once and stepped once, and a decision is about one bucket at least.
+//! A norm knows its buckets: each bucket is added once and stepped once, and a decision needs at least one bucket.
 //!
-//! Every refusal names the bucket, and leaves norm and parameters as they were.
+//! Every error names the bucket, and leaves norm and parameters unchanged.
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::ForeignBucket;
 use instep::{BucketStep, Error, GradNorm, Layout, Scaling, Sgd};
 
-/// Two buckets of one parameter each.
+/// Returns two buckets of one parameter each.
 fn buckets() -> [BucketStep; 2] {
     let layout = Layout::builder().param("first", 1).param("second", 1).build().unwrap();
     ["first", "second"].map(|name| {

@@ -1,4 +1,4 @@
-//! StepTensors of a bucket in memory of the test's own, of any type, at any address that an element may have.
+//! The StepTensors of a bucket in memory of the test, of any type, at any aligned address.
 //!
 //! Every tensor is surrounded by bytes that a step must not touch.
 
@@ -11,15 +11,15 @@ use instep::{BucketStep, DType, Element, Layout, Master, Moments, ParamId};
 use crate::support::lent::{Ground, Tensor};
 use crate::support::stored::Stored;
 
-/// Elements before and after each run that must stay as they are.
+/// Number of elements before and after each run that must stay unchanged.
 const GUARD: usize = 8;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// Runs of one kind of tensor, one per parameter or one for the bucket.
+/// The runs of one kind of tensor: one per parameter, or one for the bucket.
 #[derive(Clone)]
 pub(super) struct Runs {
     bytes: Vec<Vec<u64>>,
-    /// Where the run starts, and its length, in bytes.
+    /// Start and length of each run, in bytes.
     starts: Vec<usize>,
     lens: Vec<usize>,
 }
@@ -75,7 +75,7 @@ impl Runs {
 pub(super) struct Own {
     pub(super) ids: Vec<ParamId>,
     lens: Vec<usize>,
-    /// Where each parameter lies in a run for the whole bucket.
+    /// Each parameter's offset in a run for the whole bucket.
     pub(super) offsets: Vec<usize>,
     pub(super) len: usize,
     is_whole: bool,
@@ -95,7 +95,7 @@ enum Kind {
 }
 
 impl Own {
-    /// `shift` moves each run by so many elements of its type.
+    /// `shift` moves each run by this number of elements of its type.
     pub(super) fn new(
         layout: &Layout,
         ids: &[ParamId],
@@ -132,7 +132,7 @@ impl Own {
         Own { ids: ids.to_vec(), lens, offsets, len, is_whole, storage: *storage, params, grads, others }
     }
 
-    /// The same contents at other addresses.
+    /// Returns the same contents at other addresses.
     pub(super) fn moved(&self, layout: &Layout, is_whole: bool, shift: usize) -> Own {
         let states = self.others.iter().filter(|(kind, _)| *kind == Kind::State).count();
         let mut moved = Own::new(layout, &self.ids, (&self.storage, states), is_whole, shift);
@@ -171,7 +171,7 @@ impl Own {
         }
     }
 
-    /// The bytes of a parameter in a run.
+    /// Returns the bytes of a parameter in a run.
     fn range(&self, runs: &Runs, index: usize, is_whole: bool) -> std::ops::Range<usize> {
         if !is_whole {
             return 0..runs.lens[index];
@@ -202,7 +202,8 @@ impl Own {
         self.bits(&self.params, self.storage.precision.param, index)
     }
 
-    /// Copies, averages, masters and states, if their bits are those of their values.
+    /// Returns the bits of copies, averages, masters and states; it leaves out tensors whose bits do not follow from
+    /// f32 values.
     pub(super) fn other_bits(&self, index: usize) -> Vec<(&'static str, Vec<u32>)> {
         let precision = self.storage.precision;
         let state = match precision.moments {
@@ -233,7 +234,7 @@ impl Own {
         bytes.chunks(dtype.bytes() as usize).map(of).collect()
     }
 
-    /// Asserts that parameters, what belongs to them, and their counts are a stepper's, bit for bit.
+    /// Asserts that a parameter, its tensors and its count are the same bits as in a stepper.
     #[track_caller]
     pub(super) fn assert_same(
         &self,
@@ -268,7 +269,7 @@ impl Own {
         outcome
     }
 
-    /// Calls `step` with copies of these tensors on a GPU, and copies back what they are after it.
+    /// Calls `step` with copies of these tensors on a GPU, and copies the results back.
     #[track_caller]
     pub(super) fn lend_on_gpu<T>(&mut self, ground: &Ground, step: impl FnOnce(&StepTensors<'_>) -> T) -> T {
         let held: Vec<Vec<Tensor>> =
@@ -284,7 +285,7 @@ impl Own {
         outcome
     }
 
-    /// Asserts that all bytes are another bucket's.
+    /// Asserts that all bytes equal those of another bucket.
     #[track_caller]
     pub(super) fn assert_equal(&self, other: &Own, what: &dyn std::fmt::Debug) {
         for kind in 0..self.others.len() + 2 {

@@ -1,6 +1,6 @@
-//! Gradients that a call lacks: the bits of a step that has frozen the parameter, and nothing is read.
+//! A gradient that a call lacks gives the bits of a step with a frozen parameter, and is not read.
 //!
-//! The reference freezes, and its gradient is NaN, so a step or norm that read it would show.
+//! The reference freezes the parameter, and its gradient is NaN, so a step or norm that read it would change bits.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::support::{Optim, few_optimizers, paint};
 
 const LENGTHS: [usize; 3] = [300, 17, 2100];
 const LEN: usize = 2417;
-/// Which gradients are missing, step by step.
+/// The gradients that are missing in each step.
 const LACKS: [[bool; 3]; 6] = [
     [false, false, false],
     [false, true, false],

@@ -1,6 +1,6 @@
-//! Buckets that are stepped alone: the bits of a stepper, on anybody's memory, in any order.
+//! Separate buckets have the bits of a stepper, in memory of any owner, in any order.
 //!
-//! `memory.rs` holds tensors between guards, which every step must leave as they are.
+//! `memory.rs` puts tensors between guards, which every step must leave unchanged.
 
 mod bits;
 mod counts;

@@ -1,6 +1,6 @@
-//! Norms over several buckets: a stepper's clip and skip, bit for bit, in any order of buckets.
+//! A norm over several buckets clips and skips as a stepper does, bit for bit, in any order of buckets.
 //!
-//! The oracle is a stepper in Normed on the same gradients.
+//! The reference is a stepper in Normed on the same gradients.
 
 use instep::bucket_step::{Decision, Lent, NORM_LIMBS, StepTensors};
 use instep::layout::ForeignBucket;
@@ -154,7 +154,7 @@ fn a_flag_of_another_program_forbids_the_steps_after_the_decision_too() {
     }
 }
 
-/// Each rank has measured some of the buckets.
+/// Returns the decisions of several ranks, each of which has measured some of the buckets.
 fn sharded_decisions(grads: &[Vec<f32>], ranks: usize) -> Vec<Decision> {
     let layout = layout(&LENGTHS);
     let mut norms: Vec<GradNorm> = (0..ranks).map(|_| GradNorm::host().unwrap()).collect();

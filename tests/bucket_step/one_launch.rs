@@ -1,7 +1,7 @@
-//! A step on a GPU as one launch, with what Begin leaves in its argument; and the counts as they go from the host to the GPU.
+//! A step on a GPU is one launch, and its argument holds Begin's results. Counts move from the host to the GPU.
 //!
-//! It runs on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does. Every program is also run by the CPU,
-//! whose bits and counts must be the same after each call.
+//! The tests run on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does. The CPU runs each program
+//! too, and its bits and counts must be the same after each call.
 
 use std::ffi::c_void;
 
@@ -30,7 +30,7 @@ struct Both {
     norm: GradNorm,
     norm_on_gpu: GradNorm<instep::bucket_step::NormOnGpu>,
     ids: Vec<ParamId>,
-    /// Parameters, states and the moving average, if there is one: here and there.
+    /// Parameters, states and the optional moving average, on the CPU and on the GPU.
     tensors: Vec<(Vec<f32>, *mut c_void)>,
     has_ema: bool,
     device: Device,
@@ -61,7 +61,7 @@ impl Both {
         }
     }
 
-    /// Steps both; `scaler` is a scale and a flag of another program's, or the norm decides.
+    /// Steps both buckets; `scaler` is another program's scale and flag, or else the norm decides.
     fn step(&mut self, scaling: Scaling, scaler: Option<[f32; 2]>, by_norm: bool) {
         self.calls += 1;
         let grads: Vec<f32> = (0..self.len).map(|k| paint(self.calls, k)).collect();
@@ -121,7 +121,7 @@ impl Both {
         }
     }
 
-    /// Sets counts to `first`, `first + 1` and so on, and returns how many launches a step is.
+    /// Sets counts to `first`, `first + 1` and so on, and returns the number of launches of a step.
     fn launches(&mut self, stand_in: &StandIn, first: Option<u64>) -> usize {
         for (k, id) in self.ids.iter().enumerate() {
             let Some(first) = first else { break };
@@ -175,8 +175,8 @@ fn as_many_parameters_as_an_argument_holds_are_one_launch_and_one_more_is_begun_
     }
 }
 
-/// A Begin on the host, in every format, with a copy and an average in turn, gradients kept, zeroed and averaged, a
-/// gradient that is missing, and two kinds of optimizer in one bucket.
+/// Begin runs on the host, in every format. The cases alternate copies and averages. They keep, zero and average
+/// gradients, leave one out, and put two kinds of optimizer into one bucket.
 #[test]
 fn every_format_has_the_cpus_bits_in_buckets_of_two_kinds_of_optimizer() {
     let (cuda, lens) = (cuda(), [300, 17, 2100, 40]);
@@ -228,7 +228,7 @@ fn every_format_has_the_cpus_bits_in_buckets_of_two_kinds_of_optimizer() {
     }
 }
 
-/// A third of the programs never ask the GPU; in the others some calls do.
+/// A third of the programs never ask the GPU for a decision; in the others some calls do.
 #[test]
 fn random_programs_give_the_cpus_bits_and_counts_wherever_updates_are_decided() {
     let cuda = cuda();

@@ -1,8 +1,8 @@
-//! Random trainings through buckets alone, against one stepper that never moves anything.
+//! Random trainings with separate buckets agree with a stepper that never moves a tensor.
 //!
-//! Before every step the parameters are cut into other buckets, in another order, at other addresses. The counts and
-//! tensors of a parameter go along, as when PyTorch's reducer rebuilds its buckets. `PROPTEST_CASES` raises the number of
-//! cases.
+//! Before every step the parameters are put into other buckets, in another order, at other addresses. A parameter's
+//! counts and tensors move with it, as when PyTorch's reducer rebuilds its buckets. `PROPTEST_CASES` raises the number
+//! of cases.
 
 use std::collections::HashMap;
 
@@ -17,14 +17,14 @@ use crate::schedule::property::for_all;
 use crate::support::stored::{DTYPES, EMA_DECAY, Stored, accepted, dyadic, with};
 use crate::support::{Optim, Options, Presummed, layout, optimizers, pass};
 
-/// How a step is taken.
+/// The way a step is taken.
 #[derive(Clone, Debug)]
 struct Cut {
-    /// Per parameter, its bucket; more buckets than parameters leave some out.
+    /// The bucket of each parameter; if there are more buckets than parameters, some stay empty.
     buckets: Vec<Index>,
-    /// Sorts parameters inside a bucket, and buckets.
+    /// Sorts buckets, and parameters inside a bucket.
     order: Vec<u32>,
-    /// Per bucket: one run for all, and elements between an allocation and a run.
+    /// For each bucket, whether it has one run for all parameters, and the elements between an allocation and a run.
     places: Vec<(bool, usize)>,
     threads: usize,
     isa: Index,
@@ -73,7 +73,7 @@ fn first_values(param: usize, len: usize) -> Vec<f32> {
     (0..len).map(|k| dyadic(7, 1, param, k)).collect()
 }
 
-/// The same training by one stepper.
+/// Returns the outcome of the same training by one stepper.
 fn expected(case: &Case, layout: &Layout) -> Stored {
     let builder = with(case.optim.builder(layout), &case.storage).mode(Mode::Sequential).threads(1);
     let mut stepper = builder.host(Presummed(case.world_size)).unwrap();
@@ -90,14 +90,14 @@ fn expected(case: &Case, layout: &Layout) -> Stored {
     Stored::of(&stepper).unwrap()
 }
 
-/// One bucket, and which parameters it has.
+/// One bucket, and its parameters.
 struct Part {
     step: BucketStep,
     own: Own,
     params: Vec<usize>,
 }
 
-/// What goes along with a parameter from one bucket to another.
+/// The state that moves with a parameter from one bucket to another.
 type Left = HashMap<usize, (usize, u64, f64)>;
 
 fn parts(case: &Case, cut: &Cut, layout: &Layout) -> Vec<Part> {

@@ -1,6 +1,6 @@
-//! What a bucket refuses, by name and before anything is written.
+//! A bucket returns each refusal by name, before it writes anything.
 //!
-//! Each error is told from the others by its words.
+//! The words of the message distinguish the errors.
 
 use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::ForeignBucket;

@@ -1,6 +1,6 @@
-//! Shards that are cut between rows: the bits of the whole parameter, in 8 bits and rounded stochastically.
+//! Shards of whole rows have the bits of the whole parameter, in 8 bits and with stochastic rounding.
 //!
-//! The whole is held to as many parameters as it has rows, each at a multiple of 256 elements.
+//! The whole parameter is compared with one parameter per row, each at a multiple of 256 elements.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::support::{Optim, paint};
 
 const ROWS: usize = 7;
 const STEPS: usize = 4;
-/// Elements of the parameters before this one.
+/// Number of elements of the parameters before this one.
 const FIRST: usize = 1000;
 
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +34,12 @@ impl Case {
         self.precision.moments == Moments::EightBit
     }
 
-    /// Elements between two rows of states.
+    /// Returns the number of elements between two rows of states.
     fn stride(&self) -> usize {
         if self.is_coded() { self.row.next_multiple_of(256) } else { self.row }
     }
 
-    /// Elements of some rows, as parameters or gradients.
+    /// Returns the elements of some rows, as parameters or gradients.
     fn values(&self, of: usize, rows: &Range<usize>) -> Vec<u8> {
         let values = (rows.start * self.row..rows.end * self.row).map(|k| paint(of, k));
         match self.precision.param {
@@ -48,7 +48,8 @@ impl Case {
         }
     }
 
-    /// Trains some rows as one parameter, or each as one, and returns all bytes: parameters, masters, codes and scales.
+    /// Trains some rows as one parameter, or as one parameter each, and returns all bytes: parameters, masters, codes
+    /// and scales.
     fn trained(&self, rows: Range<usize>, each: bool, on: Option<&Cuda>, isa: Isa) -> Vec<Vec<u8>> {
         let pieces = if each { rows.len() } else { 1 };
         let rows_each = rows.len() / pieces;

@@ -1,4 +1,4 @@
-//! Factors of the gradients: known ones, and those that PyTorch's scaler keeps.
+//! Factors of the gradients: those that the caller knows, and those that PyTorch's scaler keeps.
 //!
 //! A parameter of one element and a rate of 1 show the factor itself.
 

@@ -1,6 +1,6 @@
-//! Parameters alone in a file: under their names, in their shapes and types, with the bits that are stored.
+//! A file of parameters only: their names, their shapes and types, and the stored bits.
 //!
-//! The `safetensors` crate is the judge, which candle and PyTorch share.
+//! The `safetensors` crate, which candle and PyTorch use, reads the files.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn layout() -> Layout {
     layout.build().unwrap()
 }
 
-/// Three passes in three types, with averages.
+/// Makes three passes in three types, with averages.
 fn trained(layout: &Layout) -> Stepper {
     let builder = Stepper::builder(layout, AdamW { lr: 0.01, ..AdamW::default() }).ema(0.75);
     let builder = builder.precision(BF16).group_precision("norms", Precision::F32);
@@ -45,7 +45,7 @@ fn trained(layout: &Layout) -> Stepper {
     stepper
 }
 
-/// The values of a tensor as f32, which is exact.
+/// Returns the values of a tensor as f32, which is exact.
 fn floats(dtype: Dtype, bytes: &[u8]) -> Vec<u32> {
     let two = || bytes.as_chunks::<2>().0.iter().copied();
     match dtype {

@@ -2,12 +2,13 @@
 
 python3 tests/checkpoint/from_fsdp.py FILE
 
-Beside it, `from_fsdp_next.safetensors` has the same after a fourth step, and that step's gradients. Both ranks have the same
-data, so a mean of their gradients has the bits of one, which a model without shards computes.
+A second file, `from_fsdp_next.safetensors`, has the same tensors after a fourth step, and the gradients of that step.
+Both ranks have the same data, so the mean of their gradients has the bits of one gradient. A model without shards
+computes that gradient.
 
-The shards of `fully_shard`, by rows, and of `FullyShardedDataParallel`, of flat parameters, must give the same files. Five
-columns, 17 rows and three rows do not divide by two. `cpu_offload` is left out: with it, torch 2.15 saves the second moments of
-`FullyShardedDataParallel` on the CPU as the first ones too.
+`fully_shard` shards by rows, `FullyShardedDataParallel` shards flat parameters, and both must give the same files. Some
+sizes do not divide by two: 5 columns, 17 rows and 3 rows. The script leaves out `cpu_offload`: with it, torch 2.15
+saves the second moments of `FullyShardedDataParallel` on the CPU in place of the first moments.
 """
 
 import os
@@ -65,7 +66,7 @@ def backward(model: nn.Module, step: int) -> None:
 
 
 def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters and states that torch has joined from the shards of all ranks."""
+    """Returns parameters and states that torch has gathered from the shards of all ranks."""
     options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
     params = get_model_state_dict(model, options=options)
     states = get_optimizer_state_dict(model, optimizer, options=options)

@@ -1,6 +1,6 @@
-//! Headers made to hurt: their errors are one short line, and nothing in them reaches a terminal unescaped.
+//! Malicious headers cause one short error line, and no text of theirs reaches a terminal unescaped.
 //!
-//! The files are a few megabytes, large enough that an error that repeated them would be seen.
+//! The files have a few megabytes, so an error that repeated their text would be seen.
 
 use std::io::Cursor;
 
@@ -10,13 +10,13 @@ use instep::{Error, Sgd, Solo, Stepper};
 
 use crate::support::layout;
 
-/// Bytes of what a header repeats.
+/// Number of bytes that a header repeats.
 const MANY: usize = 4 << 20;
 
-/// No error about a file is longer.
+/// Largest length of an error about a file.
 const LONGEST: usize = 640;
 
-/// A file with this header, and some bytes of data.
+/// Returns a file with this header, and some bytes of data.
 fn file(header: &str, data_bytes: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());

@@ -1,7 +1,7 @@
-//! Imports `torch.optim` states from safetensors files: by name or by number, in torch's types, with what torch leaves
-//! out.
+//! States of `torch.optim` are imported from safetensors files: by name or by number, in torch's types, without what
+//! torch leaves out.
 //!
-//! The files are made by hand, as torch would write them. After every refusal all bits are compared.
+//! The tests write the files by hand, in torch's form. After every error all bits are compared.
 
 use std::io::Cursor;
 
@@ -38,7 +38,7 @@ pub(crate) fn import(
     checkpoint::import(stepper, Cursor::new(file(tensors, &[])), order)
 }
 
-/// What torch would save of the first parameter, under any name.
+/// Returns the tensors that torch would save of the first parameter, under any name.
 fn first(avg: &'static str, sq: &'static str, step: &'static str) -> [Made; 3] {
     [
         (step, Dtype::F32, &[], f32s(&[9.0])),
@@ -206,7 +206,7 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
     import(&mut stepper, &fine, None).unwrap();
 }
 
-/// What torch had: the file's values, or a parameter's state.
+/// The tensors of torch's file.
 struct Torch<'a>(SafeTensors<'a>);
 
 impl Torch<'_> {
@@ -215,7 +215,7 @@ impl Torch<'_> {
         tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
-    /// A parameter with its states, as `train` returns it.
+    /// Returns a parameter with its states, as `train` returns them.
     fn tensors(&self, name: &str) -> [Vec<f32>; 3] {
         let state = |state| self.values(&format!("state.{name}.{state}"));
         [self.values(&format!("param.{name}")), state("exp_avg"), state("exp_avg_sq")]
@@ -229,7 +229,8 @@ fn scalars(tensors: &[Vec<f32>; 3], steps: i32) -> Vec<Scalar> {
     (0..param.len()).map(of).collect()
 }
 
-/// Torch joins the shards, of rows or of flat parameters; `from_fsdp.py` wrote the files, the second after one more step.
+/// Torch gathers the shards of rows or of flat parameters. `from_fsdp.py` wrote the files, the second one after one
+/// more step.
 #[test]
 fn states_that_torchs_fsdp_kept_in_shards_go_on_in_any_strategy() {
     const SAVED: &[u8] = include_bytes!("from_fsdp.safetensors");

@@ -1,8 +1,8 @@
-//! Runs that are killed in the middle of a save: whenever it happens, the last whole checkpoint loads.
+//! Runs are killed in the middle of a save: at any moment, the last complete checkpoint loads.
 //!
-//! A child process saves one generation after the other until a signal kills it: at an exact byte of the file, which the
-//! system's limit on file sizes does, or at a random moment. The moments follow what the last kills met, so that some
-//! come before the renaming and some after it however busy the machine is.
+//! A child process saves generation after generation until a signal kills it. The signal comes at an exact byte of the
+//! file, through the system's limit on file sizes, or at a random moment. The random moments adapt to the last kills,
+//! so that some come before the renaming and some after it, on any machine.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 
 use crate::checkpoint::round_trip::names;
 
-/// Kills at so many places in the file.
+/// Number of places in the file at which a child is killed.
 const KILLS_AT_A_BYTE: u64 = 20;
 
-/// Kills at random moments, so many on each side of the renaming; all of them together are limited.
+/// Number of kills at random moments on each side of the renaming; a limit holds for all together.
 const KILLS_ON_EACH_SIDE: usize = 20;
 const MOST_KILLS: usize = 1000;
 
@@ -38,7 +38,7 @@ fn stepper() -> Stepper {
     Stepper::host(&layout, Adam::default(), Solo::default()).unwrap()
 }
 
-/// Paints everything with the generation's number and saves it.
+/// Fills every tensor with the generation's number and saves.
 fn save(stepper: &mut Stepper, generation: u64, path: &Path) {
     let layout = stepper.layout().clone();
     for id in layout.ids() {
@@ -53,7 +53,7 @@ fn save(stepper: &mut Stepper, generation: u64, path: &Path) {
     checkpoint::save_with(stepper, &Extras { scalars, ..Extras::default() }, path).unwrap();
 }
 
-/// Loads, and sees that all of it is of one generation.
+/// Loads a checkpoint, asserts that all values belong to one generation, and returns it.
 fn generation(stepper: &mut Stepper, path: &Path) -> u64 {
     let extras = checkpoint::load(stepper, path).unwrap();
     let Scalar::U64(generation) = extras.scalars["generation"] else { panic!("{extras:?}") };
@@ -68,7 +68,7 @@ fn generation(stepper: &mut Stepper, path: &Path) -> u64 {
     generation
 }
 
-/// Not a case of its own: the run that is killed.
+/// This test is the child process that is killed.
 #[test]
 #[ignore = "tests/checkpoint/kill.rs starts it: a process of its own that is killed while it saves"]
 fn saves_until_it_is_killed() {
@@ -82,7 +82,7 @@ fn saves_until_it_is_killed() {
     }
 }
 
-/// A child that does not outlive the test.
+/// A child process, which is killed when the test ends.
 struct Saving(Child);
 
 impl Drop for Saving {
@@ -92,16 +92,16 @@ impl Drop for Saving {
     }
 }
 
-/// What ends a child.
+/// The way in which a child ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// A file that grows beyond so many KiB: SIGXFSZ, whose default action ends the process like SIGKILL.
+    /// A file that grows beyond this number of KiB causes SIGXFSZ. Its default action ends the process like SIGKILL.
     AtKib(u64),
-    /// SIGKILL so long after its first save has begun.
+    /// SIGKILL comes this long after the child's first save began.
     After(Duration),
 }
 
-/// Starts a run, ends it, and returns the last generation that it began to save.
+/// Starts a child, ends it, and returns the last generation that it began to save.
 fn kill_one(folder: &Path, end: End) -> u64 {
     let tests = std::env::current_exe().unwrap();
     let mut command = match end {
@@ -128,7 +128,7 @@ fn kill_one(folder: &Path, end: End) -> u64 {
     lines.filter_map(|line| begun(line.ok()?)).last().unwrap_or(first)
 }
 
-/// The file that kills are aimed at, with a stepper to load it into.
+/// The file that the children write, with a stepper that loads it.
 struct Target {
     folder: TempDir,
     stepper: Stepper,
@@ -146,7 +146,8 @@ impl Target {
         fs::metadata(self.folder.path().join(FILE)).unwrap().len()
     }
 
-    /// Ends a run, asserts that a whole generation is there, and returns the length of what the run left unfinished.
+    /// Ends a child, asserts that one complete generation is in the file, and returns the length of the unfinished
+    /// file.
     fn kill(&mut self, end: End) -> Option<u64> {
         let begun = kill_one(self.folder.path(), end);
         let now = generation(&mut self.stepper, &self.folder.path().join(FILE));

@@ -1,6 +1,6 @@
-//! Checkpoints: saved, loaded, imported, refused and killed in the middle.
+//! Checkpoints are saved, loaded, imported, refused, and killed in the middle of a save.
 //!
-//! Each test goes through files or bytes, as a user would.
+//! Each test uses files or bytes only, as a user does.
 
 mod export;
 mod hostile;

@@ -1,6 +1,6 @@
-//! The momentum product that NAdam carries, in checkpoints and in a state of torch.
+//! The momentum product that NAdam carries, in checkpoints and in states of torch.
 //!
-//! A state without its product is refused and changes nothing. `stepper::nadam_product` tests what advances it.
+//! A state without its product is refused and changes nothing. `stepper::nadam_product` tests which updates change it.
 
 use std::io::Cursor;
 
@@ -15,7 +15,7 @@ use crate::checkpoint::round_trip::bytes_of;
 use crate::stepper::nadam_product::{NADAM, carried};
 use crate::support::{MODES, Options, Outcome, layout, paint_gradient, paint_params, pass};
 
-/// SGD first, so that the number is a further optimizer's.
+/// SGD comes first, so the product belongs to a second optimizer.
 #[test]
 fn a_checkpoint_has_that_of_a_further_optimizer_too() {
     let (layout, options) = (layout(&[5, 300]), Options::default());

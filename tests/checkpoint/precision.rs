@@ -1,7 +1,7 @@
-//! Checkpoints of every precision, with and without moving averages: the bits of the uninterrupted run, or the same
+//! A checkpoint of any precision, with or without moving averages, gives the bits of the uninterrupted run, or the same
 //! values.
 //!
-//! Files hold F32 whatever the stepper stores. Every combination of types that a stepper accepts is covered.
+//! Files hold F32 whatever types the stepper stores. Every combination of types that a stepper accepts is covered.
 
 use std::io::Cursor;
 
@@ -16,7 +16,7 @@ use crate::support::{self, Optim, Options, Outcome, few_optimizers, layout, pain
 
 const LENGTHS: [usize; 4] = [300, 0, 17, 600];
 
-/// Of the gradients' type every other thing is independent, so each combination has one of the three.
+/// The type of gradients is independent of all other types, so each combination gets only one of the three.
 fn precisions() -> Vec<Precision> {
     let floats = [DType::F32, DType::BF16, DType::F16];
     let masters = [Master::None, Master::F32, Master::Remainder16, Master::Remainder8];
@@ -51,7 +51,7 @@ fn train(stepper: &mut Stepper, options: &Options, steps: std::ops::Range<usize>
     }
 }
 
-/// What no checkpoint holds: parameters as they are stored, and their copies.
+/// Returns what a checkpoint does not hold: parameters as they are stored, and their copies.
 fn stored(stepper: &Stepper) -> Vec<Vec<u32>> {
     let bits = |id| match stepper.params() {
         params if params.get_as::<bf16>(id).is_ok() => {

@@ -1,7 +1,7 @@
-//! Checkpoints that are damaged, belong to another model or cannot be read to the end: refused by name, with nothing
-//! changed.
+//! A checkpoint that is damaged, belongs to another model or cannot be read completely is refused by name, and changes
+//! nothing.
 //!
-//! Files are broken byte by byte and, with corrected checksums, tensor by tensor. After every refusal all bits are
+//! The tests damage files byte by byte and, with corrected checksums, tensor by tensor. After every error all bits are
 //! compared.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
@@ -15,10 +15,10 @@ use crate::support::{self, Options, Outcome, few_optimizers, layout, painted};
 
 const LENGTHS: [usize; 3] = [7, 0, 3];
 
-/// A tensor of a file made by hand.
+/// A tensor of a file that a test writes.
 pub(crate) type Made = (&'static str, Dtype, &'static [u64], Vec<u8>);
 
-/// A file of these tensors.
+/// Returns a file of these tensors.
 pub(crate) fn file(tensors: &[Made], metadata: &[(&str, &str)]) -> Vec<u8> {
     let entry =
         |(name, dtype, shape, _): &Made| Entry { name: (*name).into(), dtype: *dtype, shape: shape.to_vec() };
@@ -28,7 +28,7 @@ pub(crate) fn file(tensors: &[Made], metadata: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// The same with true checksums after it, and the version.
+/// Returns a file of these tensors followed by their true checksums, with this version.
 fn checkpoint_of(tensors: &[Made], version: &str) -> Vec<u8> {
     let with_data = || tensors.iter().filter(|(.., data)| !data.is_empty());
     // The length of the shape is known, its content belongs to the test.
@@ -215,7 +215,7 @@ fn a_load_waits_for_its_turn() {
     Outcome::of(&stepper).unwrap().assert_same(&before, "refused inside a pass");
 }
 
-/// Bytes that cannot be read any more once so many have been.
+/// A reader that fails after some bytes.
 struct Failing {
     bytes: Cursor<Vec<u8>>,
     left_bytes: usize,

@@ -1,6 +1,6 @@
-//! Checkpoints saved by one stepper, loaded by another with other buckets, mode or ranks, and trained on.
+//! One stepper saves a checkpoint, and another with other buckets, mode or ranks loads it and trains on.
 //!
-//! Each result is compared, bit for bit, with the uninterrupted run. Tests go through files or bytes only.
+//! Each result has the bits of the uninterrupted run. The tests use files or bytes only.
 
 use std::fs;
 use std::io::Cursor;
@@ -15,17 +15,17 @@ use crate::support::{self, MODES, Optim, Options, Outcome, few_optimizers, layou
 
 const LENGTHS: [usize; 5] = [300, 0, 17, 2049, 40];
 
-/// Never used, so it keeps a count of zero.
+/// A parameter that is never used, so its count stays zero.
 const UNUSED: usize = 2;
 
-/// Frozen after a first pass, so it keeps a count of one.
+/// A parameter that is frozen after the first pass, so its count stays one.
 const FROZEN: usize = 4;
 
 fn options(mode: Mode, cap: u64) -> Options {
     Options { mode, cap: Some(cap), ..Options::default() }
 }
 
-/// Passes `from..to` with parameters that differ in their counts.
+/// Makes the passes `from..to`, with parameters whose counts differ.
 fn train(stepper: &mut Stepper, options: &Options, from: usize, to: usize) {
     let frozen = stepper.layout().id("p4").unwrap();
     let gradient = painted(options);
@@ -71,7 +71,7 @@ fn a_checkpoint_goes_on_in_any_buckets_and_mode_with_the_bits_of_the_uninterrupt
     }
 }
 
-/// One rank: loads if there is something to load, trains, saves where it is asked to.
+/// Runs one rank: it loads a checkpoint if there is one, trains, and saves if it is asked to.
 fn rank(
     comm: InProcess,
     (layout, optim): (&Layout, Optim),

@@ -1,6 +1,6 @@
-//! What a stepper knows beside its tensors, in checkpoints: loss scaler, schedule, the norm to clip by.
+//! A checkpoint also holds a stepper's scalars: loss scaler, schedule, the norm to clip by.
 //!
-//! A run that is interrupted anywhere ends in the same file as one that is not. Tests go through bytes only.
+//! A run that is interrupted anywhere ends in the same file as an uninterrupted run. The tests use bytes only.
 
 use std::io::Cursor;
 
@@ -14,7 +14,7 @@ use crate::support::{MODES, layout};
 
 const LENGTHS: [usize; 3] = [300, 17, 40];
 
-/// A pass whose gradients are finite, or not.
+/// Makes a pass whose gradients are finite, or not.
 fn step(stepper: &mut Stepper, value: f32) {
     let ids: Vec<_> = stepper.layout().ids().collect();
     let mut pass = stepper.begin().unwrap();
@@ -102,7 +102,7 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     assert_eq!(scaled.scaler_state().unwrap(), ScalerState { scale: 2.0, growth_tracker: 3 });
 }
 
-/// What is saved can be loaded, and does not turn into the stepper's own.
+/// An extra that is saved can be loaded, and never becomes an entry of the stepper.
 #[test]
 fn extras_that_a_load_would_refuse_or_take_for_the_steppers_own_are_not_saved() {
     let layout = layout(&LENGTHS);
@@ -143,7 +143,8 @@ fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one
     assert!(bytes_of(&stepper, &Extras::default()) == first);
 }
 
-/// Momentum-free SGD with lr 1, all gradients 8: a pass that is clipped to 0.5 moves an element by less than 0.5.
+/// SGD without momentum has lr 1, and all gradients are 8: a pass that is clipped to 0.5 moves an element by less than
+/// 0.5.
 #[test]
 fn a_norm_to_clip_by_is_in_a_checkpoint_if_the_stepper_clips_by_it_in_every_mode() {
     let layout = layout(&[1]);

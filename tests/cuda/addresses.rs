@@ -1,6 +1,6 @@
-//! Addresses of a GPU's tensors: which there are, when, and that they lead to the values that are copied out.
+//! Addresses of a GPU's tensors. The tests check which exist, when, and that they hold the values that are copied out.
 //!
-//! On the stand-in alone: this thread can read its memory.
+//! The tests use only the stand-in, whose memory this thread can read.
 #![allow(unsafe_code)]
 
 use instep::cuda::Cuda;

@@ -1,8 +1,8 @@
-//! Steppers on a GPU against steppers on the host: every bit, in every mode, by the same calls.
+//! A stepper on a GPU and one on the host have the same bits, in every mode, after the same calls.
 //!
-//! Without a GPU the stand-in takes the driver's place, so these tests prove everything but the hardware. With
+//! Without a GPU the stand-in replaces the driver, so these tests prove everything except the hardware. With
 //! `INSTEP_REQUIRE_GPU=1` they run on a GPU, and in the lane that compiles the kernels for the CPU, on fibers. Every
-//! test compares with the host device, never with itself.
+//! test compares with the host device.
 
 use std::num::NonZeroU32;
 
@@ -41,7 +41,7 @@ fn assert_same(
     assert_eq!(gpu.status, host.status, "{what}");
 }
 
-/// The operations of a test, on a stepper of either device.
+/// The calls of a test, on a stepper of either device.
 trait Trainer {
     fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()>;
     fn accumulate(&mut self, micro_batches: u32) -> Result<()>;
@@ -56,7 +56,7 @@ impl<D: Device> Trainer for Stepper<D> {
         pass(self, options, gradient)
     }
 
-    /// Each micro-batch replaces the gradients: what matters is that only the last one launches.
+    /// Each micro-batch replaces the gradients: the test needs only that the last one launches.
     fn accumulate(&mut self, micro_batches: u32) -> Result<()> {
         let layout = self.layout().clone();
         let mut pass = self.begin_accumulating(NonZeroU32::new(micro_batches).unwrap())?;
@@ -332,7 +332,7 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
     }
 }
 
-/// Returns a GPU with a stream that can be captured; the legacy default stream cannot.
+/// Returns a GPU whose stream can be captured; the legacy default stream cannot.
 fn capturable() -> Cuda {
     let cuda = cuda();
     let stream = if hardware::is_required() {

@@ -1,7 +1,7 @@
-//! Trainers that misuse addresses and captures on a GPU: they ask early, fail, panic, leave a pass, outlive a stepper.
+//! Trainers misuse addresses and captures on a GPU: they ask early, fail, panic, leave a pass, or outlive a stepper.
 //!
-//! The stand-in refuses what a driver refuses: waits across a capture's border, queries inside one, a stream that is
-//! left capturing. Each test shows that the stepper goes on afterwards with the host's bits.
+//! The stand-in refuses what a driver refuses: waits across a capture's border, queries inside a capture, a stream that
+//! stays in a capture. Each test shows that the stepper then trains on with the host's bits.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -65,7 +65,7 @@ fn what_the_trainer_enqueues_up_to_a_hand_over_comes_before_the_sum_however_earl
     }
 }
 
-/// Makes a whole pass.
+/// Makes a complete pass.
 fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
     for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
         pass.ptr(id.grad())?;
@@ -75,7 +75,7 @@ fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
 }
 
 type Misdeed = fn(Pass<'_, CudaDevice>, &Layout, &StandIn) -> Result<()>;
-/// What the trainer does, in words and as code, and the error that it expects.
+/// The trainer's action, in words and as code, and the error that it expects.
 type Case = (&'static str, Misdeed, fn(&Error) -> bool);
 
 #[test]
@@ -255,7 +255,7 @@ fn a_capture_that_has_outlived_its_stepper_is_no_other_steppers() {
     }
 }
 
-/// A communicator that counts its holds, and sees that a hold outlives its graph.
+/// A communicator that counts its holds, and asserts that a hold outlives its graph.
 struct Held {
     stand_in: Arc<StandIn>,
     alive: Arc<AtomicUsize>,

@@ -1,6 +1,6 @@
 //! Copies of the trainer's tensors in another type: on the CPU against the `half` crate, on a GPU against the CPU.
 //!
-//! `host_run::cast` compares the kernel at every alignment and length. Here are the calls around it.
+//! `host_run::cast` compares the kernel at every alignment and length. This file tests the calls around the kernel.
 
 use instep::cuda::driver::Driver;
 use instep::cuda::{CastKernel, Cuda};

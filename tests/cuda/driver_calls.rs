@@ -1,7 +1,7 @@
-//! The driver's calls, compared with the ops that they come from: every wait, record, launch and fill, in order.
+//! The driver's calls follow from the ops: every wait, record, launch and fill, in order.
 //!
-//! The checker proves that the ops are free of races. These tests translate each op by hand, so a device that omits a
-//! wait, launches on another stream or uses another grid differs. They never ask the library for the expected calls.
+//! The checker proves that the ops have no races. These tests translate each op by hand, so a device that omits a wait,
+//! launches on another stream or uses another grid fails. They never ask the library for the expected calls.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,23 +23,23 @@ use crate::support::{MODES, Options, Presummed, few_optimizers, layout, paint_pa
 
 const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 
-/// Blocks that the stand-in holds at a time.
+/// Number of blocks that the stand-in runs at a time.
 const RESIDENT: u32 = 8;
 
-/// Blocks of a step in buckets with so many elements: a share moves about 224 KiB, of AdamW in f32 28 bytes an element, and
-/// no resident block is without one.
+/// Returns the number of blocks of a step in buckets of this many elements. A share moves about 224 KiB, AdamW in f32
+/// moves 28 bytes per element, and every resident block has a share.
 fn shared_shortly(tiles: u32, elements: u64) -> u32 {
     let short = (u64::from(tiles) * (224 << 10)).div_ceil(28 * elements) as u32;
     tiles.div_ceil(short.min(tiles / RESIDENT).max(1))
 }
 
-/// Returns the fewest blocks with which none has more tiles than with `most`.
+/// Returns the smallest number of blocks for which no block has more tiles than with `most`.
 fn shared_evenly(tiles: u32, most: u32) -> u32 {
     let fullest = tiles.div_ceil(most);
     (0..=most).find(|blocks| blocks * fullest >= tiles).unwrap()
 }
 
-/// Returns the call of one op. The trainer's waits come at its next touch, so they are kept apart.
+/// Returns the call of one op. The trainer's waits come at its next access, so they are kept separately.
 fn expected(
     op: &Op,
     plan: &Plan,
@@ -93,7 +93,7 @@ fn expected(
     }
 }
 
-/// Walks both lists and asserts that every op became its call.
+/// Walks both lists and asserts that each op became its call.
 pub(super) fn assert_calls(
     ops: &[Op],
     calls: &[Call],
@@ -166,7 +166,7 @@ pub(super) fn ops(list: &[Traced]) -> Vec<Op> {
     list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
 }
 
-/// Returns the trainer's stream, and those of a new stepper whose steps have priority -1.
+/// Returns the trainer's stream, and the streams of a new stepper whose steps have priority -1.
 pub(super) fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
     let made = stand_in.take_calls();
     let with = |wanted: i32| {

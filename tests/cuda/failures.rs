@@ -1,7 +1,7 @@
-//! Refusals of a stepper on a GPU, and failures of its driver: typed errors, and nothing half done.
+//! Refusals of a stepper on a GPU, and failures of its driver: each is a typed error, and no operation is half done.
 //!
-//! The stand-in's calls can be made to fail one by one; borrowed memory also runs on a GPU, as in `cuda::bitexact`.
-//! Every refusal launches nothing, and every failure frees all memory.
+//! The stand-in's calls can be made to fail one by one; the tests of borrowed memory also run on a GPU, as in
+//! `cuda::bitexact`. A refusal launches nothing, and a failure frees all memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn options_that_a_gpu_cannot_serve_are_refused_before_any_launch() {
     assert_eq!(stand_in.allocated_bytes(), 0);
 }
 
-/// Allocates device memory with these values, which the test never frees.
+/// Allocates device memory with these values. The test never frees it.
 fn device_memory(cuda: &Cuda, values: &[f32]) -> *mut f32 {
     let driver = cuda.driver();
     let entered = driver.enter().unwrap();
@@ -166,7 +166,7 @@ fn a_failed_call_poisons_with_its_op_and_no_later_op_is_tried() {
     }
 }
 
-/// Its steps may have run after a sum that failed, so it says what to do instead.
+/// Steps may have run after a failed sum, so the error says what to do instead of a rescue.
 #[test]
 fn a_rescue_is_refused_after_a_failure_and_does_nothing_before_one() {
     for call in ["launch", "record", "wait"] {

@@ -1,6 +1,6 @@
-//! Parameters of several precisions on a GPU: the host's bits, with every option that `precision::mixed` draws.
+//! Parameters of several precisions on a GPU have the host's bits, with every option that `precision::mixed` draws.
 //!
-//! It runs on the stand-in, or on a GPU as `cuda::bitexact` does.
+//! The tests run on the stand-in, or on a GPU as `cuda::bitexact` does.
 
 use instep::Solo;
 

@@ -1,7 +1,7 @@
-//! A GPU that leaves its steps to the host: the host's bits, each op's call, failures of what the host runs, and refusals.
+//! A GPU offloads its steps to the host: the host's bits, each op's call, failures of the host's work, and refusals.
 //!
-//! `cuda::shards` has ranks that share tensors out, with offload among its cases; `ranks::offload` the schedule and the bytes
-//! of each memory. Every result is compared with the host device without offload.
+//! `cuda::shards` has sharded ranks with offload among its cases; `ranks::offload` has the schedule and the bytes of
+//! each memory. Every result is compared with the host device without offload.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn offloaded(
     unsafe { builder.cuda(Presummed(options.world_size), cuda).unwrap() }
 }
 
-/// Makes passes with rates that change before each, one with a frozen parameter, and gradients that some lack.
+/// Makes passes with rates that change before each pass, one with a frozen parameter, and some with missing gradients.
 fn train<D: Device>(stepper: &mut Stepper<D>, options: &Options) -> Result<()> {
     let (gradient, last) = (painted(options), stepper.layout().ids().next_back().unwrap());
     paint_params(stepper);
@@ -114,7 +114,7 @@ fn is_made(call: &Call) -> bool {
     matches!(call, Call::Make { .. } | Call::CreateStream { .. })
 }
 
-/// Learns which streams copies run on, which are neither the reduce stream nor the optim stream, nor the same.
+/// Finds the streams of the copies. They are different streams, and neither is the reduce stream or the optim stream.
 fn follow_copies(by_stream: &mut HashMap<Stream, instep::StreamHandle>, list: &[Op], calls: &[Call]) {
     let of = |wanted: fn(&Call) -> Option<instep::StreamHandle>| calls.iter().find_map(wanted).unwrap();
     let down = of(|call| if let Call::CopyDown { stream, .. } = call { Some(*stream) } else { None });
@@ -169,7 +169,7 @@ fn a_captured_pass_of_offloaded_steps_is_replayed_with_the_rates_of_each_replay(
     }
 }
 
-/// A rule of the caller's own for the host alone.
+/// A caller's own rule that runs only on the host.
 struct OnTheHost(fn(&ParamStep<'_>) -> Result<()>);
 
 impl StepParam for OnTheHost {
@@ -256,7 +256,7 @@ fn a_call_that_the_driver_refuses_poisons_and_frees_both_memories() {
     }
 }
 
-/// The driver may still call what the stepper has enqueued.
+/// The driver may still call work that the stepper has enqueued.
 #[test]
 fn memory_of_the_host_outlives_a_stepper_whose_gpu_does_not_end() {
     let (stand_in, cuda) = gpu();

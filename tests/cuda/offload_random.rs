@@ -1,6 +1,6 @@
-//! Random programs of a trainer whose GPU leaves its steps to the host: what each call returns is what the host device returns.
+//! Random programs of a trainer whose GPU offloads its steps: each call returns what it returns on the host device.
 //!
-//! A program mixes passes with what may come between them. The host device runs it with offload and without.
+//! A program mixes passes with calls between them. The host device runs it with offload and without.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Cursor;
@@ -42,13 +42,13 @@ fn bits(values: &[f32]) -> u64 {
     hash(values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
 }
 
-/// Multiples of 1/64, whose sums are exact.
+/// Returns multiples of 1/64, whose sums are exact.
 fn values(turn: usize, rank: usize, param: usize) -> Vec<f32> {
     let number = |k| (turn * 31 + rank * 57 + param * 17 + k * 13) % 251;
     (0..LENS[param]).map(|k| number(k) as f32 / 64.0 - 2.0).collect()
 }
 
-/// Runs a program, and returns what its calls returned.
+/// Runs a program and returns the results of its calls.
 fn run<D: Device>(stepper: &mut Stepper<D>, seed: u64, saves: bool) -> Result<Vec<String>> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let (mut log, mut saved, mut frozen) = (Vec::new(), None, [false; LENS.len()]);
@@ -179,7 +179,7 @@ const WAYS: [Build; 6] = [
     |builder| builder.clip(Clip::PerBucket(0.25)).unused(Unused::StepZero),
 ];
 
-/// One of each way sums micro-batches, where ranks share something out.
+/// Returns the builder of a seed; its fourth way sums micro-batches if ranks shard something.
 fn build(seed: u64, strategy: Strategy) -> StepperBuilder<'static> {
     let way = seed as usize % WAYS.len();
     let builder = WAYS[way](builder(&PLAIN, strategy));
@@ -234,7 +234,7 @@ fn ranks(seed: u64) -> u32 {
     1 + (seed % 3) as u32
 }
 
-/// Several ranks save together, in calls that a program of each rank alone does not make.
+/// Several ranks save together, with calls that a random program of one rank does not make.
 fn stepper_is_alone(seed: u64) -> bool {
     hardware::is_required() || ranks(seed) == 1
 }

@@ -1,6 +1,6 @@
-//! What a rebind asks of the driver: copies of tiles on the optim stream, and nothing for which the host waits.
+//! A rebind makes the driver copy tiles on the optim stream, and never makes the host wait.
 //!
-//! The bits are compared in `tests/stepper/rebinding.rs`, on both devices. Captured passes have addresses of their own.
+//! `tests/stepper/rebinding.rs` compares the bits, on both devices. A captured pass keeps its own addresses.
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::hazard::Traced;

@@ -1,6 +1,7 @@
-//! The trainings of ranks with GPUs that share something out: what their steppers are, and what the trainer does.
+//! Trainings of sharded ranks with GPUs: their steppers, and the trainer's actions.
 //!
-//! `shards.rs` runs them and compares; `cuda::gpu::shards` runs the same in processes. Each has something that the others lack.
+//! `shards.rs` runs and compares them; `cuda::gpu::shards` runs the same cases in processes. Each case has something
+//! that the others lack.
 
 use std::num::NonZeroU32;
 
@@ -12,12 +13,12 @@ use instep::{
 use super::shards::shapes;
 use crate::support::with_group_clips;
 
-/// A stepper, and what its trainer does.
+/// A stepper and its trainer's actions.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) build: fn(StepperBuilder<'static>) -> StepperBuilder<'static>,
-    /// In odd passes p1 is unused everywhere, and p3 on odd ranks.
+    /// In odd passes p1 is unused on all ranks, and p3 on odd ranks.
     pub(crate) leaves_out: bool,
     /// p5 is frozen in the second and third pass.
     pub(crate) freezes: bool,
@@ -25,10 +26,10 @@ pub(crate) struct Case {
     pub(crate) overflows: bool,
     /// Odd ranks have no data after two passes.
     pub(crate) joins: bool,
-    /// Gives the third pass up after its first gradients.
+    /// Abandons the third pass after its first gradients.
     pub(crate) abandons: bool,
     pub(crate) micro_batches: u32,
-    /// How many neighbours share tensors out, if not all ranks.
+    /// Number of neighbouring ranks that shard tensors, if not all.
     pub(crate) shard_size: Option<NonZeroU32>,
 }
 

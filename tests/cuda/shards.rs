@@ -1,7 +1,8 @@
-//! Ranks with GPUs that share out optimizer states or parameters, against the same ranks on the host: every bit that any rank reads.
+//! Ranks with GPUs that shard optimizer states or parameters have the bits of the same ranks on the host.
 //!
-//! Without a GPU, ranks are threads with a stand-in each, whose collectives are the host's. With `INSTEP_REQUIRE_GPU=1` it is
-//! a group of one over NCCL; `cuda::gpu::nccl` starts several processes. Sums of these gradients are exact in any order.
+//! Without a GPU, ranks are threads with one stand-in each, whose collectives are those of the host. With
+//! `INSTEP_REQUIRE_GPU=1` the test is a group of one rank over NCCL; `cuda::gpu::nccl` starts several processes. Sums
+//! of these gradients are exact in any order.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -20,7 +21,7 @@ use crate::support::device::cuda;
 use crate::support::stand_in::COMPUTE;
 use crate::support::{Outcome, assert_same_bits, grouped, hardware, paint};
 
-/// Cuts fall inside parameters; some parameters and shards are empty.
+/// Shards begin inside parameters; some parameters and shards are empty.
 pub(crate) const LENS: [usize; 6] = [5 * 257, 17, 64 * 60, 1, 0, 700];
 const STEPS: usize = 4;
 
@@ -35,11 +36,11 @@ fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     (n as f32 - 125.0) / 64.0
 }
 
-/// What is left of a training, and what was seen on the way.
+/// The result of a training, and the values read during it.
 struct Trained {
     outcome: Outcome,
     decisions: Vec<String>,
-    /// Parameters as they lie in memory, whenever a forward would read them.
+    /// Parameters as they lie in memory, each time a forward would read them.
     seen: Vec<Vec<u8>>,
 }
 
@@ -64,7 +65,7 @@ fn bucket_of<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<u32> {
     Ok(stepper.plan().segment_of(stepper.layout().index(id)?).bucket)
 }
 
-/// Reads all parameters as a forward does, a bucket ahead, and gives some buckets up again.
+/// Reads all parameters as a forward does, one bucket ahead, and reshards some buckets.
 fn walk<D: Device>(
     stepper: &mut Stepper<D>,
     step: usize,
@@ -178,7 +179,7 @@ fn on_gpu(
     train(unsafe { builder(case, strategy).cuda(sums, cuda)? }, case, &stored)
 }
 
-/// The host's ranks, with memory that only the stand-in takes for a GPU's.
+/// The ranks of the host, with memory that only the stand-in treats as a GPU's memory.
 pub(crate) struct OnStandIn(pub(crate) Arc<dyn Collective>);
 
 impl Collective for OnStandIn {
@@ -222,7 +223,7 @@ impl Collective for OnStandIn {
     }
 }
 
-/// Every rank of a group on the host.
+/// Returns the results of all ranks of a group on the host.
 fn expected(ranks: u32, case: &Case, strategy: Strategy) -> Vec<Trained> {
     in_process(ranks, |comm| on_host(comm, case, strategy))
         .unwrap_or_else(|error| panic!("{}, {strategy:?}, {ranks} ranks on the host: {error}", case.name))
@@ -235,7 +236,7 @@ fn strategies(case: &Case) -> impl Iterator<Item = Strategy> {
     [Strategy::Zero, Strategy::Fsdp].into_iter().filter(move |strategy| !joins || !is_sharded(strategy))
 }
 
-/// Runs every rank of a group with GPUs: as threads with a stand-in each, or of a group of one over NCCL.
+/// Runs all ranks of a group with GPUs: as threads with one stand-in each, or a group of one rank over NCCL.
 fn ranks_with_gpus<T: Send>(
     ranks: u32,
     rank: impl Fn(Box<dyn Collective>, (&Cuda, StreamHandle)) -> Result<T> + Sync,
@@ -349,8 +350,8 @@ fn a_part_of_a_tensor_has_no_address_and_is_told_as_that() {
     });
 }
 
-/// Trains the n-th of every `of` cases as a rank of several processes, each with the bits of ranks on the host; four ranks
-/// are groups of two.
+/// Trains every `of`-th case, from the n-th on, as one rank of several processes, and asserts the bits of ranks on the
+/// host. Four ranks form groups of two.
 // `cuda::gpu` needs the feature.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn train_as_a_rank(group: &Nccl, (n, of): (usize, usize)) {

@@ -1,6 +1,7 @@
-//! A closure after each bucket's sum on a GPU: work on the sum's stream changes gradients before norms and steps, as on the host.
+//! A closure runs after each bucket's sum on a GPU: its work on the sum's stream changes gradients before norms and
+//! steps, as on the host.
 //!
-//! The hook zeroes some parameters' sums. `ranks::sum_hooks` has the hook of the host, which does the same here.
+//! The hook zeroes the sums of some parameters. `ranks::sum_hooks` has the hook of the host, which does the same here.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -15,10 +16,11 @@ use super::shards::{LENS, OnStandIn, shapes};
 use crate::support::device::cuda;
 use crate::support::{Outcome, hardware, paint};
 
-/// A strategy, and how many neighbours share tensors out, if not all ranks.
+/// A strategy, and the number of neighbouring ranks that shard tensors, if not all.
 type Way = (Strategy, Option<NonZeroU32>);
 
-/// What a hook was shown of a parameter: pass, bucket, the parameter's number, its first element there, and how many.
+/// What a hook received for a parameter: pass, bucket, the parameter's number, its first element in the bucket, and
+/// their number.
 type Seen = Vec<(u64, u32, usize, u64, usize)>;
 
 fn is_zeroed(pass: u64, param: usize) -> bool {

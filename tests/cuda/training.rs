@@ -1,8 +1,8 @@
-//! Digits learned on a GPU and on the host, in every mode: equal bits after every epoch, and good accuracy.
+//! A network learns digits on a GPU and on the host, in every mode: equal bits after every epoch, and good accuracy.
 //!
 //! A network of two layers on the CPU computes the gradients from the device's parameters, so one wrong bit spreads to
-//! all later passes. It runs on the stand-in, or on a GPU as `cuda::bitexact` does. Parameters and gradients pass only
-//! through calls that every device has.
+//! all later passes. The tests run on the stand-in, or on a GPU as `cuda::bitexact` does. Parameters and gradients pass
+//! only through calls that every device has.
 
 #[path = "../../examples/digits/data.rs"]
 #[allow(dead_code)]
@@ -19,7 +19,7 @@ use crate::support::{MODES, Optim, Options, Outcome};
 const HIDDEN: usize = 32;
 const EPOCHS: u32 = 3;
 
-/// Weights are stored output by output.
+/// A network of two layers, whose weights are stored output by output.
 struct Network {
     weights: [ParamId; 2],
     biases: [ParamId; 2],
@@ -42,7 +42,7 @@ fn add_outer(grad: &mut [f32], errors: &[f32], inputs: &[f32]) {
     }
 }
 
-/// Reads all parameters.
+/// All parameters.
 struct Values {
     weights: [Vec<f32>; 2],
     biases: [Vec<f32>; 2],

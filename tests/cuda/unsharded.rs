@@ -1,6 +1,6 @@
-//! Buckets that are whole on a GPU for a while: their addresses, their memory, what is written meanwhile, and no memory at all.
+//! Buckets that are full for a while on a GPU: their addresses, their memory, writes meanwhile, and a lack of memory.
 //!
-//! Two ranks as threads, each with a stand-in that counts what is allocated.
+//! Two ranks are threads. Each has a stand-in that counts allocations.
 
 use std::sync::Arc;
 

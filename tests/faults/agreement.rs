@@ -1,8 +1,8 @@
-//! Whatever a trainer sets between passes, ranks compare in the next one: a rank that has set it alone is told, also after
-//! passes in which the ranks agreed.
+//! Ranks compare each setting that a trainer changes between passes. If only one rank changes it, that rank gets an
+//! error in the next pass, also after passes in which the ranks agreed.
 //!
-//! The number that ranks compare is kept from pass to pass, so each setter must have it made anew. A setter that is not in
-//! the table is not checked.
+//! The number that ranks compare is kept from pass to pass, so each setter must reset it. A setter that the table lacks
+//! is not checked.
 
 use std::io::Cursor;
 
@@ -18,7 +18,7 @@ const LEN: usize = 600;
 type Build = for<'a> fn(StepperBuilder<'a>) -> StepperBuilder<'a>;
 type Set = fn(&mut Stepper, ParamId) -> Result<()>;
 
-/// The setter, what the stepper is built with, the call, and a word of the error.
+/// The setter, the stepper's options, the call, and a word of the error.
 struct Setter(&'static str, Build, Set, &'static str);
 
 fn plainly(builder: StepperBuilder<'_>) -> StepperBuilder<'_> {
@@ -122,7 +122,7 @@ fn nadam() -> impl Optimizer + Copy + 'static {
     NAdam { lr: 1.0, ..NAdam::default() }
 }
 
-/// Hands a gradient of every parameter over that takes one.
+/// Hands over a gradient of every parameter that has one.
 fn give(pass: &mut Stepper) -> Result<()> {
     for id in pass.layout().clone().ids().rev() {
         if !pass.is_frozen(id)? {
@@ -139,7 +139,8 @@ fn pass(stepper: &mut Stepper) -> Result<()> {
     pass.finish()
 }
 
-/// Two passes, the call on some ranks, and two passes more. The ranks that do not make it make a pass where it does.
+/// Makes two passes, the call on some ranks, and two more passes. Where the call makes a pass, all other ranks make a
+/// pass too.
 fn run(setter: &Setter, callers: &[u32], comm: InProcess) -> Result<()> {
     let Setter(what, build, set, _) = setter;
     let layout = Layout::builder().param("a", LEN).param("b", LEN).build()?;
@@ -181,7 +182,7 @@ fn a_rank_that_alone_sets_anything_after_a_pass_is_told_in_the_next_one() {
     }
 }
 
-/// What has been compared once does not come into later passes, so a setter that changes nothing makes no difference.
+/// Later passes do not repeat a comparison, so a call that changes nothing has no effect.
 #[test]
 fn a_rank_that_sets_what_it_has_agrees_with_the_others_after_a_write() {
     let layout = Layout::builder().param("a", LEN).param("b", LEN).build().unwrap();

@@ -1,10 +1,10 @@
-//! A clip set has a norm of its own, of all its parameters on all ranks, and its own coefficient.
+//! A clip set has its own norm, over all its parameters on all ranks, and its own coefficient.
 //!
-//! The gradients are powers of two, so norms are exact. Shards of each parameter lie on both ranks.
+//! The gradients are powers of two, so norms are exact. Both ranks have a shard of each parameter.
 
 use instep::{Clip, Layout, Mode, Result, Sgd, Stepper, Strategy, in_process};
 
-/// Elements of each parameter: a quarter of them on each rank is not enough for its norm.
+/// Length of each parameter, such that one rank's shard is not enough for the norm.
 const LEN: usize = 1024;
 
 #[test]

@@ -1,8 +1,7 @@
-//! `Gradients::Zero` leaves zeros in all of a gradient: in the parts that other ranks step too, and after the sum of each
+//! `Gradients::Zero` zeroes each whole gradient: also the parts that other ranks step, and after the sum of each
 //! micro-batch.
 //!
-//! A backward that adds to its gradients counts on it. What is read is the slice that the trainer writes to, before its
-//! first write.
+//! A backward that adds to its gradients needs these zeros. The test reads the trainer's slice before the first write.
 
 use std::num::NonZeroU32;
 
@@ -46,7 +45,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Adds 1 to each gradient, as a backward does that never replaces one, and returns what was there.
+/// Adds 1 to each gradient, as a backward does that never replaces gradients, and returns the earlier values.
 fn backward(pass: &mut Pass<'_>, found: &mut Vec<f32>) -> Result<()> {
     for id in pass.layout().clone().ids().rev() {
         let mut gradients = pass.grads();
@@ -58,7 +57,8 @@ fn backward(pass: &mut Pass<'_>, found: &mut Vec<f32>) -> Result<()> {
     Ok(())
 }
 
-/// What a rank finds before each backward of two passes, the last of one micro-batch, and the parameters after them.
+/// Returns the gradients that a rank finds before each backward of two passes, the last of one micro-batch, and the
+/// parameters after them.
 fn run(layout: &Layout, case: Case, comm: InProcess) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
     let builder = Stepper::builder(layout, Sgd { lr: 1.0, ..Sgd::default() }).mode(case.mode);
     let mut builder = builder.strategy(case.strategy).accumulation(case.accumulation).unused(case.unused);

@@ -1,17 +1,17 @@
-//! A local parameter is its rank's own: nothing that one rank alone does with it may end the group.
+//! A local parameter belongs to its rank: nothing that only one rank does with it may end the group.
 //!
-//! The same done to a parameter that ranks have in common is a mismatch, so the comparison is there.
+//! The same action on a parameter of all ranks is a mismatch, which proves that ranks do compare.
 
 use instep::{Error, Layout, Mode, Optimizer, ParamId, Result, Sgd, Stepper, Unused, in_process};
 
 const LEN: usize = 300;
 
-/// What one rank alone does with a parameter in an open pass.
+/// What only one rank does with a parameter in an open pass.
 #[derive(Clone, Copy, Debug)]
 enum Alone {
-    /// Names it as unused before its hand-over, or instead of it.
+    /// Names the parameter as unused before its hand-over, or instead of it.
     UnusedBefore,
-    /// Names it as unused after its hand-over.
+    /// Names the parameter as unused after its hand-over.
     UnusedAfter,
     /// Hands no gradient over.
     Missing,
@@ -19,7 +19,7 @@ enum Alone {
 
 const ALL: [Alone; 3] = [Alone::UnusedBefore, Alone::UnusedAfter, Alone::Missing];
 
-/// Two passes, in the first of which rank 1 does it. Returns the step counts of the common and of the local parameter.
+/// Makes two passes; rank 1 acts in the first. Returns the step counts of the shared and of the local parameter.
 fn train(mode: Mode, alone: Alone, on: &str) -> Result<Vec<[u64; 2]>> {
     let layout = Layout::builder().param("common", LEN).param("own", LEN).local().build()?;
     let [common, own] = [layout.id("common")?, layout.id("own")?];

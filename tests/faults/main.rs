@@ -1,7 +1,7 @@
-//! Tests of faults that all other tests once let through, each of which `scripts/mutate-sources.py` plants again.
+//! Tests of faults that all other tests once missed, each of which `scripts/mutate-sources.py` plants again.
 //!
-//! A binary of its own and without helpers, because each planted fault builds it anew. A module checks one promise for
-//! everything that makes it, and not only for what was once broken.
+//! This is a separate binary without helpers, because each planted fault builds it again. A module checks one promise
+//! for all code that makes it, not only for the code that once broke it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agreement;

@@ -1,6 +1,6 @@
-//! Ranks that run out of data: what a pass does beside its sums goes on for them as for the others.
+//! Ranks run out of data: they still do all other work of a pass beside its sums.
 //!
-//! Ranks in one process compare rates, so a rank that falls behind ends the group; the values are checked too.
+//! Ranks in one process compare rates, so a rank that falls behind ends the group; the test checks values too.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::{Clip, Divisor, Layout, LrSchedule, Mode, Result, Sgd, Stepper, StepperBuilder, in_process};
@@ -55,7 +55,8 @@ fn a_schedule_goes_on_for_a_rank_without_data_and_is_the_same_after_it() {
     }
 }
 
-/// Where all that ranks share is frozen, the sum of the bucket that counts them is the only one, and no step comes after it.
+/// If all shared parameters are frozen, the sum of the bucket that counts ranks is the only one, and no step follows
+/// it.
 #[test]
 fn a_decision_for_the_next_pass_comes_after_the_count_of_ranks_where_only_local_parameters_are_stepped() {
     let layout = Layout::builder().param("common", LEN).param("own", 1).local().build().unwrap();

@@ -1,6 +1,6 @@
-//! The GPU's addition of two runs against the CPU's sum of two ranks: every bit, of numbers and of bit patterns.
+//! The GPU's addition of two runs equals the CPU's sum of two ranks in every bit, for numbers and for bit patterns.
 //!
-//! Words after each run must keep their bits too. It runs as the tests of `mod.rs` do, on the same launcher.
+//! Words after each run must keep their bits too. The tests run as those of `mod.rs` do, on the same launcher.
 
 use instep::abi::*;
 
@@ -9,10 +9,10 @@ use super::machine::SHAPES;
 use crate::kernels::bitpatterns::SPECIAL;
 use crate::support::entries;
 
-/// Blocks of 256 elements: less than a round of a block, a round, and more than one.
+/// Blocks of 256 elements: less than one round of a block, one round, and more than one.
 const LENGTHS: [usize; 5] = [256, 512, 1024, 1280, 5376];
 
-/// Bits of any float: special ones first, then all exponents.
+/// Returns the bits of any float: special ones first, then all exponents.
 fn pattern(k: usize) -> u32 {
     match SPECIAL.get(k) {
         Some(special) => *special,

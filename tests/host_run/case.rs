@@ -1,7 +1,7 @@
-//! The input of a run of passes: buckets, dtypes, options, values; and the comparison of both machines.
+//! The input of several passes: buckets, dtypes, options, values; and the comparison of both machines.
 //!
-//! The machines run on the same memory, one after the other from the same start, so addresses in tables are equal and every bit
-//! can be compared. Memory itself belongs to `World`.
+//! The machines use the same memory one after the other, from the same start, so addresses in tables are equal and
+//! every bit can be compared. `World` owns the memory.
 
 use instep::abi::*;
 use instep::{DType, Precision};
@@ -11,7 +11,7 @@ use super::world::World;
 pub(crate) use crate::support::hypers::{parts, rule};
 use crate::support::{Optim, paint, paint_gradient};
 
-/// What a step may leave in gradients.
+/// All that a step may do with gradients.
 pub(crate) const ENDS: [InstepGradients; 3] =
     [INSTEP_GRADIENTS_KEEP, INSTEP_GRADIENTS_ZERO, INSTEP_GRADIENTS_AVERAGE];
 
@@ -19,49 +19,50 @@ pub(crate) const ENDS: [InstepGradients; 3] =
 pub(crate) struct Segment {
     pub len: usize,
     pub action: InstepSegmentAction,
-    /// How many ranks had a gradient for it, once reduced; none if that is not counted.
+    /// Number of ranks that had a gradient for it, after the sum. None means that ranks are not counted.
     pub used: Option<f32>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     pub segments: Vec<Segment>,
-    /// How many ranks had data, once reduced; none if that is not counted.
+    /// Number of ranks that had data, after the sum. None means that ranks are not counted.
     pub ranks: Option<f32>,
 }
 
-/// Buckets that are stepped together, and all that a run of passes depends on.
+/// Buckets that are stepped together, and all other input of the passes.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub optim: Optim,
     pub buckets: Vec<Bucket>,
     pub precision: Precision,
-    /// None: no copy.
+    /// None means no copy.
     pub copy: Option<DType>,
-    /// How fast a moving average of the parameters forgets, if there is one.
+    /// Decay of the moving average of the parameters, if there is one.
     pub ema: Option<f64>,
     pub gradients: InstepGradients,
     /// The launches of a step, in order.
     pub parts: &'static [InstepStepPart],
-    /// Elements by which runs of the gradients start past the beginning of a cache line; the other memories are off in other ways.
+    /// Elements by which runs of the gradients start after the beginning of a cache line; the other memories have other
+    /// distances.
     pub misalignment: usize,
-    /// The same for the gradients alone, in addition.
+    /// Further elements by which only the gradients are misaligned.
     pub gradient_misalignment: usize,
-    /// Elements that every offset is larger by, and every base is earlier by; whole blocks, if states are in 8 bits.
+    /// Elements by which every offset is larger and every base is earlier; whole blocks if states are in 8 bits.
     pub shift: u64,
     pub normed: bool,
     pub max_norm: f64,
-    /// Each bucket is measured and decided on alone.
+    /// Each bucket has its own norm and decision.
     pub per_bucket: bool,
     pub skip_nonfinite: bool,
-    /// 0: as many as contributed.
+    /// 0 means the number of ranks that contributed.
     pub divisor: f64,
     pub passes: usize,
-    /// Of the status ring.
+    /// Number of slots in the status ring.
     pub slots: usize,
-    /// Value of a segment's element; 16-bit memories take its upper half.
+    /// The value of a segment's element; 16-bit memories take its upper half.
     pub param: fn(usize, usize) -> f32,
-    /// The same in a pass.
+    /// The gradient of a segment's element in a pass.
     pub gradient: fn(usize, usize, usize) -> f32,
 }
 
@@ -90,12 +91,12 @@ impl Case {
         }
     }
 
-    /// Runs it on the CPU, then in every shape on the GPU, and compares all memory after each pass.
+    /// Runs the case on the CPU, then in every shape on the GPU, and compares all memory after each pass.
     pub(crate) fn assert_same_bits(&self, shapes: &[Shape]) {
         self.assert_same_bits_as(Machine::Cpu, shapes);
     }
 
-    /// Runs it on that machine, then in every shape on the GPU, and compares all memory after each pass.
+    /// Runs the case on `first`, then in every shape on the GPU, and compares all memory after each pass.
     pub(crate) fn assert_same_bits_as(&self, first: Machine, shapes: &[Shape]) {
         self.precision.validate().unwrap();
         let mut world = World::new(self);

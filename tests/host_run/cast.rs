@@ -1,6 +1,6 @@
-//! The GPU's conversions of whole runs against the library's on the CPU: every bit, at every alignment, and NaNs as NaNs.
+//! The GPU's conversions of whole runs equal those on the CPU in every bit, at every alignment; a NaN stays a NaN.
 //!
-//! Words around each run must keep their bits too. It runs as the tests of `mod.rs` do, on the same launcher.
+//! Words around each run must keep their bits too. The tests run as those of `mod.rs` do, on the same launcher.
 
 use instep::abi::*;
 use instep::{Element, bf16, cast, f16};
@@ -9,13 +9,13 @@ use super::launch::{launch, words};
 use super::machine::SHAPES;
 use crate::kernels::bitpatterns::SPECIAL;
 
-/// Around what a thread takes, and what a block takes in one round.
+/// Lengths near one thread's elements, and near those of a block in one round.
 const LENGTHS: [usize; 9] = [1, 2, 3, 4, 5, 255, 1023, 1025, 5000];
 
-/// Elements before a run.
+/// Number of elements before a run.
 const OFFSETS: [usize; 4] = [0, 1, 2, 7];
 
-/// Bits of any value: special ones first, then all exponents.
+/// Returns the bits of any value: special ones first, then all exponents.
 fn pattern(k: usize) -> f32 {
     f32::from_bits(match SPECIAL.get(k) {
         Some(special) => *special,

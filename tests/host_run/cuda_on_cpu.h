@@ -1,8 +1,9 @@
-/* As much of CUDA as the kernels use, for g++: qualifiers, launch variables, vectors, warp operations, atomics.
+/* The part of CUDA that the kernels use, for g++: qualifiers, launch variables, vectors, warp operations, atomics.
  *
- * What the kernels say by inline assembly or intrinsics stands under __CUDA_ARCH__, with plain C++ beside it. Atomics
- * are plain: only one fiber runs. Must not be more lenient than a GPU: vectors keep their alignment, masks are whole
- * warps, a warp or block meets in one line of the kernel, and shared memory starts as garbage. */
+ * Where the kernels use inline assembly or intrinsics, they do so under __CUDA_ARCH__, with plain C++ beside it.
+ * Atomics are plain operations, because only one fiber runs. This header must not be more lenient than a GPU: vectors
+ * keep their alignment, masks are whole warps, a warp or block meets in one line of the kernel, and shared memory
+ * starts as garbage. */
 #ifndef INSTEP_CUDA_ON_CPU_H
 #define INSTEP_CUDA_ON_CPU_H
 
@@ -14,7 +15,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline
-/* One section, so that the runner can spoil it before each block; one block at a time, so static will do. */
+/* All shared memory is in one section, so that the runner can overwrite it before each block; static is enough, because
+ * blocks run one at a time. */
 #define __shared__ static __attribute__((section("instep_shared")))
 
 struct Index {
@@ -35,7 +37,7 @@ struct __attribute__((may_alias, aligned(16))) uint4 {
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
-/* A policy of a cache changes no value. */
+/* A cache policy changes no value. */
 template <class T>
 inline T __ldcs(const T* from) {
     return *from;
@@ -47,7 +49,7 @@ inline void __stcs(T* to, T value) {
 
 namespace fibers {
 
-/* Every lane's value, once the whole warp has come to this operation. */
+/* Returns every lane's value, once the whole warp has reached this operation. */
 INSTEP_RUNNER inline const uint64_t* exchange(const char* operation, int line, uint32_t mask, uint64_t value) {
     if (mask != 0xffffffffu) fail("a warp operation on part of a warp");
     Group& warp = warps[threadIdx.x / WARP];

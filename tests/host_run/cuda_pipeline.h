@@ -1,7 +1,8 @@
-/* CUDA's asynchronous copies into shared memory, for g++: <cuda_pipeline.h> as far as the kernels use it.
+/* CUDA's asynchronous copies into shared memory, for g++: the part of <cuda_pipeline.h> that the kernels use.
  *
- * Must not be kinder than a GPU: a copy moves nothing before its thread waits for it, and then it moves the bytes that
- * its source has by then. So a value used before the wait is garbage, and a source that changes meanwhile shows. */
+ * This header must not be more lenient than a GPU: a copy moves nothing before its thread waits for it, and it then
+ * moves the bytes that the source has at that time. A value that is used before the wait is therefore garbage, and a
+ * source that changes meanwhile shows. */
 #ifndef INSTEP_CUDA_PIPELINE_ON_CPU_H
 #define INSTEP_CUDA_PIPELINE_ON_CPU_H
 
@@ -18,7 +19,7 @@ struct Copy {
 
 constexpr uint32_t MOST_COPIES = 4;
 
-/* What a thread has asked for and not yet waited for. */
+/* The copies that a thread has started and not yet waited for. */
 struct Copies {
     Copy list[MOST_COPIES];
     uint32_t asked, committed;

@@ -1,8 +1,10 @@
-/* The threads of one block as fibers of one thread: each runs until it must wait for others, then the next one does.
+/* The threads of one block run as fibers of one thread: each runs until it must wait for others, then the next one
+ * runs.
  *
- * What CUDA leaves undefined ends the program with a message: lanes that meet in different operations, threads that
- * leave while others wait for them. AddressSanitizer is told of every switch, or it would take the stacks for one.
- * Must not be used by two threads at a time: blocks run one after the other, as if each had the GPU for itself. */
+ * Behavior that CUDA leaves undefined ends the program with a message: lanes that meet in different operations, threads
+ * that leave while others wait for them. AddressSanitizer is told of every switch, because it would otherwise report
+ * the stacks. Two threads must not use this header at a time: blocks run one after the other, as if each had the GPU
+ * for itself. */
 #ifndef INSTEP_FIBERS_H
 #define INSTEP_FIBERS_H
 
@@ -18,7 +20,7 @@
 #error "instep: say here how this architecture switches stacks"
 #endif
 
-/* Saves the registers that a callee must keep on the old stack, and returns on the new one. */
+/* Saves the callee-saved registers on the old stack, and returns on the new one. */
 extern "C" void instep_switch_stack(void** save, void* target);
 __asm__(
     ".text\n.globl instep_switch_stack\n.hidden instep_switch_stack\n.type instep_switch_stack, @function\n"
@@ -28,7 +30,7 @@ __asm__(
     "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n"
     ".size instep_switch_stack, . - instep_switch_stack\n");
 
-/* Not the kernels' own text: the race detector does not look at it. */
+/* The code of the runner is not the kernels' code, so the race detector ignores it. */
 #define INSTEP_RUNNER __attribute__((no_sanitize("thread")))
 
 namespace fibers {
@@ -42,7 +44,7 @@ constexpr size_t STACK_BYTES = 128 << 10, GUARD_BYTES = 4096;
 }
 
 /* Threads that wait for each other: a warp or a block. Values alternate between two rows, so that a fast lane's next
- * value does not overwrite what a slow one has yet to read. */
+ * value does not overwrite a value that a slow lane has yet to read. */
 struct Group {
     uint32_t size, arrived;
     uint64_t generation;
@@ -69,12 +71,12 @@ inline size_t shared_bytes;
 inline void (*body)(const void*);
 inline const void* argument;
 
-/* Leaves `from`, for good if it is done, and comes back when somebody switches to it. */
+/* Leaves `from` for good if it is done, or else until somebody switches to it. */
 #if defined(__SANITIZE_ADDRESS__)
 inline const void* scheduler_stack;
 inline size_t scheduler_stack_bytes;
 
-/* What a new fiber does first. */
+/* Runs first in a new fiber. */
 inline void entered() { __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes); }
 
 INSTEP_RUNNER inline void switch_to(Fiber& from, Fiber& to) {
@@ -92,7 +94,7 @@ INSTEP_RUNNER inline void switch_to(Fiber& from, Fiber& to) {
 
 INSTEP_RUNNER inline uint64_t* values_of(Group& group, uint64_t generation) { return group.values[generation % 2]; }
 
-/* Waits until the whole group has called this from this line of a kernel; returns the number of the meeting. */
+/* Waits until the whole group has called this from the same line of a kernel; returns the number of the meeting. */
 INSTEP_RUNNER inline uint64_t meet(Group& group, const char* operation, int line, uint32_t member, uint64_t value) {
     Fiber& self = all[current];
     const uint64_t generation = group.generation;

@@ -1,10 +1,11 @@
-/* Launches a GPU kernel on the CPU: blocks one by one, the threads of each as fibers, in an order that is asked for.
+/* Launches a GPU kernel on the CPU: blocks one by one, the threads of each block as fibers, in a requested order.
  *
- * One symbol, `instep_host_run`, in a shared object that scripts/host-run-lane.py makes of kernels.cu and this, and
- * tests/host_run/launch.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
+ * scripts/host-run-lane.py compiles kernels.cu and this file into a shared object with one symbol, `instep_host_run`,
+ * which tests/host_run/launch.rs opens. A fault must show in the result or end the program: no function here returns an
+ * error. */
 #include "cuda_on_cpu.h"
 #include "cuda_pipeline.h"
-/* The kernels as nvcc gets them, and those that only tests run. */
+/* The kernels as nvcc compiles them, and those that only tests run. */
 #include "gpu/kernels.cu"
 #include "gpu/naive.cu"
 
@@ -16,7 +17,7 @@ namespace {
 
 enum Order : uint32_t { FORWARD, BACKWARD, SHUFFLED };
 
-/* The k-th of `count` in this order. A stride without a factor in common with `count` visits each once. */
+/* Returns the k-th of `count` in this order. A stride without a common factor with `count` visits each number once. */
 uint32_t pick(uint32_t order, uint32_t k, uint32_t count) {
     if (order == FORWARD) return k;
     if (order == BACKWARD) return count - 1 - k;
@@ -33,7 +34,7 @@ uint32_t pick(uint32_t order, uint32_t k, uint32_t count) {
     return static_cast<uint32_t>((k * stride + count / 3) % count);
 }
 
-/* Where a fiber begins. It never returns, so it must have no frame that a sanitizer would want unwound. */
+/* A fiber begins here. The function never returns, so it must have no frame that a sanitizer would unwind. */
 __attribute__((no_sanitize("address", "undefined", "thread"), noinline)) void enter() {
     fibers::Fiber& self = fibers::all[fibers::current];
 #if defined(__SANITIZE_ADDRESS__)
@@ -54,7 +55,7 @@ INSTEP_RUNNER void open_fiber(fibers::Fiber& fiber) {
         if (mprotect(memory, fibers::GUARD_BYTES, PROT_NONE) != 0) fibers::fail("no guard below a stack");
         fiber.stack = static_cast<char*>(memory) + fibers::GUARD_BYTES;
     }
-    /* Six registers and the address to return to; 8 past a multiple of 16 is what a callee finds. */
+    /* Six registers and the address to return to; the callee expects the stack 8 bytes after a multiple of 16. */
     void** top = reinterpret_cast<void**>(fiber.stack + fibers::STACK_BYTES) - 8;
     memset(top, 0, 8 * sizeof(void*));
     top[6] = reinterpret_cast<void*>(enter);
@@ -69,7 +70,7 @@ INSTEP_RUNNER bool is_runnable(const fibers::Fiber& fiber) {
     return !fiber.done && (fiber.waits_for == nullptr || fiber.waits_for->generation != fiber.generation);
 }
 
-/* The threads in the order in which they are asked whether they can go on. */
+/* The order in which the runner asks threads whether they can continue. */
 uint32_t turns[fibers::MOST];
 
 INSTEP_RUNNER void run_block(uint32_t threads) {
@@ -125,7 +126,7 @@ const Entry ENTRIES[] = {
 
 }  // namespace
 
-/* `args` is the kernel's struct of abi.h; `threads` a multiple of 32. */
+/* `args` is the kernel's struct in abi.h; `threads` is a multiple of 32. */
 extern "C" __attribute__((visibility("default"))) void instep_host_run(const char* kernel, const void* args,
                                                                        uint32_t blocks, uint32_t threads,
                                                                        uint32_t order) {
@@ -149,7 +150,7 @@ extern "C" __attribute__((visibility("default"))) void instep_host_run(const cha
     fibers::fail("no such kernel");
 }
 
-/* Lets another judge see every access, before it happens: the address, the bytes, and the kind of races.h. */
+/* Lets another checker see every access before it happens: the address, the bytes, and the kind in races.h. */
 extern "C" __attribute__((visibility("default"))) void instep_host_run_watch(void (*watcher)(const void*, size_t, int)) {
     if (!races::HAS_HOOKS) fibers::fail("compiled without hooks: nothing can be watched");
     races::watcher = watcher;

@@ -1,6 +1,6 @@
-//! Where the GPU's kernels run: as fibers on the CPU, under AddressSanitizer if it is there, or on a real GPU.
+//! The GPU's kernels run as fibers on the CPU, under AddressSanitizer if it is loaded, or on a real GPU.
 //!
-//! scripts/host-run-lane.py names the shared object with the fibers in `INSTEP_HOST_RUN`. Kernels are launched one at a
+//! scripts/host-run-lane.py sets `INSTEP_HOST_RUN` to the shared object with the fibers. Kernels are launched one at a
 //! time, because fibers share their threads' stacks and shared memory.
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ type Fence = unsafe extern "C" fn(address: *const c_void, bytes: usize);
 
 struct Fibers {
     run: HostRun,
-    /// Of AddressSanitizer, if the lane has put it in front.
+    /// AddressSanitizer's functions, if the lane has preloaded it.
     fences: Option<(Fence, Fence)>,
 }
 
@@ -49,13 +49,13 @@ fn fibers() -> &'static Fibers {
     })
 }
 
-/// The library's kernels on a GPU, if that is what the tests are to run on.
+/// Returns the library's kernels on a GPU, if the tests must run there.
 fn on_hardware() -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Option<Kernels>> = OnceLock::new();
     KERNELS.get_or_init(|| hardware::is_required().then(|| Kernels::load(None))).as_ref()
 }
 
-/// The naive kernel's binary on a GPU. The library does not embed it.
+/// Returns the naive kernel's binary on a GPU. The library does not embed it.
 fn naive_on_hardware() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
     KERNELS.get_or_init(|| {
@@ -64,7 +64,7 @@ fn naive_on_hardware() -> &'static Kernels {
     })
 }
 
-/// Memory that the kernels and the CPU reach under the same address.
+/// Returns memory that the kernels and the CPU reach under the same address.
 pub(crate) fn words(value: u64, count: usize) -> Box<dyn DerefMut<Target = [u64]>> {
     match on_hardware() {
         Some(kernels) => Box::new(kernels.words(value, count)),
@@ -72,7 +72,8 @@ pub(crate) fn words(value: u64, count: usize) -> Box<dyn DerefMut<Target = [u64]
     }
 }
 
-/// Forbids the kernels these bytes, or allows them again; without AddressSanitizer the guards' values must do.
+/// Forbids the kernels these bytes, or allows them again; without AddressSanitizer only the guards' values detect an
+/// access.
 pub(crate) fn forbid(bytes: &[u8], forbidden: bool) {
     if on_hardware().is_some() {
         return;
@@ -84,10 +85,10 @@ pub(crate) fn forbid(bytes: &[u8], forbidden: bool) {
     }
 }
 
-/// Launches a kernel of the GPU and waits for it. A real one takes blocks and threads in an order of its own.
+/// Launches a kernel of the GPU and waits for it. A real GPU runs blocks and threads in its own order.
 ///
 /// # Safety
-/// `args` is the kernel's struct, and what it points to is as long as it says.
+/// `args` is the kernel's struct, and each of its pointers leads to memory of the length that it says.
 pub(crate) unsafe fn launch<Args>(kernel: &CStr, args: &Args, blocks: u32, threads: u32, order: u32) {
     // Another test's failure is not this one's.
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! The machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers, or the naive
-//! kernel in place of its step.
+//! A pass runs on one of these machines: the library's CPU functions, the GPU's kernels as fibers, or the GPU's kernels
+//! with the naive kernel as their step.
 //!
-//! Launches are those of a device: a block per tile or fewer for norm and step, one block (and some that do nothing)
-//! for what happens once.
+//! The launches are those of a device: norm and step have one block per tile or fewer, and work that happens once has
+//! one block, with some idle blocks.
 
 use std::ffi::{CStr, CString};
 
@@ -13,18 +13,18 @@ use super::launch::launch;
 use super::naive;
 use crate::support::entries;
 
-/// A row's place is the optimizer's number.
+/// The row of an optimizer is its number.
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// At most so many blocks, as `max_ctas` sets it, or more than there is work for.
+    /// The largest number of blocks, as `max_ctas` sets it; it may be more than there is work for.
     pub blocks: u32,
-    /// Of blocks, and of the threads in each: 0 forward, 1 backward, 2 shuffled.
+    /// The order of blocks, and of the threads in each: 0 is forward, 1 backward, 2 shuffled.
     pub order: u32,
 }
 
-/// A block per tile and two with nothing to do, in every order, and caps under which a block takes several tiles.
+/// One block per tile and two idle blocks, in every order; and limits under which a block takes several tiles.
 pub(crate) const SHAPES: [Shape; 5] = [
     Shape { blocks: u32::MAX, order: 0 },
     Shape { blocks: u32::MAX, order: 1 },
@@ -37,12 +37,12 @@ pub(crate) const SHAPES: [Shape; 5] = [
 pub(crate) enum Machine {
     Cpu,
     Gpu(Shape),
-    /// As `Gpu`, but each step by the naive kernel, whose launches have a shape of their own.
+    /// As `Gpu`, except that the naive kernel makes each step; its launches have a separate shape.
     Naive(Shape),
 }
 
 impl Machine {
-    /// The owner of expected values, for the message of a difference.
+    /// Returns the owner of expected values, for the message of a difference.
     pub(crate) fn owner(self) -> &'static str {
         match self {
             Machine::Cpu => "the CPU",
@@ -52,7 +52,8 @@ impl Machine {
     }
 }
 
-/// Every method: the arguments' pointers lead to memory as long as they say, which nothing else uses meanwhile.
+/// All methods require that the arguments' pointers lead to memory of the length that they say. Nothing else uses this
+/// memory meanwhile.
 impl Machine {
     pub(crate) unsafe fn begin(self, args: &InstepBeginArgs) {
         // SAFETY: the caller's promise.
@@ -111,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// The CPU has no ring: what a slot must come to, from the control block.
+    /// The CPU has no ring, so the test computes the expected slot from the control block.
     pub(crate) unsafe fn publish(self, args: &InstepPublishArgs) {
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,22 +1,23 @@
-//! Memory of which a kernel may touch some runs and nothing between them.
+//! Memory in which a kernel may touch some runs and nothing between them.
 //!
-//! The gaps hold a NaN in every dtype and must not change; AddressSanitizer forbids even reads of them during a launch.
-//! The memory never moves, since structs of the kernels hold its addresses.
+//! The gaps hold a NaN in every dtype and must not change; AddressSanitizer even forbids reads of them during a launch.
+//! The memory never moves, because structs of the kernels hold its addresses.
 
 use std::ops::{DerefMut, Range};
 
 use super::launch;
 
-/// NaN as f16 and bf16, and in pairs as f32; not the pattern that kernels store.
+/// A NaN as f16, as bf16 and, in pairs, as f32; it differs from the NaN that kernels store.
 const GUARD: u64 = 0x7fe1_7fe1_7fe1_7fe1;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Elements to whose multiples runs are aligned, as a layout aligns states, and which lie between two at least.
+/// Runs start at multiples of this number of elements, as a layout aligns states, and at least this number lies between
+/// two runs.
 const QUANTUM: usize = instep::abi::INSTEP_QUANTUM as usize;
-/// More than any access is wide.
+/// A band is wider than any access.
 const BAND: usize = 256;
 
-/// Where runs of these lengths lie, in elements.
+/// Returns the element ranges of runs of these lengths.
 fn places(lens: &[usize]) -> impl Iterator<Item = Range<usize>> {
     lens.iter().scan(0, |next, len| {
         let start = *next;
@@ -33,8 +34,9 @@ pub(crate) struct Bands {
 }
 
 impl Bands {
-    /// Runs of these lengths, each starting `misalignment` elements, fewer than a line's, past the beginning of a cache line. Memories
-    /// that differ in elements' size and misalignment share offsets: those depend on the lengths alone.
+    /// Makes runs of these lengths, each starting `misalignment` elements (less than a cache line) after the beginning
+    /// of a cache line. Memories with other element sizes and misalignments have the same offsets, because offsets
+    /// depend only on the lengths.
     pub(crate) fn new(
         name: &'static str,
         lens: &[usize],
@@ -44,7 +46,7 @@ impl Bands {
         Bands::placed(name, places(lens), element_bytes, misalignment)
     }
 
-    /// Beside such runs, an f32 for each block of theirs.
+    /// Makes an f32 for each block of such runs.
     pub(crate) fn per_block(name: &'static str, lens: &[usize], block: usize, misalignment: usize) -> Bands {
         let blocks = places(lens).map(|run| run.start / block..run.end.div_ceil(block));
         Bands::placed(name, blocks, size_of::<f32>(), misalignment)
@@ -66,7 +68,7 @@ impl Bands {
         Bands { name, memory, runs }
     }
 
-    /// One run of these values.
+    /// Makes one run of these values.
     pub(crate) fn of<T: Copy>(name: &'static str, values: &[T]) -> Bands {
         let mut bands = Bands::new(name, &[size_of_val(values)], 1, 0);
         for (k, value) in values.iter().enumerate() {
@@ -79,7 +81,7 @@ impl Bands {
         self.memory.as_mut_ptr().wrapping_byte_add(self.runs[run].start).cast()
     }
 
-    /// Elements of this size between the starts of the first run and of another.
+    /// Returns the elements of this size between the start of the first run and that of another.
     pub(crate) fn distance(&self, run: usize, element_bytes: usize) -> u64 {
         ((self.runs[run].start - self.runs[0].start) / element_bytes) as u64
     }
@@ -105,7 +107,7 @@ impl Bands {
         unsafe { self.memory.as_ptr().byte_add(self.place::<T>(run, at)).cast::<T>().read_unaligned() }
     }
 
-    /// Zeros in all runs.
+    /// Zeroes all runs.
     pub(crate) fn clear_runs(&mut self) {
         for run in 0..self.runs.len() {
             (0..self.run_bytes(run)).for_each(|at| self.set(run, at, 0u8));
@@ -135,8 +137,8 @@ impl Bands {
         self.memory.copy_from_slice(words);
     }
 
-    /// Asserts that this is `expected` in every bit, guards included, and that those are guards. The message names the owner
-    /// of `expected`.
+    /// Asserts that this is `expected` in every bit, guards included, and that the guards are unchanged. The message
+    /// names the owner of `expected`.
     pub(crate) fn assert_same(&self, expected: &[u64], owner: &str, what: &str) {
         for gap in self.gaps() {
             let stands = gap.clone().all(|k| self.bytes()[k] == GUARD.to_ne_bytes()[k % 8]);

@@ -1,8 +1,9 @@
-//! The GPU's kernels, compiled for the CPU and run block by block, against the CPU's: every bit of every memory.
+//! The GPU's kernels, compiled for the CPU and run block by block, have the same bits as the CPU's in all memories.
 //!
-//! scripts/host-run-lane.py compiles them and runs these tests, with AddressSanitizer and UndefinedBehaviorSanitizer
-//! too; without it there is nothing to open, so they are ignored. With `INSTEP_REQUIRE_GPU=1` the same tests launch the
-//! same kernels on a GPU, on pinned memory. Must compare whole memories, never chosen fields.
+//! scripts/host-run-lane.py compiles them and runs these tests, also with AddressSanitizer and
+//! UndefinedBehaviorSanitizer; otherwise the tests are ignored, because there is no shared object to open. With
+//! `INSTEP_REQUIRE_GPU=1` the same tests launch the same kernels on a GPU, on pinned memory. The tests must compare
+//! whole memories, never chosen fields.
 
 mod add;
 mod case;
@@ -24,7 +25,7 @@ use precisions::{COPIES, DECAYS, DTYPES, precisions};
 use crate::kernels::bitpatterns::SPECIAL;
 use crate::support::{LENGTHS, few_optimizers, optimizers, paint_gradient};
 
-/// The lengths of all tests, and those around what a block's threads take in one round.
+/// Returns the lengths of all tests, and those near the elements of a block in one round.
 fn lengths() -> impl Iterator<Item = usize> {
     LENGTHS.into_iter().chain([2, 4, 5, 127, 128, 129, 1023, 1024, 1025, 3071, 4096, 4097, 0])
 }
@@ -33,7 +34,7 @@ fn stepped(len: usize) -> Segment {
     Segment { len, action: INSTEP_ACTION_STEP, used: None }
 }
 
-/// One bucket with a segment of every length.
+/// Returns one bucket with a segment of every length.
 fn every_length() -> Vec<Bucket> {
     vec![Bucket { segments: lengths().map(stepped).collect(), ranks: None }]
 }
@@ -74,7 +75,8 @@ fn no_misalignment_differs_from_the_cpu() {
 
 const TILE: usize = INSTEP_TILE_ELEMENTS as usize;
 
-/// Every action with every count, also over tiles that a block takes as one run, and segments without elements between them.
+/// Returns every action with every count, also over tiles that a block takes as one run, and empty segments between
+/// them.
 fn every_fate() -> Vec<Bucket> {
     let mut buckets = Vec::new();
     for ranks in [Some(2.0), Some(0.0), Some(1.0)] {
@@ -119,7 +121,7 @@ fn gradients_that_are_ended_alone_are_the_cpus_and_nothing_is_stepped() {
     }
 }
 
-/// Finite but in two passes, the first of which has a NaN and the other an infinity in one segment.
+/// Returns finite values, except that one segment has a NaN in the first of two passes and an infinity in the second.
 fn sometimes_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
     match (pass, segment, element) {
         (1, 3, 64) => f32::NAN,
@@ -149,7 +151,7 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_after_them_are_the_cpus() {
     }
 }
 
-/// More buckets than the kernel that opens a pass has threads, one of them with an infinity in the last pass.
+/// There are more buckets than the kernel that opens a pass has threads, and one has an infinity in the last pass.
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn segments_are_clipped_by_the_norm_of_their_own_bucket_as_on_the_cpu() {
@@ -169,13 +171,14 @@ fn special_param(_: usize, element: usize) -> f32 {
     f32::from_bits(SPECIAL[element / SPECIAL.len() % SPECIAL.len()])
 }
 
-/// With the parameters, every pair; the upper halves are as special as 16-bit values.
+/// Together with the parameters it makes every pair of special values; the upper halves are also special as 16-bit
+/// values.
 fn special_gradient(pass: usize, _: usize, element: usize) -> f32 {
     let row = element / SPECIAL.len();
     f32::from_bits(SPECIAL[(element + pass * (row + 1)) % SPECIAL.len()])
 }
 
-/// Uniform bits: the finisher of splitmix64 (Steele et al., 2014) over a counter.
+/// Returns uniform bits: the finisher of splitmix64 (Steele et al., 2014) over a counter.
 fn random_bits(pass: usize, segment: usize, element: usize) -> u32 {
     let counter = (pass << 40 | segment << 20 | element) as u64 + 1;
     let z = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,7 +1,7 @@
-//! The GPU's steps against the naive kernel, kernels/gpu/naive.cu: every bit of every memory, for every rule.
+//! The GPU's steps equal those of the naive kernel, kernels/gpu/naive.cu, in every bit of all memories, for every rule.
 //!
-//! Both sides use the same rule headers, so a wrong formula is not found here; `numerics` finds it. Everything else is
-//! written twice. The library does not embed the naive kernel; a GPU loads it from the file that `INSTEP_GPU_NAIVE` names.
+//! Both sides use the same rule headers, so these tests do not find a wrong formula; `numerics` finds it. All other
+//! code exists twice. The library does not embed the naive kernel; a GPU loads it from the file in `INSTEP_GPU_NAIVE`.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -18,11 +18,11 @@ use crate::support::{Optim, few_optimizers, optimizers};
 
 const BLOCKS_PER_TILE: u64 = (INSTEP_TILE_ELEMENTS / INSTEP_GPU_THREADS) as u64;
 
-/// Launches the naive kernel. It measures no norms, so `measure` launches a kernel that does. That one also moves the
-/// states, so they are put back before the naive kernel moves them.
+/// Launches the naive kernel. The naive kernel measures no norms, so `measure` launches a kernel that does. That kernel
+/// also changes the states, so they are restored before the naive kernel runs.
 ///
 /// # Safety
-/// As for `Machine::step`.
+/// The requirements are those of `Machine::step`.
 pub(crate) unsafe fn step(kernel: &CStr, args: &InstepStepArgs, order: u32, measure: impl FnOnce()) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -35,10 +35,10 @@ pub(crate) unsafe fn step(kernel: &CStr, args: &InstepStepArgs, order: u32, meas
     }
 }
 
-/// Every state of every tile, as 16-bit words.
+/// Returns every state of every tile, as 16-bit words.
 ///
 /// # Safety
-/// The tiles are as many as `args` says.
+/// There are as many tiles as `args` says.
 unsafe fn states(args: &InstepStepArgs) -> impl Iterator<Item = *mut u16> {
     let words = if args.moments == INSTEP_MOMENTS_F32 { 2 } else { 1 };
     let bases = args.states.into_iter().take(args.state_count as usize);
@@ -54,7 +54,7 @@ unsafe fn states(args: &InstepStepArgs) -> impl Iterator<Item = *mut u16> {
     })
 }
 
-/// f32, bf16 throughout, and the others that the naive kernel has, with gradients of every type.
+/// Returns f32, bf16 throughout, and the other precisions of the naive kernel, with gradients of every type.
 fn plain_precisions() -> Vec<Precision> {
     let bf16 = DType::BF16;
     let throughout = Precision { param: bf16, grad: bf16, moments: Moments::BF16, ..Precision::F32 };
@@ -69,7 +69,8 @@ fn plain_precisions() -> Vec<Precision> {
     all
 }
 
-/// Segments shorter and longer than a round and a tile, a run of tiles, and every action with every count of ranks.
+/// Returns segments shorter and longer than a round and a tile, a run of tiles, and every action with every count of
+/// ranks.
 fn buckets() -> Vec<Bucket> {
     let lens = [1, 3, 5, 255, 0, 256, 257, 1023, TILE - 1, TILE, 3 * TILE + 5, 2 * TILE];
     let mut all = vec![Bucket { segments: lens.map(stepped).to_vec(), ranks: Some(3.0) }];
@@ -85,7 +86,7 @@ fn buckets() -> Vec<Bucket> {
     all
 }
 
-/// Alternates between a mean over all ranks and one over those that contributed, and between modes.
+/// Alternates between the mean over all ranks and the mean over contributing ranks, and between modes.
 fn assert_naive_bits(optim: Optim, k: usize, precision: Precision) {
     let divisor = if k.is_multiple_of(2) { 3.0 } else { 0.0 };
     let case = Case { precision, divisor, normed: !k.is_multiple_of(3), ..Case::new(optim, buckets()) };

@@ -1,7 +1,7 @@
-//! The GPU's kernels against the CPU's for every precision and rounding.
+//! The GPU's kernels equal the CPU's for every precision and rounding.
 //!
-//! The tests in `mod.rs` use one precision after the other where it should not matter. The list here is every precision
-//! that a stepper accepts.
+//! The tests in `mod.rs` alternate precisions where they should not matter. The list here has every precision that a
+//! stepper accepts.
 
 use instep::abi::INSTEP_ACTION_STEP;
 use instep::{Adagrad, DType, Master, Moments, Precision, Rounding, Sgd};
@@ -13,11 +13,11 @@ use crate::support::{Optim, few_optimizers, optimizers};
 
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 pub(crate) const COPIES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::BF16), Some(DType::F16)];
-/// Both spellings of an average, and none.
+/// Both formulas of an average, and no average.
 pub(crate) const DECAYS: [Option<f64>; 3] = [None, Some(0.9), Some(0.3)];
 const SEED: u64 = 0x9b1f_44e2_70c3_d8a5;
 
-/// Every one that a stepper takes, with gradients of one dtype after the other.
+/// Returns every precision that a stepper accepts, with one dtype of gradients after the other.
 pub(crate) fn precisions() -> Vec<Precision> {
     let mut all = Vec::new();
     for param in DTYPES {
@@ -34,21 +34,21 @@ pub(crate) fn precisions() -> Vec<Precision> {
     all
 }
 
-/// Around every width that matters, and several tiles; whole blocks and parts of blocks.
+/// Lengths near every width of the kernels, and several tiles; whole blocks and parts of blocks.
 fn few_lengths() -> Vec<Bucket> {
     let segment = |len| Segment { len, action: INSTEP_ACTION_STEP, used: None };
     let segments = [1, 3, 5, 255, 256, 257, 1023, 2047, 0, 4101].map(segment).into();
     vec![Bucket { segments, ranks: None }]
 }
 
-/// The same in few tiles.
+/// One long run in few tiles.
 fn one_long_run() -> Vec<Bucket> {
     let segments = [1000, 2300].map(|len| Segment { len, action: INSTEP_ACTION_STEP, used: None }).into();
     vec![Bucket { segments, ranks: None }]
 }
 
-/// Finite, with a largest magnitude that falls from block to block until a block's scale is too small to be one, and
-/// every exponent below it within a block.
+/// Returns finite gradients. Their largest magnitude falls from block to block until a block's scale is too small to be
+/// one. Each block also has every smaller exponent.
 fn falling_gradient(pass: usize, segment: usize, element: usize) -> f32 {
     let bits = random_bits(pass, segment, element);
     let largest = 140 - 16 * (element as u32 / 256 % 8);
@@ -59,7 +59,7 @@ fn bits_with_exponent(bits: u32, exponent: u32) -> f32 {
     f32::from_bits(bits & 0x807f_ffff | exponent << 23)
 }
 
-/// One of a kind in its segment, so that each of them spoils one block and no other.
+/// Each special value occurs once in its segment, so it spoils one block and no other.
 fn seldom_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
     match (pass, element) {
         (0, 700) => f32::NAN,
@@ -84,7 +84,7 @@ fn seldom_finite_param(segment: usize, element: usize) -> f32 {
     }
 }
 
-/// Each precision with each copy, gradient and number of states; average and zeroing with each of those.
+/// Each precision meets each copy, gradient and number of states; each of those meets averages and zeroing.
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn every_precision_gives_the_cpus_bits_with_every_option() {
@@ -135,14 +135,15 @@ fn every_optimizer_gives_the_cpus_bits_with_narrow_states_and_behind_remainders(
     }
 }
 
-/// Full tiles in several runs, and a tail after them.
+/// Returns full tiles in several runs, and a tail after them.
 fn several_runs() -> Vec<Bucket> {
     let segments =
         [10240, 4101, 2048].map(|len| Segment { len, action: INSTEP_ACTION_STEP, used: None }).into();
     vec![Bucket { segments, ranks: None }]
 }
 
-/// The formats for which kernels/gpu/place.cuh has loops of their own, and the same rounded stochastically, which has none.
+/// The formats for which kernels/gpu/place.cuh has special loops, and the same formats with stochastic rounding.
+/// Stochastic rounding has no special loop.
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn every_optimizer_gives_the_cpus_bits_in_every_known_format_over_runs_of_tiles() {
@@ -188,7 +189,7 @@ fn what_is_not_finite_too_small_or_halfway_gives_the_cpus_bits_in_every_precisio
     }
 }
 
-/// A block's largest, then powers within 14 last places of every threshold between two codes.
+/// Returns a block's largest value, then powers within 14 last places of every threshold between two codes.
 fn power_next_to_a_threshold(is_signed: bool, element: usize) -> f32 {
     let (codes, scale) = if is_signed { (127, 16129.0) } else { (255, 65536.0) };
     if element.is_multiple_of(256) {
@@ -200,13 +201,13 @@ fn power_next_to_a_threshold(is_signed: bool, element: usize) -> f32 {
     f32::from_bits((power as f32).to_bits() + off as u32 - 14)
 }
 
-/// SGD's momentum is its first gradient, of either sign.
+/// The momentum of SGD is the first gradient, of either sign.
 fn signed_power(_: usize, _: usize, element: usize) -> f32 {
     let power = power_next_to_a_threshold(true, element);
     if element % 2 == 1 { -power } else { power }
 }
 
-/// Adagrad's sum is its first gradient's square.
+/// The sum of Adagrad is the square of the first gradient.
 fn root_of_unsigned_power(_: usize, _: usize, element: usize) -> f32 {
     power_next_to_a_threshold(false, element).sqrt()
 }

@@ -1,9 +1,9 @@
-/* Finds bytes that two threads of a launch touch, one of them writing, with no barrier between: a race on any GPU.
+/* Finds bytes that two threads of a launch touch, one of them writing, without a barrier between: a race on any GPU.
  *
  * Blocks run one after the other here, so a race need not change a bit. With -fsanitize=thread the kernels call these
- * hooks before every access, in place of ThreadSanitizer's runtime, which knows neither blocks nor shared memory. A store
- * that changes nothing passes: in any order it gives the same bits. Must see the kernels' own accesses only; functions of
- * the runner therefore say INSTEP_RUNNER. */
+ * hooks before every access, in place of ThreadSanitizer's runtime, which knows neither blocks nor shared memory. A
+ * store that changes nothing is accepted, because it gives the same bits in any order. The hooks must see only accesses
+ * of the kernels, so functions of the runner are marked INSTEP_RUNNER. */
 #ifndef INSTEP_RACES_H
 #define INSTEP_RACES_H
 
@@ -15,7 +15,7 @@ namespace races {
 
 enum Kind { READ, WRITE, ATOMIC };
 
-/* Without the hooks only atomics and barriers would be seen, and nothing could be judged by them. */
+/* Without the hooks the detector would see only atomics and barriers, and could not judge accesses. */
 #if defined(__SANITIZE_THREAD__)
 constexpr bool HAS_HOOKS = true;
 #else
@@ -24,13 +24,13 @@ constexpr bool HAS_HOOKS = false;
 
 constexpr uint32_t NOBODY = 0, SEVERAL = 0xffffffffu, ATOMICS = 0xfffffffeu;
 
-/* Threads of a launch count from 1; so many barriers of the block and of the warp came before the access. Accesses by
- * one warp may lie between two barriers of the block and yet be ordered by one of the warp. */
+/* Threads of a launch count from 1; the other numbers are the barriers of the block and of the warp before the access.
+ * Two accesses of one warp may lie between the same barriers of the block, and a barrier of the warp may order them. */
 struct Access {
     uint32_t thread, block, barriers, warp, warp_barriers;
 };
 
-/* A byte. What is of another launch, or shared memory of another block, is void. */
+/* A byte. An access of another launch, or of another block's shared memory, is void. */
 struct Place {
     uint64_t owner;
     Access written, read;
@@ -46,7 +46,7 @@ inline Page pages[PAGES];
 inline uint64_t used_pages, owners, launch, shared; /* owners so far; that of the launch, and of shared memory */
 inline bool watching;                               /* a thread of a kernel is running */
 
-/* The last store, until it is known whether it changed anything. */
+/* The last store, until the detector knows whether it changed anything. */
 inline struct {
     uintptr_t address;
     size_t bytes;
@@ -65,7 +65,7 @@ INSTEP_RUNNER inline Page& page_of(uintptr_t address) {
     }
 }
 
-/* Whether `other` may happen at the same time as what is done now. */
+/* Returns whether `other` may happen at the same time as the current access. */
 INSTEP_RUNNER inline bool is_concurrent(const Access& other, const Access& now) {
     if (other.thread == NOBODY || other.thread == now.thread) return false;
     if (other.block != now.block) return true;
@@ -98,7 +98,7 @@ INSTEP_RUNNER inline void judge(uintptr_t address, size_t bytes, Kind kind) {
     }
 }
 
-/* Judges the last store, before anybody else runs. */
+/* Judges the last store before another thread runs. */
 INSTEP_RUNNER inline void settle() {
     const size_t bytes = store.bytes;
     store.bytes = 0;
@@ -111,7 +111,8 @@ INSTEP_RUNNER inline bool is_local(uintptr_t address) {
     return address - reinterpret_cast<uintptr_t>(fibers::all[fibers::current].stack) < fibers::STACK_BYTES;
 }
 
-/* Another judge, in place of this detector. It is told of all accesses but those of shared memory and of constants. */
+/* Another checker, in place of this detector. The checker is told of all accesses except those of shared memory and of
+ * constants. */
 inline void (*watcher)(const void*, size_t, int);
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], _end[];
 
@@ -143,7 +144,7 @@ INSTEP_RUNNER inline void open_block() { shared = ++owners; }
 
 }  // namespace races
 
-/* What g++ calls. */
+/* g++ inserts calls of these functions. */
 #define INSTEP_HOOK(name, bytes, kind)                                                                     \
     extern "C" INSTEP_RUNNER void __tsan_##name(const void* pointer) { \
         races::access(pointer, bytes, races::kind);                                                        \

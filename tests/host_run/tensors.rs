@@ -1,7 +1,7 @@
-//! What a step stores per element: parameters, their masters or remainders, states, copy and average.
+//! A step stores these tensors: parameters, their masters or remainders, states, copy and average.
 //!
-//! Offsets are in elements that all share, as in a layout, and scales are per block of them. Copy and average start as
-//! NaN, since a first update only writes them.
+//! Offsets are in elements and equal for all tensors, as in a layout; scales are per block of elements. Copy and
+//! average start as NaN, because a first update only writes them.
 
 use std::ptr;
 
@@ -11,21 +11,21 @@ use instep::{DType, Master, Moments, Precision, Rounding};
 use super::case::{Case, rule};
 use super::memory::Bands;
 
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 const BLOCK: usize = INSTEP_QUANTUM as usize;
 
 pub(crate) struct Tensors {
     pub params: Bands,
-    /// With the size of an element, like all that follow.
+    /// The tensor, and the size of its elements.
     master: Option<(Bands, usize)>,
     states: Vec<(Bands, usize)>,
-    /// Of 8-bit states.
+    /// The scales of 8-bit states.
     scales: Vec<Bands>,
     copy: Option<(Bands, usize)>,
     ema: Option<(Bands, usize)>,
 }
 
-/// A pointer that lies `shift` elements before what it is for.
+/// Returns a pointer that lies `shift` elements before its tensor.
 pub(crate) fn earlier<T>(pointer: *mut T, shift: u64, element_bytes: usize) -> *mut T {
     pointer.wrapping_byte_sub(shift as usize * element_bytes)
 }
@@ -80,8 +80,8 @@ impl Tensors {
         tensors
     }
 
-    /// 16-bit parameters and remainders take parts of the bits as they are; with an f32 master a parameter does not
-    /// count.
+    /// 16-bit parameters and remainders take parts of the value's bits; beside an f32 master, the parameter has no
+    /// effect.
     fn set_param(&mut self, case: &Case, segment: usize, at: usize) {
         let Precision { param, master, .. } = case.precision;
         let bits = (case.param)(segment, at).to_bits();
@@ -104,7 +104,7 @@ impl Tensors {
         std::iter::once(params).chain(sized.map(|(bands, _)| bands)).chain(scales)
     }
 
-    /// The arguments of a step that say where and how these are stored; the others are zero.
+    /// Returns the arguments of a step that describe these tensors; all other arguments are zero.
     pub(crate) fn args(&mut self, case: &Case) -> InstepStepArgs {
         let Precision { param, grad, master, moments, rounding } = case.precision;
         let base = |(bands, bytes): &mut (Bands, usize)| {

@@ -12,27 +12,27 @@ use super::machine::Machine;
 use super::memory::Bands;
 use super::tensors::{Tensors, dtype_code, earlier};
 
-/// Number of the first segment's first element in its layout: the 2^32nd lies inside a tile.
+/// Number of the first segment's first element in its layout: element 2^32 lies inside a tile.
 const FIRST_ELEMENT: u64 = (1 << 32) - 1501;
-/// Of learning rates, one segment after the other.
+/// Factors of learning rates, one segment after the other.
 const MULTIPLIERS: [f64; 3] = [1.0, 0.3, 2.5];
 
 pub(crate) struct World<'a> {
     case: &'a Case,
     control: Bands,
-    /// Those of single buckets.
+    /// The control blocks of single buckets.
     bucket_controls: Bands,
     segments: Bands,
     hypers: Bands,
     multipliers: Bands,
     actions: Bands,
-    /// One per segment, of a rule that is scaled by them; its step takes two launches.
+    /// One norm per segment, for a rule that is scaled by norms; its step takes two launches.
     norms: Option<Bands>,
     ring: Bands,
-    /// Per segment its tail, then per bucket its count of ranks.
+    /// The tail of each segment, then the count of ranks of each bucket.
     counts: Bands,
     tensors: Tensors,
-    /// Per bucket.
+    /// One memory per bucket.
     grads: Vec<Bands>,
     tiles: Vec<Bands>,
 }
@@ -79,7 +79,7 @@ impl World<'_> {
         world
     }
 
-    /// Segments and tiles: of segments without elements, every other one has an empty tile.
+    /// Fills the tables of segments and tiles: every second empty segment has an empty tile.
     fn fill_tables(&mut self) {
         let case = self.case;
         let [param_bytes, grad_bytes] =
@@ -123,7 +123,7 @@ impl World<'_> {
         }
     }
 
-    /// Null as the library has it, or with a shift far in front of the parameters.
+    /// Returns null as in the library, or, with a shift, an address far before the parameters.
     fn param_base(&mut self) -> *mut u8 {
         if self.case.shift == 0 {
             return ptr::null_mut();
@@ -132,7 +132,7 @@ impl World<'_> {
         earlier(self.tensors.params.address(0), self.case.shift, bytes)
     }
 
-    /// Every memory, tables included.
+    /// Returns every memory, tables included.
     pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
         let World {
             control,
@@ -280,14 +280,14 @@ impl World<'_> {
         self.snapshot()
     }
 
-    /// With everything outside the runs forbidden.
+    /// Runs `work` while all memory outside the runs is forbidden.
     fn fenced(&mut self, work: impl FnOnce()) {
         self.all().into_iter().for_each(|bands| bands.forbid_gaps(true));
         work();
         self.all().into_iter().for_each(|bands| bands.forbid_gaps(false));
     }
 
-    /// A count is an element like the gradients that precede it.
+    /// A count is one element, after the gradients.
     fn set_count(&mut self, k: usize, count: f32) {
         match self.case.precision.grad {
             DType::BF16 => self.counts.set(k, 0, half::bf16::from_f32(count).to_bits()),
@@ -296,7 +296,7 @@ impl World<'_> {
         }
     }
 
-    /// What the ranks would have left in gradients and counts.
+    /// Fills gradients and counts with the sums of all ranks.
     fn reduce(&mut self, pass: usize) {
         let count = self.segment_count();
         let mut k = 0;

@@ -1,7 +1,6 @@
-//! Holds `docs/optimizers.md` to the optimizers' descriptors, from which it is made.
+//! Compares `docs/optimizers.md` with the optimizers' descriptors, from which it is generated.
 //!
-//! The file is generated: `INSTEP_BLESS=1 cargo test --test main option_tables` writes it. Without that variable the
-//! test only compares.
+//! `INSTEP_BLESS=1 cargo test --test main option_tables` writes the file. Without that variable the test only compares.
 
 use std::fmt::Write;
 use std::fs;

@@ -1,7 +1,7 @@
-//! The kernel pool: every chunk runs once, and no launch returns while a helper still works on it.
+//! The kernel pool runs every chunk once, and no launch returns while a helper still works on it.
 //!
-//! Two launchers share the pool, and each launches its job twice without a pause. Counts are in atomics that shuttle
-//! does not control, because a switch inside the counting could hide a switch that matters.
+//! Two launchers share the pool, and each launches its job twice without a pause. The counts are in atomics that
+//! shuttle does not control, because a switch inside the counting could hide an important one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use shuttle::thread::{spawn, yield_now};
 use super::{explore, join};
 use crate::pool::{Chunks, Job, Pool};
 
-/// Counts how often each chunk has begun and ended, and has the bytes that the job claims to move.
+/// Counts how often each chunk has begun and ended, and has the number of bytes that the job claims to move.
 struct Count(Vec<[AtomicUsize; 2]>, u64);
 
 impl Chunks for Arc<Count> {
@@ -41,8 +41,8 @@ fn every_chunk_runs_once_and_a_launch_returns_behind_the_last_helper() {
     }
 }
 
-/// Two launchers share the pool and launch twice each. Depending on `bytes` and `spin`, launches wake helpers or only
-/// use those that are awake.
+/// Two launchers share the pool and launch twice each. Depending on `bytes` and `spin`, launches wake helpers or use
+/// only helpers that are awake.
 fn launches(spin: Duration, bytes: u64) {
     let pool = Pool::of(3, spin);
     let launcher = || {

@@ -1,7 +1,7 @@
 //! The rendezvous: when a rank may return, and that all ranks get an error if one is lost at any moment.
 //!
-//! The tests count arrivals and departures themselves, to detect an early return. Leaving a seat wakes everybody and
-//! could hide a missing wake-up elsewhere, so only tests of leaving do it.
+//! The tests count arrivals and departures themselves, to detect an early return. Leaving a seat wakes all ranks and
+//! could hide a missing wake-up, so only the tests of leaving do it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -18,7 +18,7 @@ use crate::op::CollectiveKind;
 
 const NEVER: Duration = Duration::from_secs(1 << 32);
 
-/// A group that counts, per split and pass, the ranks that have arrived and those that have done their work.
+/// A group that counts the arrived ranks and the finished ranks of each split and pass.
 struct Group {
     ranks: u32,
     rendezvous: Rendezvous,
@@ -154,7 +154,8 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
     }
 }
 
-/// Two ranks have a task per split, like their reduce streams. Rank 1's task of the second split does `act`.
+/// Two ranks have a task per split, as they have a reduce stream per split. On the second split, rank 1's task calls
+/// `act`.
 fn on_two_splits(act: impl Fn(&Group, Seat) + Copy + Send + Sync + 'static) {
     explore(move || {
         let group = Group::new(2);

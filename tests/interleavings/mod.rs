@@ -1,9 +1,10 @@
 //! Tests streams, rendezvous and pool under shuttle: the real code, in which every lock, wait and notification may
 //! switch tasks.
 //!
-//! Run with `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. Shuttle reports a task that can never continue
-//! as a deadlock. It has no clock, so a deadline here is either never or immediate. Its atomics are sequentially
-//! consistent, so ThreadSanitizer checks memory orderings. No test here waits for anything that shuttle does not see.
+//! `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings` runs the tests. Shuttle reports a task that can never
+//! continue as a deadlock. It has no clock, so a deadline here is either never or immediate. Its atomics are
+//! sequentially consistent, so ThreadSanitizer checks memory orderings. Shuttle must see everything that a test waits
+//! for.
 
 mod launches;
 mod meetings;
@@ -15,7 +16,7 @@ use shuttle::thread::JoinHandle;
 
 /// Number of schedules per property and scheduler.
 const SCHEDULES: usize = 1500;
-/// Number of preemptions that the second scheduler places. Most bugs need no more.
+/// Number of preemptions of the second scheduler. Most bugs need no more.
 const DEPTH: usize = 3;
 
 fn explore(property: impl Fn() + Send + Sync + 'static) {

@@ -1,7 +1,7 @@
-//! Tickets and poisoning: the streams run a script instead of the executor.
+//! Tickets and poisoning: the streams run a script in place of the executor.
 //!
-//! The script is a bucket's gradient, reduce and step, with a failure at any place. Order is checked by what has run,
-//! never by time.
+//! The script is a bucket's gradient, reduce and step, with a failure at any place. The tests check order by what has
+//! run, never by time.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;

@@ -1,7 +1,7 @@
-//! Every kind of f32 through every build of the kernels: zeros, subnormals, huge values, infinities, NaNs, noise.
+//! Every kind of f32 goes through every build of the kernels: zeros, subnormals, huge values, infinities, NaNs, noise.
 //!
-//! Most have no meaningful update, but it must be the same everywhere, and stored NaNs must be the one canonical
-//! pattern. Inputs are bit patterns, so a thread that flushes subnormals feeds the same ones.
+//! Most updates have no meaning, but they must be the same everywhere, and stored NaNs must be the canonical pattern.
+//! Inputs are bit patterns, so a thread that flushes subnormals passes the same inputs.
 
 use instep::abi::{InstepControl, InstepDecideArgs};
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd};
@@ -40,15 +40,15 @@ const CANONICAL_NAN: u32 = 0x7fff_ffff;
 const SEED: u64 = 0x1257_e9b1_7c0d_e5ed;
 const RANDOM: usize = 1 << 20;
 
-/// Bits of the parameters, and of the gradients of each step.
+/// The bits of the parameters, and those of the gradients of each step.
 struct Inputs {
     params: Vec<u32>,
     gradients: Vec<Vec<u32>>,
 }
 
 impl Inputs {
-    /// Every special parameter with every special gradient; later steps shift the gradients, so that every pair of
-    /// successive gradients comes up as well.
+    /// Pairs every special parameter with every special gradient; later steps shift the gradients, so that every pair
+    /// of successive gradients occurs.
     fn special() -> Inputs {
         let n = SPECIAL.len();
         let pairs = || (0..n * n).map(move |k| (k / n, k % n));
@@ -59,7 +59,7 @@ impl Inputs {
         }
     }
 
-    /// Uniform bits: every exponent as often as any other. The generator is splitmix64 (Steele et al., 2014).
+    /// Returns uniform bits: every exponent is equally frequent. The generator is splitmix64 (Steele et al., 2014).
     fn random() -> Inputs {
         let mut state = SEED;
         let mut next = || {
@@ -92,7 +92,7 @@ fn copy_bits(bits: &[u32], values: &mut [f32]) {
     values.iter_mut().zip(bits).for_each(|(value, bits)| *value = f32::from_bits(*bits));
 }
 
-/// Values and states, all of them stored by the step.
+/// Returns all values and states that the step stores.
 fn stored(outcome: &Outcome) -> impl Iterator<Item = &f32> {
     outcome.params.iter().chain(outcome.states.iter().flatten()).flatten()
 }
@@ -141,7 +141,7 @@ fn subnormals_are_neither_flushed_nor_read_as_zero() {
     }
 }
 
-/// A machine that makes its NaNs differently must publish the same ones.
+/// A machine whose NaNs differ must publish the canonical NaN.
 #[test]
 fn what_decide_stores_for_a_nan_is_canonical_too() {
     for isa in Isa::available() {
@@ -176,7 +176,7 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
     }
 }
 
-/// Control and status register of SSE: a test may change how its own thread computes.
+/// SSE's control and status register: a test may change how its own thread computes.
 #[cfg(target_arch = "x86_64")]
 mod mxcsr {
     use super::*;
@@ -199,7 +199,7 @@ mod mxcsr {
         unsafe { asm!("ldmxcsr [{}]", in(reg) &value, options(nostack, preserves_flags, readonly)) };
     }
 
-    /// Runs `work` in a thread of its own with these bits set, as a library linked with -ffast-math would.
+    /// Runs `work` in a separate thread with these bits set, as a library linked with -ffast-math would set them.
     fn with_bits<T: Send>(bits: u32, work: impl FnOnce() -> T + Send) -> T {
         let in_thread = || {
             let default = get();

@@ -1,16 +1,16 @@
-//! The bench's launcher: no safe call reads or writes outside a memory, whatever the types of the memories are.
+//! The bench's launcher: no safe call reads or writes outside a memory, whatever the types of the memories.
 //!
-//! The memories are compared byte by byte around every call.
+//! The tests compare the memories byte by byte around every call.
 
 use instep::bench::Launcher;
 use instep::layout::Storage;
 use instep::op::Memory;
 use instep::{AdamW, DType, Error, Isa, Layout, Master, Moments, Precision, Rounding};
 
-/// More than one tile, and not a multiple of one.
+/// Several tiles, without being a multiple of one.
 const ELEMENTS: usize = 5000;
 
-/// Every memory has another size than f32 elements would need, except the moving average.
+/// Every memory except the moving average has another size than f32 elements need.
 fn narrow() -> Storage {
     let precision = Precision {
         param: DType::BF16,

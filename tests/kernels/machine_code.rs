@@ -1,8 +1,8 @@
-//! What the compiler made of the kernels: symbols and instructions of each object, read with binutils.
+//! The compiler's output for the kernels: symbols and instructions of each object, read with binutils.
 //!
-//! A fused multiply-add, a weak symbol or a scalar loop changes results or speed without any other test noticing on
-//! the machine it was written on. Must fail, not skip, where INSTEP_REQUIRE_BINUTILS=1 says that the tools exist.
-//! A cross-compiled test takes the target's tools by their prefix, as in `aarch64-linux-gnu-objdump`.
+//! A fused multiply-add, a weak symbol or a scalar loop changes results or speed, and no other test may notice it on
+//! its author's machine. The tests must fail instead of skipping if INSTEP_REQUIRE_BINUTILS=1 says that the tools
+//! exist. A cross-compiled test uses the target's tools with their prefix, such as `aarch64-linux-gnu-objdump`.
 #![cfg(target_os = "linux")]
 
 use std::io::Write;
@@ -13,7 +13,7 @@ const BUILDS: [&str; 3] = ["baseline", "avx2", "avx512"];
 #[cfg(not(target_arch = "x86_64"))]
 const BUILDS: [&str; 1] = ["baseline"];
 
-/// How the mnemonics of fused multiply-adds begin, scalar and vector.
+/// The beginnings of the mnemonics of fused multiply-adds, scalar and vector.
 const FUSED: &[&str] = if cfg!(target_arch = "x86_64") {
     &["vfm", "vfnm"]
 } else {
@@ -24,7 +24,7 @@ fn archive(build: &str) -> String {
     format!("{}/{build}/libinstep_{build}.a", env!("INSTEP_KERNEL_OBJECTS"))
 }
 
-/// Output of a tool on one archive, or none where the tool is missing.
+/// Returns the output of a tool for one archive, or none if the tool is missing.
 fn output(tool: &str, arguments: &[&str], build: &str) -> Option<String> {
     let tool = &format!("{}{tool}", std::env::var("INSTEP_BINUTILS_PREFIX").unwrap_or_default());
     match Command::new(tool).args(arguments).arg(archive(build)).env("LC_ALL", "C").output() {
@@ -45,7 +45,7 @@ fn output(tool: &str, arguments: &[&str], build: &str) -> Option<String> {
     }
 }
 
-/// Kind letter and name of every symbol, from lines like `0000 D name` and `U name`.
+/// Returns the kind letter and the name of every symbol, from lines like `0000 D name` and `U name`.
 fn symbols(listing: &str) -> Vec<(char, String)> {
     let symbol = |line: &str| {
         let mut words = line.split_whitespace().rev();
@@ -55,7 +55,7 @@ fn symbols(listing: &str) -> Vec<(char, String)> {
     listing.lines().filter_map(symbol).collect()
 }
 
-/// Mnemonic and operands of every instruction, from lines like `  1f: <tab>vdivps %zmm0,%zmm1,%zmm2`.
+/// Returns the mnemonic and the operands of every instruction, from lines like `  1f: <tab>vdivps %zmm0,%zmm1,%zmm2`.
 fn instructions(listing: &str) -> Vec<(&str, &str)> {
     listing
         .lines()

@@ -1,6 +1,6 @@
-//! The kernels as they were compiled: their C interface, memory accesses, traffic and machine code.
+//! The compiled kernels: their C interface, memory accesses, traffic and machine code.
 //!
-//! Most of these tests call the C entries directly, without a stepper between.
+//! Most of these tests call the C functions directly, without a stepper between.
 
 pub(crate) mod bitpatterns;
 mod launcher;

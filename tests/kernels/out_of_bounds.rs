@@ -1,7 +1,7 @@
-//! Do the kernels stay inside what they are given? Every buffer between guard bands, at every alignment.
+//! The kernels must stay inside their buffers. Guard bands surround every buffer, at every alignment.
 //!
-//! The entries are called directly, on this thread. A read out of bounds picks up a guard's NaN, and a write loses a
-//! guard; both show as bits. Every pointer of an argument struct has bands.
+//! The tests call the C functions directly, on this thread. A read out of bounds picks up a guard's NaN, and a write
+//! overwrites a guard; both change bits. Every pointer of an argument struct has bands.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ struct Banded<T> {
     after: [u64; 8],
 }
 
-/// A step that prefetches asks for lines beyond the guards, and reads none.
+/// A step that prefetches names lines beyond the guards, but reads none of them.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 const WORD: u64 = 0x6b61_6e64_6261_6e64;
 
@@ -36,7 +36,7 @@ impl<T> Banded<T> {
     }
 }
 
-/// Behind the segment under test comes a second one, in the same bucket, that is averaged.
+/// A second segment follows the segment under test in the same bucket and is averaged.
 const SECOND: usize = 33;
 
 struct Result {
@@ -46,7 +46,8 @@ struct Result {
     norm: u64,
 }
 
-/// Begin, norm, Decide and step of one bucket, three passes, every tensor `offset` elements off in a way of its own.
+/// Runs Begin, norm, Decide and step of one bucket in three passes; each tensor is misaligned differently, depending on
+/// `offset`.
 fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     let what = format!("{isa} {optim:?}, {len} elements, offset {offset}");
     let (optimizer, hyper, states) = rule(optim);
@@ -213,7 +214,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     }
 }
 
-/// Every kernel with every number of states that it may have; of several cases the last, which has most flags.
+/// Returns every kernel with every number of states that it may have. Of several cases it returns the last, which has
+/// most flags.
 fn one_per_launch() -> Vec<Optim> {
     let mut launches = HashSet::new();
     let mut optims = optimizers();

@@ -1,6 +1,7 @@
-//! Do the kernels stay inside buffers of narrow elements? A step from and to every format, between bands of bytes.
+//! The kernels must stay inside buffers of narrow elements. A step reads and writes every format, between bands of
+//! bytes.
 //!
-//! The entries are called directly. Each memory is exactly as long as its elements, so that one element too many
+//! The tests call the C functions directly. Each memory has exactly the length of its elements, so one element too many
 //! changes a band. The f32 kernels are in `out_of_bounds`.
 
 use std::ffi::c_void;
@@ -15,7 +16,7 @@ use crate::support::{Optim, few_optimizers};
 
 const BAND: usize = 64;
 const BYTE: u8 = 0x6b;
-/// Around vectors, blocks of 8-bit states, the runs that pass through f32, and a full tile.
+/// Lengths near vectors, near blocks of 8-bit states, near the runs that pass through f32, and near a full tile.
 const LENGTHS: [usize; 9] = [1, 5, 17, 33, 255, 257, 300, 513, 2048];
 
 /// Elements between bands, at the alignment of one element.
@@ -42,7 +43,7 @@ impl Bytes {
     }
 }
 
-/// What is stored as what.
+/// The format of each tensor.
 #[derive(Clone, Copy, Debug)]
 struct Formats {
     param: u32,

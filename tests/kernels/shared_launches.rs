@@ -1,7 +1,7 @@
-//! Steps of several buckets in one launch: the bits, the states and the named bucket of steps in launches of their own.
+//! A launch steps several buckets: it has the bits, the states and the named bucket of separate launches.
 //!
-//! The host steps each bucket alone, so it is what a GPU, or the stand-in for its driver, is compared with. The number of
-//! launches is counted in `cuda::driver_calls` and `cuda::gpu::calls`.
+//! The host steps each bucket separately, so a GPU, or the stand-in for its driver, is compared with the host.
+//! `cuda::driver_calls` and `cuda::gpu::calls` count the launches.
 
 use instep::op::{Action, Op};
 use instep::{AdamW, DType, Mode, Moments, Precision, StepperBuilder, Unused};
@@ -11,10 +11,11 @@ use crate::support::{
     Optim, Options, Outcome, Presummed, few_optimizers, layout, paint_params, painted, pass,
 };
 
-/// One bucket each, but for the parameter without elements. Neither tiles nor aligned words end where most of them do.
+/// Each parameter is one bucket, except the empty one. Most lengths are multiples of neither a tile nor an aligned
+/// word.
 const LENGTHS: [usize; 7] = [300, 5000, 0, 2049, 7, 4096, 1021];
 const PASSES: usize = 4;
-/// In the second and third pass; its bucket ends launches.
+/// A parameter that is frozen in the second and third pass; its bucket ends a shared launch.
 const FROZEN: usize = 3;
 
 type Build = for<'a> fn(StepperBuilder<'a>) -> StepperBuilder<'a>;
@@ -32,7 +33,7 @@ fn options(mode: Mode) -> Options {
     }
 }
 
-/// Trains on the host and on the GPU, and compares them after each pass. Returns how many steps shared a launch.
+/// Trains on the host and on the GPU, and compares both after each pass. Returns how many steps shared a launch.
 fn shared(
     optim: Optim,
     options: &Options,

@@ -1,7 +1,8 @@
-//! One special value at a time, in each stream of each rule: none is missed where the loop looks at less than everything.
+//! Each stream of each rule has one special value at a time: the step must find it, also where the loop does not check
+//! every value.
 //!
-//! A rule says which special values its stepped parameter does not show (`HIDDEN` in kernels/rules/). If it says too little, a
-//! gradient that is not finite goes unreported, or a NaN is stored with the payload that it came with.
+//! A rule names the special values that its stepped parameter does not show (`HIDDEN` in kernels/rules/). If it names
+//! too few, a gradient that is not finite goes unreported, or a NaN is stored with its original payload.
 
 use half::bf16;
 use instep::{
@@ -10,11 +11,11 @@ use instep::{
 
 use crate::support::{Optim, optimizers, paint, paint_gradient};
 
-/// Whole rounds of every instruction set, and an odd number after them.
+/// Several whole rounds of every instruction set, and an odd number of elements after them.
 const LEN: usize = 67;
-/// In a round's first and last lane, in the last round, and after it.
+/// The first and last lane of a round, the last round, and the tail.
 const PLACES: [usize; 4] = [0, 31, 63, 66];
-/// The upper halves are bf16 of the same kind. A NaN's payload is in both.
+/// The upper halves are bf16 of the same kind. Both halves have bits of a NaN's payload.
 const NAN: u32 = 0x7fd5_1234;
 const NEGATIVE_NAN: u32 = 0xffb1_4321;
 const NONFINITE: [u32; 4] = [0x7f80_0000, 0xff80_0000, NAN, NEGATIVE_NAN];
@@ -24,7 +25,7 @@ const BF16: Precision =
 const PRECISIONS: [Precision; 3] =
     [Precision::F32, BF16, Precision { rounding: Rounding::Stochastic { seed: 3 }, ..BF16 }];
 
-/// Ordinary passes before the one that is looked at. RAdam's loop with constant flags starts with its sixth.
+/// Ordinary passes before the tested one. The loop of RAdam with constant flags starts with its sixth pass.
 const PASSES: usize = 5;
 
 /// A stepper after some ordinary passes.
@@ -48,7 +49,8 @@ impl Run {
         run
     }
 
-    /// Steps with ordinary gradients, one replaced, and returns whether one was found that is not finite.
+    /// Steps with ordinary gradients, one of them replaced, and returns whether the step found a value that is not
+    /// finite.
     fn pass(&mut self, at: usize, poison: Option<(usize, u32)>) -> bool {
         let w = self.stepper.layout().id("w").unwrap();
         let mut gradient: Vec<f32> = (0..LEN).map(|k| paint_gradient(at, 0, k)).collect();
@@ -61,7 +63,7 @@ impl Run {
         self.stepper.status().unwrap().first_nonfinite_bucket.is_some()
     }
 
-    /// Puts bits into a state, or into the parameter.
+    /// Writes bits into a state, or into the parameter.
     fn put(&mut self, state: Option<&str>, place: usize, bits: u32) {
         let w = self.stepper.layout().id("w").unwrap();
         let narrow = bf16::from_bits((bits >> 16) as u16);
@@ -94,7 +96,7 @@ impl Run {
     }
 }
 
-/// The second of the two sets of flags that have loops of their own is in no other case of these.
+/// One of the two sets of flags with a special loop occurs in no other case.
 fn cases() -> Vec<Optim> {
     let mut all = optimizers();
     all.push(Optim::of(RmsProp { weight_decay: 0.04, ..RmsProp::default() }));

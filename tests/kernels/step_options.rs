@@ -1,7 +1,7 @@
-//! What else a step may do, on every instruction set: zero the gradients it has read, write the parameters once more.
+//! Further work of a step, on every instruction set: it zeroes gradients, and writes the parameters a second time.
 //!
-//! The kernels are called directly, so a fault is not a stepper's. Expected values come from definitions, never from a
-//! second run with the same option.
+//! The tests call the kernels directly, so a fault is not in a stepper. Expected values come from definitions, never
+//! from a second run with the same option.
 
 use instep::Isa;
 use instep::abi::*;
@@ -10,16 +10,16 @@ use crate::precision::sixteen_bit::Format;
 use crate::support::entries::kernels;
 use crate::support::{paint, paint_gradient};
 
-/// A full tile and a part of one, in each of the segments.
+/// Each segment has a full tile and a part of one.
 const LEN: usize = INSTEP_TILE_ELEMENTS as usize + 301;
-/// Stepped, averaged, frozen, and one to be stepped that no rank has used.
+/// The actions: stepped, averaged, frozen, and stepped without a gradient on any rank.
 const ACTIONS: [u32; 4] =
     [INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP];
 const UNTOUCHED: u16 = 0x5a5a;
 const RANKS: f64 = 2.0;
 const LOSS_SCALE: f64 = 4.0;
 const CLIP: f64 = 0.75;
-/// What the step makes of a sum.
+/// The factor that the step applies to a sum.
 const MULTIPLIER: f64 = 1.0 / (RANKS * LOSS_SCALE) * CLIP;
 
 struct Options {
@@ -29,7 +29,7 @@ struct Options {
     skip: bool,
 }
 
-/// What a step of plain SGD wrote, segment by segment; gradients and copy as words of 16 bits.
+/// The output of a step of plain SGD, by segment; gradients and copy are words of 16 bits.
 struct Left {
     params: Vec<f32>,
     grads: Vec<Vec<u16>>,
@@ -40,7 +40,8 @@ fn words(dtype: u32) -> usize {
     if dtype == INSTEP_DTYPE_F32 { 2 } else { 1 }
 }
 
-/// An f32, or the upper half of it, whose value that is as bf16; as f16 it is some other one.
+/// Returns an f32 as words, or only its upper half. The upper half is the value as bf16; as f16 its bits are another
+/// value.
 fn bits(dtype: u32, value: f32) -> Vec<u16> {
     let [low, high] = [value.to_bits() as u16, (value.to_bits() >> 16) as u16];
     if dtype == INSTEP_DTYPE_F32 { vec![low, high] } else { vec![high] }
@@ -170,7 +171,7 @@ fn zeroing_leaves_zeros_where_a_segment_is_to_be_stepped_and_nowhere_else() {
     }
 }
 
-/// The value of an element, and a value rounded to an element.
+/// Returns the value of an element.
 fn value(dtype: u32, words: &[u16]) -> f32 {
     match dtype {
         INSTEP_DTYPE_BF16 => half::bf16::from_bits(words[0]).to_f32(),

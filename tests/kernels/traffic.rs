@@ -1,9 +1,9 @@
-//! Bytes per element that a step moves, and that stay resident: the floor that timings are held against.
+//! Bytes per element that a step moves, and that stay in memory: timings are compared with this minimum.
 //!
-//! Counted from the accesses that the checker judges and the executors take their pointers from, and written here as
-//! sums of what each tensor needs to be read and written once. Of the usual tables these rows are not ours:
-//! Kahan-compensated bf16 (a remainder takes its place), fp8 parameters, scales of f16 for groups of 32 (ours are f32
-//! for 256).
+//! The bytes are counted from the accesses that the checker judges and from which executors take their pointers. They
+//! are compared with sums over each tensor's single read and write. This library lacks some rows of the usual tables:
+//! Kahan-compensated bf16 (a remainder replaces it), fp8 parameters, and f16 scales for groups of 32. Its own scales
+//! are f32 for groups of 256.
 
 use instep::bench::Launcher;
 use instep::layout::{BucketCaps, Gradients, Plan, Storage, Tails};
@@ -12,9 +12,9 @@ use instep::{
     Adam, AdamW, DType, Isa, Lamb, Layout, Master, Moments, Optimizer, Precision, RmsProp, Rounding, Sgd,
 };
 
-/// Whole blocks and tiles, so that nothing is padding.
+/// Whole blocks and tiles, so there is no padding.
 const ELEMENTS: u64 = 1 << 16;
-/// Of an 8-bit state, per element: an f32 for 256 of them, read and written.
+/// Bytes per element for the scale of an 8-bit state: an f32 for 256 elements, read and written.
 const SCALE: f64 = 4.0 / 256.0;
 
 struct Row {
@@ -84,8 +84,8 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Masters in f32 and copies are all that is written without having been read, as are zeros over gradients not. A step
-/// of two launches reads what it steps with twice.
+/// A step writes f32 masters and copies without reading them, but no zeros over gradients that it has not read. A step
+/// of two launches reads its inputs twice.
 fn moved_bytes(plan: &Plan, states: usize, action: Action, launches: u64) -> u64 {
     let mut bytes = 0;
     let op = Op { stream: Stream::Optim, action };

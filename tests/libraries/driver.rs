@@ -1,6 +1,7 @@
-//! Drivers of other ages than the crate's list of functions: all that serve are used, others are refused by name.
+//! Drivers that are older or newer than the crate's list of functions: sufficient drivers are used, and others are
+//! refused by name.
 //!
-//! The stand-in of `tests/support` replaces the calls to the driver; these tests are about the calls themselves.
+//! The stand-in of `tests/support` replaces the calls to the driver; these tests check the calls themselves.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ fn with_driver(defines: &[&str], body: impl FnOnce()) {
     alone(|folder| vec![("INSTEP_CUDA", compile("cuda.c", defines, folder))], body);
 }
 
-/// Returns the time between two events as the driver tells it, in milliseconds.
+/// Returns the time between two events as the driver reports it, in milliseconds.
 fn elapsed_ms() -> f64 {
     let cuda = Cuda::open(0).unwrap();
     let driver = cuda.driver();

@@ -1,7 +1,8 @@
-//! The calls into NVIDIA's libraries, made into libraries that these tests compile: old, new, incomplete, failing.
+//! The calls into NVIDIA's libraries go to libraries that these tests compile: old, new, incomplete, failing.
 //!
-//! `INSTEP_CUDA` and `INSTEP_NCCL` name them. A process loads a library once, so each test starts itself again in a
-//! process of its own. No GPU takes part. A binary of its own, because only feature `cuda` loads libraries.
+//! `INSTEP_CUDA` and `INSTEP_NCCL` hold their paths. A process loads a library once, so each test starts itself again
+//! in a separate process. The tests need no GPU. This is a separate binary, because only feature `cuda` loads
+//! libraries.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 mod driver;
@@ -10,7 +11,7 @@ mod nccl;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names the test whose body a process runs.
+/// The environment variable that names the test whose body a process runs.
 const ALONE: &str = "INSTEP_TEST_ALONE";
 
 /// Compiles a library from a file of this folder.
@@ -21,8 +22,8 @@ fn compile(source: &str, defines: &[&str], folder: &Path) -> PathBuf {
     library
 }
 
-/// The same to a file, with a name inside it (its soname), by which cudarc finds a driver that has been opened from
-/// any path.
+/// Compiles a library into a file, with a name inside it (its soname), by which cudarc finds a driver that was opened
+/// from any path.
 fn compile_as(name: &str, source: &str, defines: &[&str], library: &Path) {
     // As in `CC="ccache gcc"`.
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
@@ -35,7 +36,7 @@ fn compile_as(name: &str, source: &str, defines: &[&str], library: &Path) {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Runs the body of a test in a process of its own, with what `prepare` makes in a folder in its environment.
+/// Runs the body of a test in a separate process; `prepare` fills a folder and returns environment variables.
 fn alone<Body: FnOnce()>(prepare: impl FnOnce(&Path) -> Vec<(&'static str, PathBuf)>, body: Body) {
     // The closure's path is crate, module, test and "{{closure}}".
     let path = std::any::type_name::<Body>();

@@ -1,6 +1,6 @@
-//! The calls into NCCL: each goes on in the background until it is done, fails or is late, and a close that would hang.
+//! Calls into NCCL continue in the background until they are done, fail or time out. A close does not hang.
 //!
-//! The communicator is one rank's, made by an id or adopted.
+//! The communicator has one rank, and is made by an id or adopted.
 
 use std::ptr;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn sum(comm: &Nccl, deadline: Duration) -> Result<()> {
     comm.enqueue(&mut call)
 }
 
-/// A framework's communicator; this NCCL looks at none.
+/// Returns a communicator of a framework; this NCCL never reads it.
 fn adopt() -> Nccl {
     let communicator = ptr::without_provenance_mut(0x10);
     // SAFETY: nobody follows the address.

@@ -1,7 +1,7 @@
-//! The same bits however the work is cut: instruction sets, bucket caps, threads, modes, hand-over orders, neighbours.
+//! The bits stay the same with all instruction sets, bucket caps, threads, modes, hand-over orders and neighbours.
 //!
-//! One plain run is the reference, and every other run equals it bit for bit, the norm included. Bits are compared,
-//! since 0 == -0 and NaN != NaN as values.
+//! One plain run is the reference, and every other run has its bits, the norm included. The tests compare bits, because
+//! as values 0 == -0 and NaN != NaN.
 
 use instep::{Isa, Layout, Mode, SegmentAction};
 
@@ -13,7 +13,7 @@ use crate::support::{
 const CAPS: [Option<u64>; 5] = [Some(1), Some(1000), Some(4096), Some(1 << 20), None];
 const STEPS: usize = 3;
 
-/// Lengths of the table, one parameter whose norm alone is more than one thread works on by itself, and one that is
+/// Returns the lengths of the table, one parameter whose norm takes several threads, and one parameter that is
 /// averaged.
 fn mixed_layout() -> Layout {
     let lengths = LENGTHS.into_iter().chain([400_000, 40_000]);
@@ -21,10 +21,10 @@ fn mixed_layout() -> Layout {
     builder.param("averaged", 40_001).action(SegmentAction::Average).build().unwrap()
 }
 
-/// With 3 ranks, 1/(3 x 1000) in f32 is not 1/3 times 1/1000, so a multiplier that is rounded twice shows.
+/// With 3 ranks, 1/(3 x 1000) in f32 is not 1/3 times 1/1000, so a multiplier that is rounded twice changes bits.
 const LOSS_SCALE: f64 = 1000.0;
 
-/// The slowest and plainest way: everything in order, on one thread, in instructions that every machine has.
+/// The slowest and plainest run: all work in order, on one thread, with instructions of every machine.
 fn plain() -> Options {
     let isa = Some(Isa::Baseline);
     Options { isa, threads: Some(1), world_size: 3, loss_scale: LOSS_SCALE, ..Options::default() }
@@ -177,7 +177,7 @@ fn a_parameter_gives_the_same_bits_alone_and_among_others() {
     }
 }
 
-/// As [`run`], but parameters start at zero wherever they are registered.
+/// As [`run`], except that all parameters start at zero.
 fn run_from_zero(
     lengths: &[usize],
     optim: Optim,
@@ -192,7 +192,7 @@ fn run_from_zero(
     Outcome::of(&stepper).unwrap()
 }
 
-/// What an outcome says about one parameter.
+/// Returns the part of an outcome for one parameter.
 fn only(outcome: Outcome, param: usize) -> Outcome {
     Outcome {
         params: vec![outcome.params[param].clone()],

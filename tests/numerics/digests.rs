@@ -1,13 +1,13 @@
-//! One number per optimizer case: the bits of a whole training, printed so that machines can be compared.
+//! One number per optimizer case: the bits of a complete training, printed so that machines can be compared.
 //!
-//! `cargo test digests -- --nocapture` prints a line per case; `.ci/run` compares those of x86-64 and aarch64. They
-//! depend only on inputs painted by formula.
+//! `cargo test digests -- --nocapture` prints a line per case; `.ci/run` compares those of x86-64 and aarch64. The
+//! numbers depend only on inputs that formulas give.
 
 use instep::Mode;
 
 use crate::support::{LENGTHS, Options, Outcome, layout, optimizers, painted, run};
 
-/// FNV-1a over the bits of everything that lasts.
+/// FNV-1a over all bits that last.
 fn digest(outcome: &Outcome) -> u64 {
     let states = outcome.states.iter().flatten();
     let tensors = outcome.params.iter().chain(states);

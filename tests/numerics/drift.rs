@@ -1,8 +1,8 @@
-//! 10^5 updates against f64: rounding may wander, but must not pull one way.
+//! 10^5 updates against f64: rounding may make values wander, but must not push them in one direction.
 //!
-//! Gradients and bounds are such that the usual spellings fail: beta*v + (1-beta)*g^2 in f32 has a steady bias of
-//! 1.3e-5 at beta = 0.999, and p*(1 - lr*weight_decay) misstates a decay of 1e-7 by 19 %. Bounds are derived from the
-//! roundings, never fitted to a result.
+//! Gradients and bounds are such that the usual formulas fail. beta*v + (1-beta)*g^2 in f32 has a steady bias of 1.3e-5
+//! at beta = 0.999. p*(1 - lr*weight_decay) is wrong by 19 % for a decay of 1e-7. Bounds follow from the roundings and
+//! are never fitted to a result.
 
 use instep::{Adam, AdamW, Adamax, Mode, Solo};
 
@@ -13,12 +13,12 @@ use crate::support::{Optim, Options, Outcome, layout, paint_params, pass};
 const ELEMENTS: usize = 48;
 const STEPS: usize = 100_000;
 
-/// A wandering value in [-1, 1), without a period within the run: the cycle is the prime 1000003.
+/// Returns a wandering value in [-1, 1). Its period, the prime 1000003, is longer than the run.
 fn wander(step: usize, element: usize) -> f32 {
     ((step * 377_291 + element * 618_033) % 1_000_003) as f32 / 500_001.5 - 1.0
 }
 
-/// Runs kernel and reference side by side from the painted start, and returns the start and both ends.
+/// Runs kernel and reference from the same start, and returns the start and both ends.
 fn race(
     optim: Optim,
     steps: usize,
@@ -44,15 +44,15 @@ fn race(
     (start, Outcome::of(&stepper).unwrap(), wide)
 }
 
-/// Standard deviation of rounding to nearest, as a multiple of U and of the size of the result: half an ulp is U
-/// just above a power of two and less elsewhere, and the error is uniform over +-half an ulp.
+/// Standard deviation of rounding to nearest, as a multiple of U and of the result's size. Half an ulp is U just above
+/// a power of two and less elsewhere, and the error is uniform over +-half an ulp.
 const ROUNDING: f64 = 0.577_350_269; // 1/sqrt(3)
 
-/// Deviations that a sum of independent roundings never shows in practice (p = 6e-7).
+/// Number of deviations that a sum of independent roundings never reaches in practice (p = 6e-7).
 const DEVIATIONS: f64 = 5.0;
 
-/// Standard deviation of v's relative error. A rounding of v fades by 1-w per step, so the variances add up to
-/// 1/(2w - w^2) of them; the roundings inside the increment are w times smaller and do not count.
+/// Standard deviation of v's relative error. A rounding of v fades by 1-w per step, so the variances add up to 1/(2w -
+/// w^2) of one. The roundings inside the increment are w times smaller and negligible.
 fn second_moment_deviation(beta2: f64) -> f64 {
     let w = 1.0 - beta2;
     ROUNDING * U / (2.0 * w - w * w).sqrt()
@@ -77,7 +77,7 @@ fn assert_no_bias_of_the_moments(got: &Outcome, wide: &[Scalar], largest_gradien
     assert!(mean.abs() <= bound, "v has a bias of {mean:e} of itself, more than {bound:e}");
 }
 
-/// Each step rounds p once, independently; a change that is off by a factor shows in the whole way.
+/// Each step rounds p once, independently; a change with a wrong factor shows in the total distance.
 fn assert_p_only_wanders(got: &Outcome, start: &Outcome, wide: &[Scalar], way: f64) {
     // Five constants and operations at 2 U and the root, which halves v's error.
     let change_error = DEVIATIONS * second_moment_deviation(0.999) / 2.0 + 10.0 * U;
@@ -108,8 +108,8 @@ fn adamw_decays_by_1e_7_a_hundred_thousand_times_without_drift() {
     assert_p_only_wanders(&got, &start, &wide, 1.0);
 }
 
-/// Without noise the increment of v falls below half an ulp before v arrives, in any spelling: no f32 average of a
-/// constant comes closer than this from below, and none may be further away.
+/// Without noise the increment of v falls below half an ulp before v reaches the constant, in any formula. No f32
+/// average comes closer from below, and none may be further away.
 #[test]
 fn a_constant_gradient_leaves_the_averages_within_half_an_ulp_over_their_weight() {
     let constants = |_: usize, element: usize| 0.1 + element as f32 / 64.0;
@@ -124,7 +124,8 @@ fn a_constant_gradient_leaves_the_averages_within_half_an_ulp_over_their_weight(
     }
 }
 
-/// One gradient, then none: what is left of the maximum is beta2 to the power of the steps, as far as f32 can say.
+/// After one gradient there are only zeros: the maximum then is beta2 to the power of the steps, as far as f32 can
+/// represent it.
 #[test]
 fn the_maximum_of_adamax_fades_without_drift() {
     let optim = Optim::of(Adamax { eps: 0.0, ..Adamax::default() });

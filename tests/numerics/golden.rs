@@ -1,8 +1,8 @@
-//! The f64 reference against numbers that `torch.optim` itself made, in `tests/numerics/vectors.txt`.
+//! The f64 reference against numbers that `torch.optim` itself computed, in `tests/numerics/vectors.txt`.
 //!
 //! All other tests use the reference; this one compares it with PyTorch, one step at a time.
-//! `tests/numerics/vectors.py` says how the file is made. Nothing here touches the crate: both sides are f64 programs,
-//! so bounds are those of f64.
+//! `tests/numerics/vectors.py` says how the file is made. The crate takes no part: both sides are f64 programs, so
+//! bounds are those of f64.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use crate::support::reference::{AdEmaMix, Lamb, Lion, NAdam, RAdam, Rule, Scalar
 /// Unit roundoff of f64.
 const U: f64 = 1.0 / (1u64 << 53) as f64;
 
-/// Roundings on the way to any one number, in either program: 4 at most in each, powers apart.
+/// Number of roundings of any one number in both programs: at most 4 in each, without powers.
 const OPS: f64 = 8.0;
 
-/// Names of a rule's states, in the order of [`Scalar::states`].
+/// Returns the names of a rule's states, in the order of [`Scalar::states`].
 fn state_names(rule: &Rule) -> &'static [&'static str] {
     match rule {
         Rule::Sgd(_) => &["momentum_buffer"],
@@ -62,7 +62,7 @@ fn rule(case: &Block) -> Rule {
     Rule::named(text("optimizer"), &number)
 }
 
-/// [`bound`] of every element of a tensor.
+/// Returns [`bound`] for every element of a tensor.
 fn bounds(rule: &Rule, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<(f64, [f64; 3])> {
     let elements = before.iter().zip(after).zip(gradients);
     let mut bounds: Vec<_> =
@@ -74,10 +74,11 @@ fn bounds(rule: &Rule, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -
     bounds
 }
 
-/// How far two f64 programs may be apart after one step from the same numbers: for the parameter and each state.
+/// Returns the possible distance of two f64 programs after one step from the same numbers: for the parameter and each
+/// state.
 ///
-/// Every operation is wrong by U of its result, and a result is no larger than the sizes of what went into it.
-/// That matters where numbers cancel: then only their sizes bound the error.
+/// Every operation is wrong by U of its result, and a result is no larger than the sizes of its inputs. Where numbers
+/// cancel, only their sizes bound the error.
 fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
     match rule {
         Rule::Sgd(sgd) => {
@@ -170,8 +171,8 @@ fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [
     }
 }
 
-/// Of LAMB's parameters: its change is off by the moments' errors, and the ratio by as much of itself as all changes
-/// are together.
+/// Returns the bounds of LAMB's parameters: the change is off by the moments' errors, and the ratio has the relative
+/// error of all changes together.
 fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<f64> {
     let [mut changes, mut errors] = [const { Vec::new() }; 2];
     for ((before, after), gradient) in before.iter().zip(after).zip(gradients) {
@@ -194,19 +195,19 @@ fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], gradients: &[f6
     moved.zip(before).map(|(moved, before)| OPS * U * before.param.abs() + moved).collect()
 }
 
-/// The relative error of a root, half of that of what it is taken of; there is none of 0.
+/// Returns the relative error of a root, half of that of the value; a value of 0 has no error.
 fn of_root(error: f64, value: f64) -> f64 {
     if value == 0.0 { 0.0 } else { error / value / 2.0 }
 }
 
-/// A first and second moment, and the relative error of the root of the second.
+/// Returns first and second moment, and the relative error of the root of the second.
 fn moments(betas: (f64, f64), before: &Scalar, after: &Scalar, g: f64) -> (f64, f64, f64) {
     let m = OPS * U * (before.states[0].abs() + g);
     let v = OPS * U * (betas.1 * before.states[1] + (1.0 - betas.1) * g * g);
     (m, v, of_root(v, after.states[1]))
 }
 
-/// Relative error of 1 - beta^t, which has one rounding per factor.
+/// Returns the relative error of 1 - beta^t, which has one rounding per factor.
 fn correction(beta: f64, steps: i32) -> f64 {
     f64::from(steps) * U / (1.0 - beta.powi(steps))
 }
@@ -216,7 +217,7 @@ fn rprop_bound(before: &Scalar, after: &Scalar) -> (f64, [f64; 3]) {
     (OPS * U * before.param.abs() + 2.0 * size, [0.0, size, 0.0])
 }
 
-/// No direction of the file is as near to zero as its own rounding, or it is zero.
+/// Each direction in the file is either zero or farther from zero than its rounding error.
 fn lion_bound(lion: &Lion, before: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
     let moved = lion.lr * (1.0 + lion.weight_decay * before.param.abs());
     let m = OPS * U * (before.states[0].abs() + gradient.abs());
@@ -270,7 +271,7 @@ fn ademamix_bound(rule: &AdEmaMix, before: &Scalar, after: &Scalar, gradient: f6
     (OPS * U * before.param.abs() + rule.lr * (moved + decay), [fast, slow, v])
 }
 
-/// Goes through every number of the file; `change` may falsify a rule. Returns the numbers, and how many are off.
+/// Compares every number of the file; `change` may falsify a rule. Returns the numbers, and how many are wrong.
 fn compare(change: impl Fn(&mut Rule)) -> Vec<(String, usize, usize)> {
     let blocks = blocks();
     let (common, cases) = blocks.split_first().unwrap();

@@ -1,6 +1,6 @@
-//! What only LAMB has: a ratio of norms, and cases without one.
+//! LAMB's own parts: a ratio of norms, and cases without a ratio.
 //!
-//! Other tests compare its formula with f64. This file has zeros, NaNs and changes that vanish, chosen so that another
+//! Other tests compare the formula with f64. This file has zeros, NaNs and vanishing changes, chosen so that another
 //! ratio would show.
 
 use instep::{Lamb, Mode, Solo};
@@ -116,8 +116,8 @@ fn wide(param: f32) -> Scalar {
     Scalar { param: f64::from(param), ..Scalar::default() }
 }
 
-/// What is left of a first moment is a few of the smallest subnormals, for ever: the ratio that would make a whole step
-/// of it is beyond f32.
+/// A few of the smallest subnormals stay in the first moment for ever. The ratio that would make a whole step of them
+/// is beyond f32.
 #[test]
 fn a_parameter_without_gradients_stays_finite_when_its_change_has_all_but_vanished() {
     const PASSES: i32 = 2000;

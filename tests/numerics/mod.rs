@@ -1,6 +1,7 @@
-//! The numbers: each optimizer against f64, and the same bits however the work is cut.
+//! The numbers: each optimizer against f64, and the same bits however the work is divided.
 //!
-//! `golden` holds the f64 reference to PyTorch's numbers; all other files hold the crate to the reference or to itself.
+//! `golden` compares the f64 reference with PyTorch's numbers; all other files compare the crate with the reference or
+//! with itself.
 
 pub(crate) mod bitexact;
 pub(crate) mod digests;

@@ -1,17 +1,18 @@
-//! The norm to its last bit: carries, sticky bits, the ends of the range, and leaves that nothing may cut.
+//! The norm is exact to its last bit: carries, sticky bits, the ends of the range, and leaves that no bucket or thread
+//! divides.
 //!
-//! Sums of many leaves hide a wrong bit in one of them, since the total is rounded once more. These inputs have few
-//! leaves or exactly known sums, and are compared without a tolerance.
+//! Sums of many leaves hide a wrong bit in one of them, because the total is rounded again. These inputs have few
+//! leaves or exactly known sums, so the tests need no tolerance.
 
 use instep::{Isa, Mode, Sgd};
 
 use crate::support::{Optim, Options, Outcome, layout, open, painted, pass, run};
 
-/// Gradients that are stepped by nothing, so that the norm is all that is left.
+/// SGD steps nothing here, so only the norm is tested.
 const STILL: Sgd =
     Sgd { lr: 0.0, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
 
-/// The norm of gradients that are zero but for one value in each leaf of 256.
+/// Returns the norm of gradients that are zero except for one value in each leaf of 256.
 fn norm_of_leaves(values: &[f32], isa: Isa) -> f64 {
     let options = Options { mode: Mode::Normed, isa: Some(isa), ..Options::default() };
     let feed = |_: usize, _: usize, gradient: &mut [f32]| {

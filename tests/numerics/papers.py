@@ -1,6 +1,6 @@
-"""Optimizers that torch.optim has not, as their papers state them: what vectors.py and against_torch.py compare with.
+"""Optimizers that torch.optim lacks, as their papers define them, for vectors.py and against_torch.py.
 
-Must be written from the paper, not from kernels/rules/<name>.h, and in whatever type the tensors are.
+This file must follow the papers, not kernels/rules/<name>.h, and must compute in whatever type the tensors have.
 """
 
 import torch

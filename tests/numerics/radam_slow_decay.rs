@@ -1,6 +1,6 @@
-//! RAdam where the second moment decays so slowly that its length must not be computed as a difference.
+//! RAdam with a slowly decaying second moment, whose length must not be computed as a difference.
 //!
-//! The reference counts in whole numbers of 2^-100, for decay rates of 1 - 2^-k, and knows nothing of the header's sums.
+//! The reference uses whole multiples of 2^-100, for decay rates of 1 - 2^-k, and does not use the header's sums.
 
 use instep::{RAdam, Solo, Stepper};
 
@@ -8,7 +8,7 @@ use crate::support::layout;
 
 const ONE: u128 = 1 << 100;
 
-/// 1 - beta2^t, and rho = 2/(1 - beta2) - 1 - 2 t beta2^t / (1 - beta2^t), for beta2 = 1 - 2^-k.
+/// Returns 1 - beta2^t, and rho = 2/(1 - beta2) - 1 - 2 t beta2^t / (1 - beta2^t), for beta2 = 1 - 2^-k.
 fn length(k: u32, t: u64) -> (f64, f64) {
     let power = (0..t).fold(ONE, |power, _| power - (power >> k));
     let (complement, double) = (ONE - power, 2 * u128::from(t));
@@ -20,7 +20,7 @@ fn length(k: u32, t: u64) -> (f64, f64) {
     (complement as f64 / ONE as f64, rho)
 }
 
-/// What one update at step `t` takes off a parameter of 0, from empty states and a gradient of 1.
+/// Returns the change of a parameter of 0 in one update at step `t`, from empty states and a gradient of 1.
 fn change(radam: RAdam, t: u64) -> f64 {
     let layout = layout(&[1]);
     let id = layout.id("p0").unwrap();
@@ -59,7 +59,7 @@ fn radam_keeps_its_length_where_the_second_moment_hardly_decays() {
     }
 }
 
-/// With beta2 = 2/3 the length rises to 5, the limit of rectification, and never passes it.
+/// With beta2 = 2/3 the length rises to 5, the limit of rectification, and never exceeds it.
 #[test]
 fn a_length_that_ends_at_the_limit_does_not_cross_it_back_and_forth() {
     for beta2 in [2.0 / 3.0, (2.0f64 / 3.0).next_down(), (2.0f64 / 3.0).next_up()] {

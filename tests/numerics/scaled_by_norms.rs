@@ -1,7 +1,7 @@
-//! The two launches of a rule that is scaled by norms amount to one update, whatever shares the bucket.
+//! The two launches of a rule that is scaled by norms make one update, whatever else is in the bucket.
 //!
-//! They are compared with the reference, with definitions, and with steppers of one parameter and one optimizer. Norms
-//! are such that another parameter, another optimizer or a skipped pass would show in them.
+//! They are compared with the reference, with definitions, and with steppers of one parameter and one optimizer. The
+//! norms are such that another parameter, another optimizer or a skipped pass would change them.
 
 use half::bf16;
 use instep::{AdamW, DType, Gradients, Isa, Layout, Mode, ParamId, SegmentAction, Sgd, Solo, Stepper};
@@ -13,10 +13,10 @@ use crate::support::{
     painted, pass, run,
 };
 
-/// Everything in one bucket, some, and one bucket each.
+/// All parameters in one bucket, some, and one bucket each.
 const CAPS: [Option<u64>; 3] = [None, Some(4096), Some(1)];
 
-/// The norms of a pass that changed nothing must not be found by the next one.
+/// The next pass must not use norms of a pass that changed nothing.
 #[test]
 fn a_skipped_pass_changes_no_bit_and_leaves_no_norm_behind() {
     let (layout, optim) = (layout(&[300, 17, 2050]), Optim::of(lamb()));
@@ -45,7 +45,7 @@ fn a_skipped_pass_changes_no_bit_and_leaves_no_norm_behind() {
     }
 }
 
-/// Three passes of one parameter that has a stepper to itself.
+/// Makes three passes of one parameter in a separate stepper.
 fn alone(start: &[f32], param: usize) -> Outcome {
     let layout = layout(&[start.len()]);
     let options = Options { isa: Some(Isa::Baseline), threads: Some(1), ..Options::default() };
@@ -135,8 +135,8 @@ fn two_launches_zero_copy_average_and_leave_what_one_launch_does() {
     }
 }
 
-/// One parameter through these optimizers in turn, each in a stepper of its own from its first pass on: value, then
-/// states.
+/// Trains one parameter with these optimizers in turn, each in a separate stepper from its first pass on; returns value
+/// and states.
 fn handed_around(optims: &[(Optim, usize)], start: &[f32], param: usize, passes: usize) -> Vec<Vec<f32>> {
     let (layout, options) = (layout(&[start.len()]), Options::default());
     let id = layout.ids().next().unwrap();

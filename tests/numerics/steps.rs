@@ -1,4 +1,4 @@
-//! The kernels against the f64 reference, step by step, over the whole case table.
+//! The kernels against the f64 reference, step by step, for all optimizer cases.
 //!
 //! Each step is compared with one reference step from the kernel's own state, so the bound is that of a single step. A
 //! result is accepted only within the bound of `tolerance`.
@@ -13,7 +13,7 @@ use crate::support::{
 
 const STEPS: usize = 7;
 
-/// The element as the reference sees it.
+/// Returns the element as the reference sees it.
 fn scalar(outcome: &Outcome, param: usize, element: usize) -> Scalar {
     let mut states = [0.0; 3];
     for (wide, state) in states.iter_mut().zip(&outcome.states[param]) {
@@ -48,7 +48,7 @@ pub(crate) fn assert_one_step(rule: &Rule, before: &Outcome, after: &Outcome, di
     }
 }
 
-/// A pass with painted gradients, checked.
+/// Makes a checked pass with painted gradients.
 fn checked_step(stepper: &mut Stepper, optim: Optim, options: &Options, step: usize, what: &str) -> Outcome {
     let before = Outcome::of(stepper).unwrap();
     let paint = painted(options);
@@ -93,7 +93,7 @@ fn every_mode_and_instruction_set_follows_the_reference() {
     }
 }
 
-/// Where rounding may turn Lion's sign around, the bound allows for it; that must not be where it hides.
+/// The bound allows for signs of Lion that rounding may change; few elements may use this allowance.
 #[test]
 fn hardly_any_sign_of_lion_is_within_its_rounding() {
     let (layout, options) = (layout(&LENGTHS), Options::default());

@@ -1,11 +1,12 @@
-"""Writes tests/numerics/vectors.txt: what torch.optim itself does to a few f64 numbers, for tests/numerics/golden.rs.
+"""Writes tests/numerics/vectors.txt, the updates of torch.optim itself for a few f64 numbers, for
+tests/numerics/golden.rs.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0
     venv/bin/python tests/numerics/vectors.py > tests/numerics/vectors.txt
 
-Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself where torch
-has the optimizer: every number after `start` comes out of torch then. It has no Lion and no LAMB, whose classes in
-papers.py are algorithm 2 of their papers, line by line. Numbers are written with repr, which reads back to the same bits.
+Inputs are formulas, so a new run changes only what torch changes. The script must not compute an update itself if torch
+has the optimizer: torch then computes every number after `start`. Torch lacks Lion, LAMB and AdEMAMix; their classes in
+papers.py follow their papers line by line. Numbers are written with repr, which reads back to the same bits.
 """
 
 import torch

@@ -1,7 +1,8 @@
-//! T-DDP-7: micro-batches, learning-rate schedules and errors in mid-backward, against ordinary training in f64.
+//! T-DDP-7: micro-batches, learning-rate schedules and errors in the middle of backward, against ordinary training in
+//! f64.
 //!
 //! `ranks::uneven`, `stepper::passes` and `ranks::multirank` compare uneven inputs and unused parameters with the bits
-//! of one rank. Gradients are handed over in backward's order, one bucket each, so an error finds steps under way.
+//! of one rank. Gradients are handed over in backward's order, one bucket each, so an error comes while steps run.
 
 use std::num::NonZeroU32;
 
@@ -96,7 +97,8 @@ fn ddp_7_a_scheduled_rate_is_an_ordinary_optimizers_with_the_same_closed_form() 
     }
 }
 
-/// Backward fails after its third gradient; the pass is abandoned or dropped. Returns what has been stepped.
+/// Makes backward fail after its third gradient; the pass is abandoned or dropped. Returns the parameters that were
+/// stepped.
 fn fail_in_mid_backward(
     (stepper, mode): (&mut Stepper, Mode),
     rank: usize,

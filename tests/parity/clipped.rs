@@ -1,7 +1,9 @@
-//! The exact clip: one norm, to the bit, for the same reduced gradients, however they are cut, summed and placed.
+//! The exact clip has one norm, to the bit, for the same reduced gradients. It does not matter how they are divided,
+//! summed and placed.
 //!
-//! `stepper::delayed_clips` shows that it is the norm after backward and before the steps, `numerics::norms` that no
-//! instruction set changes it. Rank counts are powers of two, so sums and means of equal gradients are exact.
+//! `stepper::delayed_clips` shows that the norm is taken after backward and before the steps; `numerics::norms` shows
+//! that no instruction set changes it. Numbers of ranks are powers of two, so sums and means of equal gradients are
+//! exact.
 
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Mode, Solo, Stepper, Unused, in_process};
@@ -26,7 +28,7 @@ fn options(cap: Option<u64>, ranks: u32) -> Options {
     }
 }
 
-/// Every rank has the same gradients, times `share`; returns the norm and the coefficient of each pass, as bits.
+/// Gives every rank the same gradients, times `share`; returns the bits of each pass's norm and coefficient.
 fn train(stepper: &mut Stepper, options: &Options, share: f32) -> (Vec<[u64; 2]>, Outcome) {
     paint_params(stepper);
     let mut decided = Vec::new();

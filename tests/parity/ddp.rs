@@ -1,8 +1,8 @@
-//! T-DDP-1, 2 and 3: optimizers in backward on several ranks, whose gradients are gone after their steps.
+//! T-DDP-1, 2 and 3: optimizers in backward on several ranks. Gradients are released after their steps.
 //!
-//! Every rank starts from its own seed and takes rank 0's parameters in the first pass. Gradients are written in the
-//! bucket ("view"), copied into it ("non-view"), or copied into the caller's buckets, and compared after every
-//! iteration.
+//! Every rank starts from a different seed and takes rank 0's parameters in the first pass. Gradients are written in
+//! the bucket ("view"), copied into it ("non-view"), or copied into the caller's buckets. All results are compared
+//! after every iteration.
 
 use instep::layout::ForeignBucket;
 use instep::{
@@ -28,7 +28,7 @@ enum Registered {
     After,
 }
 
-/// An optimizer per parameter, registered before or after the stepper is built.
+/// Attaches an optimizer per parameter, before or after it builds the stepper.
 fn build(
     layout: &Layout,
     comm: InProcess,
@@ -59,7 +59,7 @@ fn assert_gone(stepper: &Stepper, gradients: Gradients, what: &str) {
     }
 }
 
-/// Eight iterations of one rank beside ordinary training.
+/// Runs eight iterations of one rank beside ordinary training.
 fn assert_parity(
     mut stepper: Stepper,
     optim: Optim,
@@ -131,7 +131,7 @@ fn ddp_2_buckets_of_the_callers_are_stepped_alike() {
     }
 }
 
-/// Ranks against one that is fed their sums, in Sequential.
+/// Several ranks are compared with a single rank in Sequential that gets their sums.
 #[test]
 fn ddp_1_and_2_with_the_shapes_of_resnet50() {
     const STEPS: usize = 2;

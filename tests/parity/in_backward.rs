@@ -1,7 +1,7 @@
-//! T-AOB: optimizers in backward, without a collective, as `_apply_optimizer_in_backward` is tested.
+//! T-AOB: optimizers in backward without a collective, as PyTorch tests `_apply_optimizer_in_backward`.
 //!
-//! Two layers of ten by ten, six iterations, compared after each. Every gradient is handed over where backward makes
-//! it, so steps run beside what follows.
+//! The model has two layers of ten by ten, and is compared after each of six iterations. Every gradient is handed over
+//! where backward makes it, so steps run beside the rest of backward.
 
 use std::any::Any;
 
@@ -29,7 +29,7 @@ fn decaying_rule(lr: f64, weight_decay: f64) -> Rule {
     Rule::Sgd(reference::Sgd { lr, momentum, dampening, weight_decay, nesterov: false, maximize: false })
 }
 
-/// Two layers; `shared` makes both use one weight.
+/// Returns two layers; with `shared`, both use one weight.
 fn model(shared: bool) -> (Network, Layout) {
     let linear = |weight, bias| Linear { weight, bias: Some(bias), inputs: 10, outputs: 10 };
     let layers = if shared { vec![linear(0, 1), linear(0, 2)] } else { vec![linear(0, 1), linear(2, 3)] };
@@ -46,7 +46,7 @@ fn model(shared: bool) -> (Network, Layout) {
     (network, layout.build().unwrap())
 }
 
-/// Weights and biases of a layout, by name.
+/// Returns the weights and the biases of a layout, by name.
 fn kinds(layout: &Layout) -> (Vec<ParamId>, Vec<ParamId>) {
     layout.ids().partition(|id| layout.parameter(*id).unwrap().name.ends_with("weight"))
 }
@@ -58,7 +58,7 @@ fn initialise(stepper: &mut Stepper, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// One iteration of a stepper: backward at its own parameters, every gradient handed over where it is made.
+/// Runs one iteration of a stepper: backward reads its parameters, and hands every gradient over at once.
 fn iterate(stepper: &mut Stepper, network: &Network, iteration: usize) -> Result<()> {
     let ids = ids(stepper);
     let mut pass = stepper.begin()?;
@@ -109,8 +109,8 @@ fn aob_1_weights_and_biases_follow_optimizers_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// In PyTorch a shared weight that is listed twice is stepped twice in each backward; here that is said by registering
-/// twice, and once is once.
+/// PyTorch steps a shared weight twice per backward if it is listed twice; here the weight must be registered twice for
+/// that.
 #[test]
 fn aob_2_a_shared_weight_is_stepped_as_often_as_it_is_registered() -> Result<()> {
     for times in 1..=2 {
@@ -176,7 +176,7 @@ fn an_attached_optimizer_changes_no_bit_of_what_another_steps() -> Result<()> {
     Ok(())
 }
 
-/// Code of the user's own that only the host could run is no hindrance on a GPU that is not to run it.
+/// A user's own optimizer, which only the host can run, is allowed on a GPU that does not have to run it.
 #[test]
 fn what_is_attached_need_not_reach_the_device_and_must_be_of_the_layout() {
     struct OnTheHost;

@@ -1,7 +1,7 @@
-//! Optimizers that come after the stepper was built: registered before, after building and after two passes.
+//! Optimizers are registered before the stepper is built, after it, and after two passes.
 //!
-//! A late optimizer begins with zero states and the parameter's own count. That is documented and differs from PyTorch,
-//! because one count belongs to a parameter. Earlier states keep every bit.
+//! A late optimizer begins with zero states and the parameter's step count. This difference from PyTorch is documented:
+//! a count belongs to a parameter. Earlier states keep every bit.
 
 use instep::{
     AdamW, Clip, Device, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder,
@@ -33,7 +33,8 @@ fn averaging() -> AdamW {
     AdamW { lr: 0.02, weight_decay: 0.1, ..AdamW::default() }
 }
 
-/// Weights have momentum from the start. What comes late: a second optimizer for the first weight, one for all biases.
+/// Weights have momentum from the start. Two optimizers come late: a second one for the first weight, and one for all
+/// biases.
 fn late(layout: &instep::Layout) -> [(Vec<ParamId>, Optim); 2] {
     let all: Vec<ParamId> = layout.ids().collect();
     let biases = all.iter().copied().skip(1).step_by(2).collect();
@@ -56,7 +57,7 @@ fn builder(layout: &instep::Layout, when: When, mode: Mode) -> StepperBuilder<'_
     builder.mode(mode).bucket_cap_bytes(40).record(true)
 }
 
-/// Registers the late ones, and finds everything else as it was.
+/// Registers the late optimizers, and asserts that all else is unchanged.
 fn register<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
     let before = Outcome::of(stepper)?;
     let known = stepper.optimizers().len();
@@ -81,7 +82,7 @@ fn assert_no_hazard<D: Device>(stepper: &mut Stepper<D>, what: &str) {
     assert_eq!(stepper.check(&recording), [], "{what}");
 }
 
-/// One rank beside ordinary training; returns what it ends with.
+/// Trains one rank beside ordinary training; returns its outcome.
 fn train(mut stepper: Stepper, when: When, what: &str) -> Result<Outcome> {
     let (rank, ranks) = (stepper.rank() as usize, stepper.world_size() as usize);
     let layout = stepper.layout().clone();
@@ -131,7 +132,7 @@ fn an_optimizer_registered_late_steps_as_one_registered_early() {
     }
 }
 
-/// The same bits on both devices, gradients computed at the parameters of each.
+/// Both devices give the same bits, with gradients computed from the parameters of each.
 #[test]
 fn a_gpu_takes_late_optimizers_as_the_host_does() {
     fn run<D: Device>(mut stepper: Stepper<D>, when: When) -> Result<Outcome> {
@@ -216,7 +217,7 @@ fn what_cannot_be_registered_is_refused_and_changes_nothing() {
     stepper.add_optimizer_for(&all, averaging()).unwrap();
 }
 
-/// What a stepper has learnt beside its states goes along too.
+/// A stepper also keeps its scales and norms of earlier passes.
 #[test]
 fn scales_and_norms_of_earlier_passes_are_kept() {
     let layout = layout_of(&three_layers(0));

@@ -1,9 +1,9 @@
-//! PyTorch's own acceptance tests of the overlapped optimizers, and what those leave out.
+//! PyTorch's own acceptance tests of the overlapped optimizers, and cases that they leave out.
 //!
-//! Configurations are theirs, but for static graphs, which nothing here declares. Of ResNet50 there are the shapes alone.
-//! Each test names the one it stands for. What an ordinary optimizer would have done is computed in f64
-//! (`reference/optimizers.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
-//! harness for f32. Bits are compared where two of our own runs must agree.
+//! The configurations are those of PyTorch, without static graphs, which a caller cannot declare here. ResNet50 is
+//! represented only by its shapes. Each test names the PyTorch test that it repeats. Ordinary optimizers are computed
+//! in f64 (`reference/optimizers.rs`), on gradients of the same network in f64. Results must agree within PyTorch's
+//! test tolerance for f32. Bits are compared where two runs of this crate must agree.
 
 mod accumulating;
 mod clipped;
@@ -22,7 +22,7 @@ use instep::{Device, ParamId, Result, Stepper};
 use crate::support::reference::{Rule, Scalar};
 use network::Network;
 
-/// `torch.testing.assert_close` for f32.
+/// Compares as `torch.testing.assert_close` does for f32.
 fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (k, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
@@ -31,7 +31,7 @@ fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {
     }
 }
 
-/// Ordinary optimizers: every parameter in f64, with its list of rules and what each remembers.
+/// Ordinary optimizers: every parameter in f64, with its list of rules and their states.
 struct Ordinary {
     params: Vec<(Vec<Rule>, Vec<Vec<Scalar>>)>,
     lens: Vec<usize>,
@@ -51,7 +51,7 @@ impl Ordinary {
         Ordinary { params, lens: network.params().iter().map(Vec::len).collect() }
     }
 
-    /// A further rule of a parameter, which has counted these steps already.
+    /// Adds a rule to a parameter, with a step count to start from.
     fn add(&mut self, param: usize, rule: Rule, steps: u64) {
         let (rules, remembered) = &mut self.params[param];
         rules.push(rule);
@@ -59,7 +59,7 @@ impl Ordinary {
         remembered.push(vec![Scalar { steps: steps as i32, ..Scalar::default() }; len]);
     }
 
-    /// One update of a parameter by each of its rules in turn.
+    /// Updates a parameter by each of its rules in turn.
     fn step(&mut self, network: &mut Network, param: usize, gradient: &[f64]) {
         let (rules, remembered) = &mut self.params[param];
         for (rule, scalars) in rules.iter().zip(remembered) {
@@ -70,7 +70,7 @@ impl Ordinary {
         }
     }
 
-    /// A state of a parameter's `k`-th rule.
+    /// Returns a state of one of a parameter's rules.
     fn state(&self, param: usize, rule: usize, state: usize) -> Vec<f64> {
         self.params[param].1[rule].iter().map(|scalar| scalar.states[state]).collect()
     }
@@ -84,7 +84,7 @@ fn ids<D: Device>(stepper: &Stepper<D>) -> Vec<ParamId> {
     stepper.layout().ids().collect()
 }
 
-/// Parameters, every state and the step count, against ordinary optimizers.
+/// Asserts that parameters, all states and the step count agree with ordinary optimizers.
 fn assert_like(stepper: &Stepper, network: &Network, ordinary: &Ordinary, what: &str) -> Result<()> {
     for (param, id) in ids(stepper).into_iter().enumerate() {
         let name = &stepper.layout().parameter(id)?.name;

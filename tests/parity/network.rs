@@ -1,8 +1,9 @@
-//! A chain of linear layers in f64, with gradients by hand: the networks of PyTorch's tests.
+//! A chain of linear layers in f64, with hand-written gradients: the networks of PyTorch's tests.
 //!
-//! Forward and backward of `loss = sum(output)` or of the mean squared error, per sample. It knows no optimizer.
+//! Forward and backward compute `loss = sum(output)` or the mean squared error, per sample. The module contains no
+//! optimizer.
 
-/// A layer's weight (out x in) and bias, by their place among the parameters; two layers may share one.
+/// The indices of a layer's weight (out x in) and bias among the parameters; two layers may share them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Linear {
     pub weight: usize,
@@ -11,14 +12,14 @@ pub(super) struct Linear {
     pub outputs: usize,
 }
 
-/// What follows every layer.
+/// The activation after every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
     None,
     Sigmoid,
 }
 
-/// See the module.
+/// A chain of linear layers, with its parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Network {
     pub layers: Vec<Linear>,
@@ -26,7 +27,7 @@ pub(super) struct Network {
     params: Vec<Vec<f64>>,
 }
 
-/// A number in (-1, 1) that depends on both, the same everywhere.
+/// Returns a number in (-1, 1) that depends on row and column, and is the same on every machine.
 pub(super) fn draw(row: usize, column: usize) -> f64 {
     let mixed = (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ (column as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -36,12 +37,12 @@ pub(super) fn draw(row: usize, column: usize) -> f64 {
 }
 
 impl Network {
-    /// Parameters drawn as `torch.nn.Linear` does: up to 1/sqrt(inputs).
+    /// Draws parameters as `torch.nn.Linear` does: up to 1/sqrt(inputs).
     pub(super) fn new(layers: Vec<Linear>, activation: Activation) -> Network {
         Network::seeded(layers, activation, 0)
     }
 
-    /// The same, drawn elsewhere.
+    /// Returns the same layers with parameters of another seed.
     pub(super) fn seeded(layers: Vec<Linear>, activation: Activation, seed: usize) -> Network {
         let mut params = Vec::new();
         for layer in &layers {
@@ -66,12 +67,12 @@ impl Network {
         &mut self.params
     }
 
-    /// The same layers with other parameters.
+    /// Returns the same layers with other parameters.
     pub(super) fn at(&self, params: Vec<Vec<f64>>) -> Network {
         Network { layers: self.layers.clone(), activation: self.activation, params }
     }
 
-    /// A further parameter, which no layer uses.
+    /// Adds a parameter, which no layer uses.
     pub(super) fn push(&mut self, values: Vec<f64>) {
         self.params.push(values);
     }
@@ -87,7 +88,7 @@ impl Network {
         }
     }
 
-    /// The slope of the activation, by its output.
+    /// Returns the slope of the activation, from its output.
     fn slope(&self, y: f64) -> f64 {
         match self.activation {
             Activation::None => 1.0,
@@ -95,7 +96,7 @@ impl Network {
         }
     }
 
-    /// Outputs of every layer, the input first.
+    /// Returns the outputs of every layer, after the input.
     fn forward(&self, input: &[f64]) -> Vec<Vec<f64>> {
         let mut outputs = vec![input.to_vec()];
         for layer in &self.layers {
@@ -109,8 +110,8 @@ impl Network {
         outputs
     }
 
-    /// Gradients of a batch in the order in which backward makes them: each entry is one use of one parameter.
-    /// `slope_of_loss` gives the loss's derivative by each output; the loss is the sum over samples.
+    /// Returns gradients of a batch in backward's order: each entry is one use of one parameter. `slope_of_loss`
+    /// returns the loss's derivative by each output; the loss is the sum over samples.
     pub(super) fn backward(
         &self,
         batch: &[Vec<f64>],
@@ -149,7 +150,7 @@ impl Network {
         gradients
     }
 
-    /// The same, with the uses of each parameter added up.
+    /// Returns the gradients of a batch, with the uses of each parameter added up.
     pub(super) fn gradients(
         &self,
         batch: &[Vec<f64>],
@@ -162,7 +163,7 @@ impl Network {
         sums
     }
 
-    /// Takes over parameters of a stepper, which are f32.
+    /// Takes over a stepper's f32 parameters.
     pub(super) fn set_params(&mut self, values: impl Iterator<Item = Vec<f32>>) {
         for (param, values) in self.params.iter_mut().zip(values) {
             *param = values.into_iter().map(f64::from).collect();
@@ -170,17 +171,17 @@ impl Network {
     }
 }
 
-/// A batch that depends on where it is drawn.
+/// Returns a batch that depends on the row.
 pub(super) fn batch(samples: usize, inputs: usize, row: usize) -> Vec<Vec<f64>> {
     (0..samples).map(|s| (0..inputs).map(|k| draw(1000 + row * 64 + s, k)).collect()).collect()
 }
 
-/// The slope of `output.sum()`.
+/// Returns the slope of `output.sum()`.
 pub(super) fn sum(output: &[f64]) -> Vec<f64> {
     vec![1.0; output.len()]
 }
 
-/// The gradients are right: against differences of the loss.
+/// The gradients agree with differences of the loss.
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
     let shared = Linear { weight: 0, bias: None, inputs: 3, outputs: 3 };

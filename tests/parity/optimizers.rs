@@ -1,4 +1,4 @@
-//! T-OPT-1, 6 and 11: the arithmetic of the optimizers as PyTorch tests its fused ones, states and counts included.
+//! T-OPT-1, 6 and 11: the arithmetic of the optimizers, as PyTorch tests its fused ones, with states and counts.
 //!
 //! PyTorch compares only parameters if a gradient is infinite; these tests compare every state. Parameters that are
 //! frozen, without gradient or not finite keep their bits.
@@ -15,7 +15,7 @@ use crate::support::{
     MODES, Optim, Outcome, assert_same_bits, few_optimizers, layout, optimizers, paint_gradient, paint_params,
 };
 
-/// Two inputs, three hidden units, one output, and one element that no layer uses.
+/// Returns a network of two inputs, three hidden units and one output, with one element that no layer uses.
 fn perceptron() -> Network {
     let layers = [(2, 3), (3, 1)].into_iter().enumerate().map(|(k, (inputs, outputs))| Linear {
         weight: 2 * k,
@@ -28,7 +28,7 @@ fn perceptron() -> Network {
     network
 }
 
-/// The lone element's gradient, which is no layer's.
+/// Returns the gradient of the element that no layer uses.
 fn lone(iteration: usize, rank: usize) -> Vec<f64> {
     vec![f64::from(draw(5000 + iteration, rank) as f32)]
 }
@@ -89,7 +89,7 @@ fn opt_1_seven_iterations_one_without_gradients_two_with_a_frozen_layer() {
 
 const LENGTHS: [usize; 3] = [300, 1, 17];
 
-/// One pass on gradients times whatever the loss is scaled by; the last parameter's may be infinite.
+/// Makes one pass with gradients multiplied by the loss scale; that of the last parameter may be infinite.
 fn scaled_pass(stepper: &mut Stepper, step: usize, is_infinite: bool, is_scaled: bool) -> Result<()> {
     let ids = ids(stepper);
     let mut pass = stepper.begin()?;
@@ -149,7 +149,7 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
     }
 }
 
-/// The rows of T-OPT-11: rate and decay of the weights' group, and of the biases'.
+/// The rows of T-OPT-11: rate and decay of the weights' group, and of the biases' group.
 const GROUPS: [[(f64, f64); 2]; 3] =
     [[(1e-3, 0.1), (1e-3, 0.0)], [(1e-3, 0.0), (1e-3, 0.1)], [(1e-3, 0.0), (4e-3, 0.0)]];
 

@@ -1,8 +1,8 @@
-//! T-DDP-4: overlapped steps, of all parameters or of few, are as many ordinary steps; what is left out keeps its bits.
+//! T-DDP-4: overlapped steps of all parameters or of few equal ordinary steps; other parameters keep their bits.
 //!
-//! Two ranks in Eager against one in Sequential that is fed their sums, bit for bit; a tenth of the width against f64.
-//! Half of the cases sum through a hook. Subsets are PyTorch's: the first parameter, all, and the empty list that means
-//! none.
+//! Two ranks in Eager have the bits of one in Sequential that gets their sums; a tenth of the width is compared with
+//! f64. Half of the cases sum through a hook. The subsets are those of PyTorch: the first parameter, all, and the empty
+//! list that means none.
 
 use instep::overlap::{GradBucket, Hooked};
 use instep::{
@@ -69,13 +69,13 @@ fn finish(
     }
 }
 
-/// Two layers without biases.
+/// Returns two layers without biases.
 fn large_net(inputs: usize, hidden: usize, outputs: usize) -> Network {
     let linear = |weight, inputs, outputs| Linear { weight, bias: None, inputs, outputs };
     Network::new(vec![linear(0, inputs, hidden), linear(1, hidden, outputs)], Activation::None)
 }
 
-/// One pass of the stepper that stands for all ranks, at its own parameters.
+/// Makes one pass of the stepper that replaces all ranks, with gradients at its parameters.
 fn iterate_alone(stepper: &mut Stepper, network: &mut Network, iteration: usize) -> Result<()> {
     let ids = ids(stepper);
     let values: Vec<Vec<f32>> =
@@ -91,7 +91,7 @@ fn iterate_alone(stepper: &mut Stepper, network: &mut Network, iteration: usize)
     pass.finish()
 }
 
-/// All that two steppers hold, gradients of what is not stepped included, as numbers.
+/// Returns all that two steppers hold, as numbers, with the gradients of parameters that are not stepped.
 fn held(stepper: &Stepper, subset: Subset) -> Result<Vec<Vec<u64>>> {
     let mut held = resnet::digests(stepper)?;
     for (param, id) in ids(stepper).into_iter().enumerate() {
@@ -172,7 +172,7 @@ fn ddp_4_a_tenth_of_large_net_follows_ordinary_optimizers_in_f64() {
     }
 }
 
-/// Fewer iterations, since each moves a gigabyte.
+/// There are fewer iterations, because each moves a gigabyte.
 #[test]
 fn ddp_4_the_shapes_of_resnet50_overlapped_are_ordinary_steps() {
     const STEPS: usize = 2;

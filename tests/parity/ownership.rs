@@ -1,7 +1,8 @@
-//! Some parameters stepped in backward, the others by an ordinary optimizer after it, on averaged gradients.
+//! An optimizer steps some parameters in backward, and an ordinary optimizer steps the others after it, on averaged
+//! gradients.
 //!
-//! PyTorch's mode without bucket views leaves each rank's own gradients in the ordinary ones, and ranks drift apart.
-//! Gradients are written in place, copied, and in the caller's buckets.
+//! Without bucket views PyTorch leaves each rank's own gradients in the ordinary parameters, so ranks diverge. The
+//! tests write gradients in place, copy them, and use the caller's buckets.
 
 use instep::layout::{ForeignBucket, SegmentAction};
 use instep::{Borrowed, Layout, Mode, ParamId, Result, Sgd, Stepper, StepperBuilder, Unused, in_process};
@@ -14,12 +15,12 @@ use crate::support::{MODES, Optim, assert_same_bits};
 
 const ITERATIONS: usize = 5;
 
-/// What the in-backward optimizer steps, and what the ordinary one does.
+/// The optimizer in backward, and the ordinary optimizer.
 const HEAVY: Sgd =
     Sgd { lr: 0.05, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, maximize: false };
 const ORDINARY_LR: f64 = 0.02;
 
-/// Every second parameter, so that each bucket has both.
+/// Every second parameter is stepped in backward, so each bucket has both kinds.
 fn is_ours(param: usize) -> bool {
     param.is_multiple_of(2)
 }
@@ -35,7 +36,7 @@ fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
         .attach(&others, ordinary)
 }
 
-/// Returns the gradients of the last pass.
+/// Trains and returns the gradients of the last pass.
 fn train(mut stepper: Stepper, handing: Handing, what: &str) -> Result<Vec<Vec<f32>>> {
     let (rank, mut network) = (stepper.rank() as usize, three_layers(0));
     initialise(&mut stepper, &three_layers(rank))?;
@@ -123,7 +124,7 @@ fn the_same_in_buckets_of_the_callers() {
     }
 }
 
-/// What a layout leaves alone is no ordinary optimizer's either: its gradient is this rank's own.
+/// No optimizer steps a parameter with `SegmentAction::Leave`, and its gradient stays the sum over ranks.
 #[test]
 fn only_what_the_layout_leaves_alone_keeps_gradients_of_its_own() {
     let network = three_layers(0);

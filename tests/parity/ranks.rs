@@ -1,4 +1,4 @@
-//! Ranks that train one network on their own batches, and ordinary training on the gradients that they average.
+//! Ranks train one network on different batches; ordinary training uses the mean of their gradients.
 //!
 //! Every rank computes gradients in f64 at its stepper's parameters and hands them over as f32 where backward makes
 //! them. The ordinary side takes the mean of all batches' gradients. This file does not depend on the tests that use
@@ -11,7 +11,7 @@ use super::{Ordinary, ids};
 
 pub(super) const RANKS: usize = 3;
 
-/// Three layers of three by three.
+/// Returns three layers of three by three.
 pub(super) fn three_layers(seed: usize) -> Network {
     let linear = |k: usize| Linear { weight: 2 * k, bias: Some(2 * k + 1), inputs: 3, outputs: 3 };
     Network::seeded((0..3).map(linear).collect(), Activation::None, seed)
@@ -25,7 +25,7 @@ pub(super) fn layout_of(network: &Network) -> Layout {
         .unwrap()
 }
 
-/// What one rank trains on.
+/// Returns the batch of one rank.
 pub(super) fn batch_of(network: &Network, rank: usize, iteration: usize) -> Vec<Vec<f64>> {
     batch(1, network.layers[0].inputs, 8 * iteration + rank)
 }
@@ -48,13 +48,13 @@ pub(super) enum Handing {
     Copied,
 }
 
-/// The network at a stepper's parameters, as an open pass reads them.
+/// Returns the network with a stepper's parameters, as an open pass reads them.
 pub(super) fn own(pass: &instep::Pass<'_>, network: &Network, ids: &[instep::ParamId]) -> Result<Network> {
     let wide = |id: &instep::ParamId| Ok(pass.params().get(*id)?.iter().copied().map(f64::from).collect());
     Ok(network.at(ids.iter().map(wide).collect::<Result<_>>()?))
 }
 
-/// One iteration of one rank. `is_used` leaves parameters out.
+/// Runs one iteration of one rank. `is_used` leaves parameters out.
 pub(super) fn iterate_with(
     stepper: &mut Stepper,
     network: &Network,
@@ -85,7 +85,7 @@ pub(super) fn iterate(stepper: &mut Stepper, network: &Network, rank: usize, ite
     iterate_with(stepper, network, &batch_of(network, rank, iteration), Handing::Copied, |_| true)
 }
 
-/// The mean over ranks of the gradients that their batches have.
+/// Returns the mean over ranks of the gradients of their batches.
 pub(super) fn averaged(network: &Network, ranks: usize, iteration: usize) -> Vec<Vec<f64>> {
     let mut mean: Vec<Vec<f64>> = network.params().iter().map(|values| vec![0.0; values.len()]).collect();
     for rank in 0..ranks {
@@ -97,7 +97,7 @@ pub(super) fn averaged(network: &Network, ranks: usize, iteration: usize) -> Vec
     mean
 }
 
-/// One ordinary iteration on the averaged gradients of those parameters that `is_stepped` names.
+/// Runs one ordinary iteration on the averaged gradients of the parameters that `is_stepped` selects.
 pub(super) fn step_ordinary(
     ordinary: &mut Ordinary,
     network: &mut Network,

@@ -1,13 +1,13 @@
-//! A layout with the parameter shapes of ResNet50, and gradients that stand for its own: no convolution is computed.
+//! A layout with the parameter shapes of ResNet50, and gradients by formula: no convolution is computed.
 //!
-//! 161 tensors, 25.6 million elements. Gradients are multiples of 1/64, so sums over ranks are exact and equal those of
-//! one rank, bit for bit. Passes are few, because each moves hundreds of megabytes.
+//! It has 161 tensors with 25.6 million elements. Gradients are multiples of 1/64, so sums over ranks are exact and
+//! equal those of one rank, bit for bit. The tests make few passes, because each moves hundreds of megabytes.
 
 use instep::{Device, Layout, Result, Stepper, StepperBuilder};
 
 use super::ids;
 
-/// Lengths in registration order: the stem, four stages of bottlenecks, the classifier.
+/// Returns the lengths in registration order: the stem, four stages of bottlenecks, the classifier.
 pub(super) fn lengths() -> Vec<usize> {
     let mut lengths = vec![64 * 3 * 7 * 7, 64, 64];
     let mut inputs = 64;
@@ -27,10 +27,10 @@ pub(super) fn lengths() -> Vec<usize> {
     lengths
 }
 
-/// A layout and the bucket cap that belongs to it.
+/// A layout and its bucket cap.
 pub(super) struct Shapes {
     pub(super) layout: Layout,
-    /// Unset: DDP's default.
+    /// The default is DDP's default.
     cap: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Shapes {
     }
 }
 
-/// ResNet50 itself.
+/// Returns the shapes of ResNet50.
 pub(super) fn whole() -> Shapes {
     let layout = crate::support::layout(&lengths());
     let elements: u64 = layout.ids().map(|id| layout.parameter(id).unwrap().len).sum();
@@ -51,20 +51,20 @@ pub(super) fn whole() -> Shapes {
     Shapes { layout, cap: None }
 }
 
-/// As many tensors of a sixteenth of the length, in as many buckets: a test takes the whole once, and these for its
-/// further cases.
+/// Returns as many tensors of a sixteenth of the length, in as many buckets. A test uses the full size once, and this
+/// size for its further cases.
 pub(super) fn sixteenth() -> Shapes {
     let lengths: Vec<usize> = lengths().into_iter().map(|length| length.div_ceil(16)).collect();
     Shapes { layout: crate::support::layout(&lengths), cap: Some((25 << 20) / 16) }
 }
 
-/// A period of 251, the same number on every rank's and every machine's side, at the speed of a copy.
+/// Fills values with a period of 251, equal on every rank and machine, at the speed of a copy.
 fn repeat(values: &mut [f32], at: impl Fn(usize) -> f32) {
     let period: Vec<f32> = (0..251).map(at).collect();
     values.chunks_mut(251).for_each(|chunk| chunk.copy_from_slice(&period[..chunk.len()]));
 }
 
-/// The sum of these ranks' gradients.
+/// Writes the sum of these ranks' gradients.
 pub(super) fn fill(
     values: &mut [f32],
     step: usize,
@@ -85,7 +85,7 @@ pub(super) fn initialise<D: Device>(stepper: &mut Stepper<D>, seed: usize) -> Re
     Ok(())
 }
 
-/// One pass, on the sum of the gradients of these ranks.
+/// Makes one pass, with the sum of the gradients of these ranks.
 pub(super) fn pass(
     stepper: &mut Stepper,
     step: usize,
@@ -109,7 +109,8 @@ pub(super) fn pass(
     pass.finish()
 }
 
-/// Bits as one number, of two elements a step: a chain of multiplications is what this takes.
+/// Returns one number for all bits, by two elements per step, because a chain of multiplications takes most of the
+/// time.
 pub(super) fn digest(values: &[f32]) -> u64 {
     let fold = |hash: u64, pair: &[f32]| {
         let high = pair.get(1).map_or(0, |value| u64::from(value.to_bits()));
@@ -120,7 +121,7 @@ pub(super) fn digest(values: &[f32]) -> u64 {
     values.chunks(2).fold(values.len() as u64, fold)
 }
 
-/// Per parameter: its value, its states and its count.
+/// Returns the value, the states and the count of each parameter.
 pub(super) fn digests(stepper: &Stepper) -> Result<Vec<Vec<u64>>> {
     let of = |id| {
         let mut numbers = vec![digest(stepper.view::<f32>(id)?), stepper.step_count(id)?];

@@ -1,6 +1,6 @@
-//! Does the one loop for bf16 throughout give the bits of the long way through f32, for every rule and option?
+//! The special loop for bf16 throughout must give the bits of the general loop through f32, for every rule and option.
 //!
-//! A moving average beside them sends the same tensors the long way. Stored bits are compared, never values.
+//! With a moving average, the same tensors go through the general loop. The tests compare stored bits, never values.
 
 use instep::{DType, Isa, Layout, Moments, Precision, Rounding};
 

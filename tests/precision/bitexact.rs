@@ -1,7 +1,7 @@
-//! Tensors of any precision: the same bits however the work is cut, ordered, or spread over instruction sets.
+//! Tensors of any precision have the same bits however the work is divided, ordered, or spread over instruction sets.
 //!
-//! Every precision is tested with and without copies and averages, and all that a stepper stores is compared. Some
-//! parameter has a partial block of 256 and more than one tile.
+//! Every precision is tested with and without copies and averages, and all stored tensors are compared. The lengths
+//! include a partial block of 256 and more than one tile.
 
 use std::num::NonZeroU32;
 
@@ -148,7 +148,7 @@ fn micro_batches_that_add_up_give_the_bits_of_their_sum() {
     }
 }
 
-/// Tensors of a caller's, in words of 4 bytes, none more than they need.
+/// A caller's tensors, in words of 4 bytes, none longer than needed.
 struct Tensors {
     params: Vec<Guarded>,
     bucket: Guarded,

@@ -1,7 +1,7 @@
-//! bf16 and f16 on every instruction set against an implementation that is not ours, the `half` crate's.
+//! bf16 and f16 on every instruction set against another implementation, the `half` crate.
 //!
-//! `precision::sixteen_bit` has the formats' definition. This file has more numbers: each value widened, and f32
-//! narrowed, all of them in a lane of `.ci/run`. Every NaN must become 0x7fff, since payloads are not kept.
+//! `precision::sixteen_bit` has the formats' definition. This file tests more numbers: each value widened, and f32
+//! narrowed; a lane of `.ci/run` narrows all f32. Every NaN must become 0x7fff, because payloads are not kept.
 
 use std::thread;
 
@@ -46,8 +46,8 @@ fn assert_narrowed(values: &[f32], theirs: [&[u16]; 2]) {
     }
 }
 
-/// What `half` makes of all f32 with this upper half. Rounding is monotone, so a run of lower halves whose first and
-/// last give the same value gives it throughout, and `half` is asked for the ends of runs only.
+/// Computes with `half` the results for all f32 with this upper half. Rounding is monotone. If the first and the last
+/// of a run of lower halves give the same value, so do all between, and `half` computes only the ends of runs.
 fn narrowed_by_half(dtype: u32, upper: u32, theirs: &mut [u16]) {
     let value = |lower: usize| narrow(dtype, f32::from_bits(upper << 16 | lower as u32));
     let mut from = 0;

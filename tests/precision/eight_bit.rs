@@ -1,8 +1,7 @@
-//! The codes of 8-bit states against their definition in f64: how far a stored value is from its own, and what never
-//! is.
+//! The codes of 8-bit states against their definition in f64: the error of a stored value, and values that never occur.
 //!
-//! Bounds are derived: half a code's distance in the root, and the roundings on the way, U each. Must take codes from
-//! `kernels/numeric/codes.h`'s formulas alone: (c/127)^2 and (c/255)^4 of the block's largest.
+//! Bounds are derived: half a code's distance in the root, and U for each rounding. The tests must take codes only from
+//! the formulas of `kernels/numeric/codes.h`: (c/127)^2 and (c/255)^4 of the block's largest.
 
 use instep::abi::*;
 use instep::{Isa, Moments, ParamId, Precision, Sgd, Solo, Stepper};
@@ -11,11 +10,11 @@ use crate::support::entries::kernels;
 use crate::support::tolerance::{U, code_distance};
 use crate::support::{layout, paint};
 
-/// States of either sign, and states that are never negative.
+/// Whether a state has either sign, or is never negative.
 pub(crate) const KINDS: [bool; 2] = [true, false];
 const BLOCK: usize = INSTEP_QUANTUM as usize;
 
-/// What a code stands for.
+/// Returns the value of a code.
 pub(crate) fn value(is_signed: bool, code: u8, scale: f64) -> f64 {
     if is_signed {
         let root = f64::from(code as i8) / 127.0;
@@ -61,7 +60,7 @@ impl Coded {
     }
 }
 
-/// 2^-90, below which a code could leave the normal numbers.
+/// 2^-90; with a smaller scale a code could leave the normal numbers.
 const SMALLEST_SCALE: f32 = f32::from_bits((127 - 90) << 23);
 const SCALES: [f32; 7] = [SMALLEST_SCALE, 1.5 * SMALLEST_SCALE, 1.3e-20, 0.3333333, 1.0, 4.2e19, f32::MAX];
 

@@ -1,8 +1,9 @@
-//! Stochastically rounded 8-bit states: each becomes a neighbouring code, and the mean of what is stored is the value.
+//! Stochastically rounded 8-bit states: each becomes a neighbouring code, and the mean of the stored values is the
+//! value.
 //!
-//! States whose value after a step is known are drawn for many elements, updates and seeds. The mean of values is
-//! compared, not of codes, which are not linear in them; some are drawn so often that a mean right only in the roots
-//! would fail.
+//! The tests know a state's value after a step, and draw its code for many elements, updates and seeds. They compare
+//! the mean of values, not of codes, because codes are not linear in values. Some draws are repeated so often that a
+//! mean that is right only for roots would fail.
 
 use instep::{
     Adagrad, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder,
@@ -18,18 +19,18 @@ fn largest_code(is_signed: bool) -> f64 {
     if is_signed { 127.0 } else { 255.0 }
 }
 
-/// The code that would stand for x exactly, with a fraction.
+/// Returns the code that would represent x exactly, with a fraction.
 fn exact_code(is_signed: bool, x: f64, scale: f64) -> f64 {
     let share = x.abs() / scale;
     largest_code(is_signed) * if is_signed { share.sqrt() } else { share.sqrt().sqrt() }
 }
 
-/// What a block's first element is: the scale. All others cycle through the shares that are tested.
+/// The scale is the first element of a block. All others cycle through the tested shares.
 const SHARES: [f64; 9] = [0.9, 0.5, 0.13, 0.01, 0.0008, 0.00014, 0.00009, 0.00002, 0.0];
 const ELEMENTS: usize = 128 * BLOCK;
 
-/// Draws codes for gradients whose state after one step is known: the stored values, element by element, of many
-/// updates.
+/// Draws codes for gradients whose state after one step is known: returns the stored values of many updates, by
+/// element.
 fn drawn(
     builder: StepperBuilder<'_>,
     id: ParamId,

@@ -1,8 +1,8 @@
-//! 8-bit codes bit by bit against their definition by roots, above all next to the thresholds between them.
+//! 8-bit codes equal their definition by roots bit for bit, above all near the thresholds between codes.
 //!
-//! Some of the kernels' loops compare with thresholds instead of taking roots. The definition is here once more, in Rust, whose
-//! root and division are correctly rounded as well. Must compare codes, not values: a code beside the right one is within
-//! the bounds of `precision::eight_bit`.
+//! Some of the kernels' loops compare with thresholds instead of taking roots. The definition is repeated here in Rust,
+//! whose root and division are correctly rounded as well. The tests must compare codes, not values: a code beside the
+//! right one is within the bounds of `precision::eight_bit`.
 
 use std::thread;
 
@@ -21,7 +21,7 @@ fn largest_code(is_signed: bool) -> f32 {
     if is_signed { 127.0 } else { 255.0 }
 }
 
-/// The scale for which a value is the power of its code.
+/// Returns the scale for which a value equals the power of its code.
 fn scale_of_powers(is_signed: bool) -> f32 {
     if is_signed { 16129.0 } else { 65536.0 }
 }
@@ -30,7 +30,7 @@ fn root(is_signed: bool, power: f32) -> f32 {
     if is_signed { power.sqrt() } else { power.sqrt().sqrt() * 15.9375 }
 }
 
-/// To the nearest whole number, ties to even; the constant leaves no room for a fraction.
+/// Rounds to the nearest whole number, ties to even; the constant leaves no bit for a fraction.
 fn whole(x: f32) -> f32 {
     (x + 12_582_912.0) - 12_582_912.0
 }
@@ -47,7 +47,7 @@ fn power(is_signed: bool, code: f32) -> f32 {
     (root * root) * (root * root)
 }
 
-/// The definition in kernels/numeric/codes.h.
+/// Computes a code by the definition in kernels/numeric/codes.h.
 fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
     let size = if is_signed { x.abs() } else { x };
     let of_x = size * (scale_of_powers(is_signed) / scale);
@@ -67,7 +67,7 @@ fn code(is_signed: bool, x: f32, scale: f32, random: Option<u32>) -> u8 {
     }
 }
 
-/// kernels/numeric/random.h.
+/// Computes the bits of kernels/numeric/random.h.
 fn random_bits(seed: u64, update: u64, element: u32, stream: u32) -> u32 {
     let mut x = seed.wrapping_add(update.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,7 +79,7 @@ fn random_bits(seed: u64, update: u64, element: u32, stream: u32) -> u32 {
     (y ^ y >> 15).wrapping_mul(0x846c_a68b) >> 16
 }
 
-/// The least power for which `reaches` holds, which then holds for all above.
+/// Returns the smallest power for which `reaches` holds; it then holds for all larger ones.
 fn least(reaches: impl Fn(f32) -> bool) -> u32 {
     let (mut low, mut high) = (0, 65537f32.to_bits());
     while low < high {
@@ -93,7 +93,7 @@ fn least(reaches: impl Fn(f32) -> bool) -> u32 {
     low
 }
 
-/// Where the rounded root, or its floor, changes.
+/// Returns the points where the rounded root, or its floor, changes.
 fn thresholds(is_signed: bool, of_floor: bool) -> Vec<u32> {
     let rounded = |power: f32| match root(is_signed, power) {
         root if of_floor => whole_below(root),
@@ -104,7 +104,8 @@ fn thresholds(is_signed: bool, of_floor: bool) -> Vec<u32> {
         .collect()
 }
 
-/// Values next to thresholds, one in a vector of sixteen, in a lane that turns; a block's first element is the scale.
+/// Returns values next to thresholds, one in each vector of sixteen, in a changing lane; a block's first element is the
+/// scale.
 fn next_to(thresholds: &[u32], scale: f32, values: usize) -> Vec<f32> {
     let mut next = (0..).flat_map(|at: usize| {
         let threshold = thresholds[at % thresholds.len()];
@@ -140,7 +141,7 @@ fn codes_next_to_every_threshold_are_those_of_the_roots() {
     }
 }
 
-/// A state after the first step from these gradients.
+/// Returns a state after the first step from these gradients.
 fn first_state(
     builder: StepperBuilder<'_>,
     id: ParamId,
@@ -157,7 +158,7 @@ fn first_state(
     state
 }
 
-/// Some of a million draws are so extreme that the side of a threshold decides.
+/// Some of a million draws are so extreme that a threshold and the exact root could differ.
 #[test]
 fn draws_next_to_every_code_are_those_of_the_roots() {
     const ELEMENTS: usize = 4096 * BLOCK;
@@ -200,7 +201,7 @@ fn draws_next_to_every_code_are_those_of_the_roots() {
     }
 }
 
-/// Tensors of a run over a parameter of so many elements: the parameter and its states, the first `kept` of each.
+/// Trains a parameter of `length` elements, and returns the first `kept` elements of the parameter and of each state.
 fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) -> Vec<Vec<u32>> {
     let mut stepper = builder.isa(isa).host(Solo::default()).unwrap();
     let id = stepper.layout().id("p0").unwrap();
@@ -225,7 +226,7 @@ fn trained(builder: StepperBuilder<'_>, isa: Isa, length: usize, kept: usize) ->
     tensors
 }
 
-/// Whole blocks may have a loop of their own, which a tile with a partial block does not take.
+/// Whole blocks may have a special loop, which a tile with a partial block does not use.
 #[test]
 fn whole_blocks_are_stepped_to_the_bits_of_a_tile_that_ends_in_a_partial_block() {
     let nearest = Precision { moments: Moments::EightBit, ..Precision::F32 };

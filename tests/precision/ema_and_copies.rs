@@ -1,4 +1,4 @@
-//! Moving averages and copies of parameters, as users take them: which updates they count, and their types.
+//! Moving averages and copies of parameters from a user's view: the updates that they count, and their types.
 //!
 //! Other files show that they have the same bits everywhere. Expected values come from definitions.
 

@@ -1,10 +1,9 @@
-//! States of 16 and 8 bits against the f64 reference: one step from what is stored is f32's, and storing it rounds
-//! once.
+//! States of 16 and 8 bits against the f64 reference: one step from the stored values is that of f32, and storing
+//! rounds once.
 //!
-//! The parameter's bound is that of f32 states, since a step computes with what it has read and not with what it
-//! stores; LAMB's, which has two launches, with what the first has stored. A state's is wider by how far its format
-//! lets it be. Must start each step from the stored values, so that what earlier steps have rounded away is no part of
-//! the error.
+//! A parameter has the bound of f32 states, because a step computes with the states that it has read, before they are
+//! rounded. LAMB has two launches, and its second one reads the rounded states. A state has a wider bound, by the error
+//! of its format. Each step must start from the stored values, so that earlier roundings are no part of the error.
 
 use instep::{
     Adadelta, Error, Isa, Moments, Optimizer, Precision, RmsProp, Rounding, Rprop, Solo, Stepper,
@@ -18,7 +17,7 @@ use crate::support::{Optim, Options, Outcome, layout, optimizers, paint_params, 
 const LENGTHS: [usize; 3] = [600, 17, 256];
 const BLOCK: usize = 256;
 
-/// Whether a state is ever negative, from the papers' formulas: the kernels' own table is what is tested.
+/// Returns whether a state can be negative, from the papers' formulas, because the test checks the kernels' own table.
 fn is_signed(state: &str) -> bool {
     match state {
         "exp_avg" | "exp_avg_fast" | "exp_avg_slow" | "grad_avg" | "momentum_buffer" | "prev" => true,
@@ -29,9 +28,9 @@ fn is_signed(state: &str) -> bool {
     }
 }
 
-/// Whether an optimizer refuses these states, spelled out apart from the descriptors that are tested. With rounded
-/// ones, a variance that is a difference would be negative. No 8-bit code is fine enough for sizes that grow by
-/// factors near 1, or for a quotient of averages that is fed back.
+/// Returns whether an optimizer refuses these states, independently of the tested descriptors. With rounded states, a
+/// variance that is a difference would be negative. 8-bit codes are too coarse for sizes that grow by factors near 1,
+/// and for a quotient of averages that is fed back.
 pub(crate) fn is_refused(optim: Optim, moments: Moments) -> bool {
     match optim.rule() {
         Rule::RmsProp(rmsprop) if rmsprop.centered => moments != Moments::F32,
@@ -47,7 +46,7 @@ fn step(stepper: &mut Stepper, at: usize) -> Outcome {
     Outcome::of(stepper).unwrap()
 }
 
-/// Parameters and their bounds of a step that applies the states which `gots` has: they are what they are.
+/// Returns parameters and bounds of a step that applies the stored states in `gots`.
 fn apply_stored(lamb: &Lamb, starts: &[Scalar], gots: &[Scalar], ends: &mut [Scalar], bounds: &mut [Bound]) {
     let start = |(start, got): (&Scalar, &Scalar)| Scalar { param: start.param, ..*got };
     let mut applied: Vec<Scalar> = starts.iter().zip(gots).map(start).collect();
@@ -59,7 +58,7 @@ fn apply_stored(lamb: &Lamb, starts: &[Scalar], gots: &[Scalar], ends: &mut [Sca
     }
 }
 
-/// Every element of `after` against a step of the reference from `before`.
+/// Compares every element of `after` with a step of the reference from `before`.
 fn assert_one_step(optim: Optim, moments: Moments, names: &[String], before: &Outcome, after: &Outcome) {
     let rule = optim.rule();
     for (param, len) in LENGTHS.into_iter().enumerate() {

@@ -1,8 +1,8 @@
-//! 16-bit parameters with an f32 master, or a remainder of 16 bits, train to the bits of f32 parameters.
+//! 16-bit parameters with an f32 master, or with a remainder of 16 bits, train to the bits of f32 parameters.
 //!
-//! The layout of remainders is held to a definition in f64 and in integers that knows nothing of `kernels/numeric/remainder.h`:
-//! every upper half of an f32, with the lower halves at which rounding turns. Must name the error of a 24-bit master
-//! from its fraction of 15 bits alone.
+//! Remainders are compared with a definition in f64 and in integers, independent of `kernels/numeric/remainder.h`. The
+//! test takes every upper half of an f32, with the lower halves where rounding changes. The tests must derive the error
+//! of a 24-bit master only from its fraction of 15 bits.
 
 use instep::abi::*;
 use instep::dtype::DType;
@@ -14,7 +14,7 @@ use crate::support::{Optim, Options, Outcome, layout, optimizers, paint_gradient
 
 const LENGTHS: [usize; 3] = [300, 17, 257];
 
-/// Parameters and gradients of 16 bits.
+/// Returns a precision with parameters and gradients of 16 bits.
 fn narrow(dtype: DType, master: Master) -> Precision {
     Precision { param: dtype, grad: dtype, master, ..Precision::F32 }
 }
@@ -23,7 +23,7 @@ fn rounded(dtype: DType, x: f32) -> f32 {
     if dtype == DType::BF16 { half::bf16::from_f32(x).to_f32() } else { half::f16::from_f32(x).to_f32() }
 }
 
-/// The nearest bf16, ties away from zero: there is no tie of integers in front of a half.
+/// Returns the nearest bf16, ties away from zero, because a remainder of 16 bits can be -0x8000 but not 0x8000.
 fn rounded_away(x: f32) -> f32 {
     f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000)
 }
@@ -34,7 +34,7 @@ fn open(layout: &Layout, optim: Optim, precision: Precision) -> Stepper {
     stepper
 }
 
-/// One pass of gradients that are values of a 16-bit type.
+/// Makes one pass with gradients that are values of a 16-bit type.
 fn step(stepper: &mut Stepper, dtype: DType, at: usize) {
     pass(stepper, &Options::default(), |param, values| {
         values.iter_mut().enumerate().for_each(|(k, g)| *g = rounded(dtype, paint_gradient(at, param, k)));
@@ -70,7 +70,7 @@ fn masters_and_remainders_of_16_bits_train_as_f32_does_bit_for_bit() {
     }
 }
 
-/// A value of f32 and its neighbours, further apart, as bits: those with zeros in the last `bits` places.
+/// Returns the nearest value to an f32, as bits, among those whose last `places` bits are zero.
 fn nearest_of(bits: u32, places: u32, ties_to_even: bool) -> u32 {
     // What follows the largest finite number counts as 2^128, as rounding takes it.
     let value = |magnitude: u32| match magnitude {
@@ -88,13 +88,13 @@ fn nearest_of(bits: u32, places: u32, ties_to_even: bool) -> u32 {
     sign | if goes_up { high } else { low }
 }
 
-/// Where rounding to 16 and to 24 bits turns.
+/// The lower halves where rounding to 16 and to 24 bits changes.
 const LOWER_HALVES: [u32; 16] = [
     0, 1, 0x7f, 0x80, 0x81, 0x17f, 0x180, 0x181, 0x7f7f, 0x7f80, 0x7f81, 0x7fff, 0x8000, 0x8001, 0xff80,
     0xffff,
 ];
 
-/// What the kernels store for these values, and what they make of it.
+/// Returns how the kernels store these values, and how they read them again.
 fn split_and_joined(isa: Isa, master: Master, values: &[f32]) -> (Vec<u16>, Vec<i16>, Vec<f32>) {
     let (mut params, mut joined) = (vec![0u16; values.len()], vec![0f32; values.len()]);
     let (mut long, mut short) = (vec![0i16; values.len()], vec![0i8; values.len()]);

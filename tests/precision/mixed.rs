@@ -1,7 +1,7 @@
-//! Parameters of several precisions in one stepper: each trains to the bits of a stepper that has its precision alone.
+//! Parameters of several precisions in one stepper: each trains to the bits of a stepper with only its precision.
 //!
-//! Groups have precisions of their own, and single parameters types. Gradients are dyadic, so sums and norms are exact
-//! in every type, and one clip or skip over all buckets is that of every reference.
+//! Groups have precisions, and single parameters have types. Gradients are dyadic, so sums and norms are exact in every
+//! type, and one clip or skip over all buckets equals that of every reference.
 
 use std::cell::Cell;
 use std::io::Cursor;
@@ -20,10 +20,10 @@ use crate::support::{MODES, Optim, Options, few_optimizers, one_per_state_count,
 
 const GROUPS: [&str; 3] = ["default", "first", "second"];
 pub(crate) const STEPS: usize = 4;
-/// Gets an infinite gradient in the third pass, if passes may be skipped.
+/// The parameter that gets an infinite gradient in the third pass, if passes may be skipped.
 const SPOILED: usize = 2;
 
-/// A parameter: its length, its group, a type of its own, and whether it is local.
+/// A parameter: its length, its group, the type that it may have, and whether it is local.
 type Param = (usize, usize, Option<DType>, bool);
 
 #[derive(Clone, Debug)]
@@ -34,9 +34,9 @@ pub(crate) struct Case {
     ema: bool,
     optim: Optim,
     options: Options,
-    /// Frozen in the second and third pass; indices wrap.
+    /// The parameter that is frozen in the second and third pass; the index wraps.
     frozen: Option<usize>,
-    /// Without a gradient in the second pass.
+    /// The parameter without a gradient in the second pass.
     unused: Option<usize>,
     rebuilds: bool,
     /// All parameters get a second optimizer after the second pass.
@@ -94,7 +94,7 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    /// The layout, with the parameters' own types or without.
+    /// Returns the layout, with or without the parameters' own types.
     pub(crate) fn layout(&self, has_types: bool) -> Layout {
         let add = |layout: instep::LayoutBuilder, (k, (len, group, dtype, local)): (usize, &Param)| {
             let layout = layout.param(format!("p{k}"), *len).in_group(GROUPS[*group]);
@@ -125,7 +125,7 @@ impl Case {
         index.map(|index| index % self.params.len())
     }
 
-    /// One pass, and what comes between it and the next.
+    /// Makes one pass, and the calls between it and the next.
     pub(crate) fn advance<D: Device>(&self, stepper: &mut Stepper<D>, step: usize) {
         let ids: Vec<_> = stepper.layout().ids().collect();
         let frozen = self.at(self.frozen).filter(|_| (1..3).contains(&step));
@@ -150,7 +150,7 @@ impl Case {
         }
     }
 
-    /// Trains, and returns what is stored and what the status says, after every pass.
+    /// Trains, and returns after every pass the stored tensors and the status.
     fn train(&self, mut stepper: Stepper) -> Vec<(Stored, Option<u64>, u64, bool)> {
         paint_params(&mut stepper);
         let mut seen = Vec::new();

@@ -1,6 +1,7 @@
-//! Several precisions on several ranks: sums and counts of ranks in each bucket's own type, and what is refused.
+//! Several precisions on several ranks: sums and counts of ranks have the type of their bucket, and some combinations
+//! are refused.
 //!
-//! As in `ranks.rs`, gradients are dyadic, so one rank that is fed the sums agrees bit for bit.
+//! Gradients are dyadic as in `ranks.rs`, so one rank that gets the sums has the same bits.
 
 use std::sync::Mutex;
 
@@ -19,7 +20,7 @@ use crate::support::{MODES, Options, Presummed, paint_params, pass};
 const BF16: Precision =
     Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
 
-/// Three precisions that follow each other in the list of all, in buckets of different types.
+/// Three consecutive precisions in the list of all, in buckets of different types.
 struct Mixture {
     layout: Layout,
     precisions: [Precision; 3],
@@ -122,7 +123,7 @@ fn ranks_that_differ_in_types_are_told_so() {
     }
 }
 
-/// Sums no bf16, and records which types it was called with.
+/// A communicator that cannot sum bf16, and records the types of its calls.
 struct Recorded {
     calls: &'static Mutex<Vec<(CollectiveKind, DType, u64)>>,
     sums_bf16: bool,
@@ -209,7 +210,7 @@ fn borrowed_buckets_hold_one_precision_each_and_train_as_the_steppers_own() {
     Stored::of(&borrowing).unwrap().assert_same(&Stored::of(&own).unwrap(), &"borrowed");
 }
 
-/// Pieces of tensors travel by way of the gradients, and may lie in buckets of other types on other ranks.
+/// Pieces of tensors travel through the gradients' memory, and may lie in buckets of other types on other ranks.
 #[test]
 fn tensors_are_gathered_where_gradients_differ_in_type() {
     let layout = Layout::builder().param("h", 2000).in_group("h").param("w", 300).build().unwrap();

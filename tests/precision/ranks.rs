@@ -1,7 +1,7 @@
-//! Tensors of any precision on several ranks; parameters that no step may touch keep every stored byte.
+//! Tensors of any precision on several ranks; parameters that no step may change keep every stored byte.
 //!
-//! Gradients are dyadic numbers of few bits, whose sums are exact in 16 bits too, so one rank that is fed the sums
-//! agrees bit for bit. A rank's gradient depends on its number alone.
+//! Gradients are dyadic numbers of few bits, so their sums are exact even in 16 bits. One rank that gets the sums
+//! therefore has the same bits. A rank's gradient depends only on the rank's number.
 
 use instep::layout::Storage;
 use instep::{Divisor, InProcess, Layout, Mode, Result, Solo, Stepper, StepperBuilder, in_process};
@@ -11,9 +11,9 @@ use crate::support::{MODES, Optim, Options, Presummed, layout, paint_params, pas
 
 pub(crate) const LENGTHS: [usize; 5] = [300, 0, 2049, 512, 17];
 pub(crate) const STEPS: usize = 3;
-/// No rank uses it in the second pass, only odd ones do in the third.
+/// The parameter that no rank uses in the second pass, and only odd ranks use in the third.
 pub(crate) const UNUSED: usize = 3;
-/// Frozen from the second pass on.
+/// The parameter that is frozen from the second pass on.
 pub(crate) const FROZEN: usize = 0;
 
 fn uses(step: usize, rank: usize, param: usize) -> bool {
@@ -29,7 +29,7 @@ fn builder<'a>(layout: &'a Layout, storage: &Storage, optim: Optim) -> StepperBu
     with(optim.builder(layout), storage).bucket_cap_bytes(2000).threads(1)
 }
 
-/// One pass with the sums of these ranks, divided by `divisor`, a power of two.
+/// Makes one pass with the sums of these ranks, divided by `divisor`, a power of two.
 pub(crate) fn train_a_pass(stepper: &mut Stepper, step: usize, ranks: &[usize], divisor: f32) -> Result<()> {
     let frozen = stepper.layout().ids().nth(FROZEN).unwrap();
     stepper.set_frozen(frozen, step > 0)?;
@@ -77,10 +77,10 @@ fn ranks_train_as_one_fed_their_sums_and_what_is_frozen_or_unused_keeps_every_by
     }
 }
 
-/// Passes that each rank of four has data for.
+/// Number of passes for which each of four ranks has data.
 pub(crate) const BATCHES: [usize; 4] = [3, 1, 3, 1];
 
-/// One rank, and afterwards as many as there are.
+/// Trains one rank until its data ends, then joins the passes of the others.
 pub(crate) fn join_a_rank(mut stepper: Stepper, rank: usize) -> Result<Stored> {
     paint_params(&mut stepper);
     for step in 0..STEPS {

@@ -1,6 +1,6 @@
-//! Precisions, and views of stored tensors, that are refused by the name of the field or of what is lacking.
+//! Precisions, and views of stored tensors, are refused by the name of the wrong field or of the missing feature.
 //!
-//! The fields are written down case by case, independently of `validate`. After a refusal nothing has changed.
+//! The test lists the fields case by case, independently of `validate`. An error changes nothing.
 
 use instep::collective::Call;
 use instep::layout::{BucketCaps, ForeignBucket, Plan, Tails};
@@ -89,7 +89,7 @@ fn more_ranks_than_a_gradients_type_can_count_are_refused_unless_nothing_is_coun
     }
 }
 
-/// The least that a collective says of itself.
+/// A collective that declares only what it must.
 struct OnlyF32;
 
 impl Collective for OnlyF32 {

@@ -1,14 +1,14 @@
-//! A run of any precision that is saved as f32 and resumed goes on with the bits of the unbroken one.
+//! A run of any precision that is saved as f32 and resumed continues with the bits of the uninterrupted run.
 //!
 //! It resumes in another mode, with other buckets and on another instruction set: stochastic rounding depends on none
-//! of them. Only what a checkpoint has is carried over, by name.
+//! of them. Only the contents of a checkpoint are carried over, by name.
 
 use instep::{Isa, Mode, Solo, Stepper};
 
 use crate::support::stored::{Stored, cases, dyadic, with};
 use crate::support::{MODES, Options, layout, paint_params, pass};
 
-/// Everything that lasts, by name and as f32, as a checkpoint would have it.
+/// Loads everything that lasts, by name and as f32, as a checkpoint stores it.
 pub(crate) fn load(from: &Stepper, to: &mut Stepper) {
     for id in from.layout().ids() {
         let mut values = vec![0.0; from.layout().parameter(id).unwrap().len as usize];

@@ -1,14 +1,14 @@
-//! Do the kernels of every instruction set treat bf16 and f16 as their values, rounded once at the store?
+//! The kernels of every instruction set must treat bf16 and f16 as their values, rounded once at the store.
 //!
-//! The kernels are called directly, through the C tables that are linked, so that no stepper stands between.
-//! Must take the meaning of a 16-bit float from its definition, not from `kernels/numeric/math.h`.
+//! The tests call the kernels directly, through the linked C tables, so that no stepper stands between. The meaning of
+//! a 16-bit float must come from its definition, not from `kernels/numeric/math.h`.
 
 use instep::Isa;
 use instep::abi::*;
 
 use crate::support::entries::kernels;
 
-/// A 16-bit format by its definition: the values of its non-negative bit patterns up to infinity, in order.
+/// The definition of a 16-bit format: the values of its non-negative bit patterns up to infinity, in order.
 pub(crate) struct Format {
     pub dtype: u32,
     values: Vec<f64>,
@@ -43,7 +43,7 @@ impl Format {
         if bits >> 15 == 0 { value } else { -value }
     }
 
-    /// Ties to even; one NaN.
+    /// Rounds to nearest, ties to even; there is one NaN.
     pub(crate) fn nearest(&self, x: f32) -> u16 {
         if x.is_nan() {
             return 0x7fff;
@@ -59,7 +59,7 @@ impl Format {
     }
 }
 
-/// One bucket of one segment; gradients as bits, of which 16-bit formats use the low half.
+/// One bucket of one segment; gradients are bits, and 16-bit formats use the low half.
 struct Bucket<'a> {
     action: u32,
     lr: f64,
@@ -75,13 +75,13 @@ struct Left {
     weights: Vec<u32>,
     states: [Vec<u32>; 2],
     limbs: [u64; INSTEP_NORM_LIMBS as usize],
-    /// One for every NaN, whatever its payload.
+    /// The same number for every NaN, whatever its payload.
     max_abs_bits: u32,
     first_nonfinite_bucket: u32,
 }
 
 impl Bucket<'_> {
-    /// With the 16-bit parameters and the gradients as they are afterwards.
+    /// Returns the outcome with the 16-bit parameters and the gradients after the step.
     fn run(&self, isa: Isa) -> (Left, Vec<u16>, Vec<u32>) {
         let count = self.weights.len();
         let mut weights = self.weights.to_vec();
@@ -179,7 +179,7 @@ impl Bucket<'_> {
     }
 }
 
-/// Every bit pattern of 16 bits, in runs of awkward lengths first and whole tiles then.
+/// Returns every bit pattern of 16 bits, first in runs of odd lengths, then in whole tiles.
 fn runs() -> impl Iterator<Item = Vec<u32>> {
     let mut start = 0;
     [1, 3, 255, 257, 700].into_iter().chain([INSTEP_TILE_ELEMENTS; 32]).map(move |count| {

@@ -1,8 +1,8 @@
-//! Averages that change by less than half a place in a step: they stand still with rounding to nearest, and move with
+//! Averages change by less than half a place in a step: they stand still with rounding to nearest, and move with
 //! stochastic rounding.
 //!
-//! These are the figures of what Moments::BF16 and Moments::EightBit document. Bounds are five standard deviations, and
-//! every move comes from a step.
+//! The documentation of Moments::BF16 and Moments::EightBit has these figures. Bounds are five standard deviations, and
+//! every change comes from a step.
 
 use instep::{AdamW, Mode, Moments, Precision, Rounding, Solo, Stepper};
 
@@ -44,7 +44,7 @@ fn a_bf16_second_moment_of_decay_0_999_never_falls_to_the_nearest_and_does_by_ch
     assert!((mean(&state) - expected).abs() < 5.0 * sigma, "{}, not {expected}", mean(&state));
 }
 
-/// Half of each block of 256 goes on with gradients of 1, so that its largest second moment stays 1.
+/// Half of each block of 256 keeps gradients of 1, so its largest second moment stays 1.
 #[test]
 fn in_8_bits_a_second_moment_below_its_blocks_largest_falls_by_chance_alone() {
     const UPDATES: i32 = 1000;

@@ -1,7 +1,8 @@
-//! Stochastic rounding: a draw depends on seed, update and element, on nothing else, and is fair.
+//! Stochastic rounding: a draw depends only on seed, update and element, and is fair.
 //!
-//! A parameter that a step leaves where it is shows its draw. Halfway between two bf16 it goes up with probability one
-//! half, and x/2^16 of the way with probability x/2^16. Bounds are five standard deviations of the counts.
+//! A parameter that a step does not change shows its draw. A value halfway between two bf16 rounds up with probability
+//! one half, and a value at x/2^16 of the distance rounds up with probability x/2^16. Bounds are five standard
+//! deviations of the counts.
 
 use instep::{AdamW, DType, Layout, Mode, Moments, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder};
 
@@ -16,7 +17,7 @@ fn by_chance(seed: u64, moments: Moments) -> Precision {
     Precision { param: DType::BF16, moments, rounding, ..Precision::F32 }
 }
 
-/// What SGD of rate 1 makes of bf16 parameters of 1 that are to grow by a share of their last place, 1/128.
+/// SGD at rate 1 moves bf16 parameters from 1 by a share of their last place, 1/128.
 struct Draws {
     stepper: Stepper,
     layout: Layout,
@@ -30,7 +31,8 @@ impl Draws {
         Draws { stepper, layout }
     }
 
-    /// Whether each element, `share` of the way from 1 to the next bf16, went there; in the update after `updates`.
+    /// Returns, for each element at `share` of the way from 1 to the next bf16, whether it rounds up in the update
+    /// after `updates`.
     fn went_up(&mut self, updates: u64, share: f32) -> Vec<bool> {
         let ids: Vec<_> = self.layout.ids().collect();
         for id in &ids {
@@ -54,7 +56,8 @@ impl Draws {
             .collect()
     }
 
-    /// The 16 bits that were drawn for each element, found by halving: it goes up if the share and they carry.
+    /// Returns the 16 drawn bits of each element, found by bisection: the element rounds up if its share and the bits
+    /// carry.
     fn bits(&mut self, updates: u64) -> Vec<u32> {
         let mut drawn = vec![0u32; LEN];
         for threshold in 1..=16u32 {

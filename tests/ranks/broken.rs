@@ -1,7 +1,7 @@
-//! Collectives that are broken on purpose, each in one way, around ranks of this process.
+//! Collectives with one deliberate fault each, around ranks of this process.
 //!
-//! All faults stay inside the buffers that the conformance suite guards, so the tests themselves stay sound. The buffers
-//! are the calls' own, so a fault that passes them on under another key needs `unsafe`.
+//! All faults stay inside the buffers that the conformance suite guards, so the tests themselves stay sound. The
+//! buffers belong to the calls, so a fault that passes them on under another key needs `unsafe`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::{Collective, DType, Error, InProcess, Result};
 
-/// What is wrong.
+/// The fault of a collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     Mean,
@@ -18,18 +18,18 @@ pub(crate) enum Fault {
     IgnoresPassAndAgreement,
     /// A broadcast loses the payload of each NaN.
     OneNan,
-    /// Buffers above 1 MiB are not there yet when the call returns.
+    /// Buffers above 1 MiB are not ready when the call returns.
     ReturnsEarly,
     NoDeadline,
     SilentAbort,
     WritesToTheSource,
     WritesPastTheEnd,
-    /// A reduce-scatter leaves this rank's own values.
+    /// A reduce-scatter returns this rank's own values.
     OwnPart,
     PartsInReverse,
     /// Sums lose what 32 bits cannot hold.
     NarrowNumbers,
-    /// Says that it knows no parts, and carries them out all the same.
+    /// It says that it does not know a kind of call, but makes that call.
     TakesUnknown,
     /// The second communicator is the first one.
     OneOrder,
@@ -59,7 +59,7 @@ impl Broken {
         Ok(())
     }
 
-    /// A call of other memory, in place, under another key.
+    /// Passes on a call of other memory, in place, under another key.
     fn pass_on(&self, call: &Call<'_>, buffer: &mut [u8], key: CallKey) -> Result<()> {
         let key = CallKey { bytes: buffer.len() as u64, ..key };
         self.inner.enqueue(&mut Call::on_host(&*self.inner, key, None, buffer, call.deadline())?)

@@ -1,6 +1,7 @@
-//! Calls that anybody makes without `unsafe`: each that no group may carry out is refused before a byte is touched.
+//! Anybody can make these calls without `unsafe`: each call that a group must not make is refused before it touches a
+//! byte.
 //!
-//! A wrapper that lies about its ranks must not make a communicator inside read past a buffer.
+//! A wrapper that lies about its ranks must not make an inner communicator read past a buffer.
 
 use crate::support::Presummed;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const KEY: CallKey = CallKey {
 };
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Memory that starts at a multiple of 8.
+/// Returns memory that starts at a multiple of 8.
 fn aligned(words: &mut [u64]) -> &mut [u8] {
     bytemuck::cast_slice_mut(words)
 }
@@ -63,7 +64,7 @@ fn in_place_parts_are_those_of_the_own_rank() {
     assert_eq!(starts.unwrap(), [(0, 96), (4, 96), (8, 96)]);
 }
 
-/// Says that it has eight ranks, around a communicator of two.
+/// Claims to have eight ranks, around a communicator of two.
 struct Lying(InProcess);
 
 impl Collective for Lying {

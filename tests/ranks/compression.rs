@@ -1,6 +1,6 @@
-//! Gradients as bf16 and f16 on the wire: which bits arrive, how far from the sum they are, and what is refused.
+//! Gradients are sent as bf16 and f16: the bits that arrive, their distance from the sum, and refusals.
 //!
-//! The formats come from their definition (`precision::sixteen_bit`), never from the kernels. Tests see only what a
+//! The formats come from their definition (`precision::sixteen_bit`), never from the kernels. The tests see only what a
 //! rank sees: parameters, gradients, errors.
 
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ fn compressed(dtype: u32, comm: InProcess) -> Result<Compressed<InProcess>> {
     if dtype == INSTEP_DTYPE_BF16 { Compressed::bf16(comm) } else { Compressed::f16(comm) }
 }
 
-/// What an f32 sum of these in order is, as 16 bits.
+/// Returns the f32 sum of these terms in order, as 16 bits.
 fn sum(format: &Format, terms: impl Iterator<Item = u16>) -> u16 {
     format.nearest(terms.map(|bits| format.value(bits)).reduce(|sum, x| sum + x).unwrap())
 }
@@ -86,7 +86,7 @@ fn casts_scale_round_once_and_come_back() {
     }
 }
 
-/// What every rank holds after three passes; `gradient` gets step, rank, parameter and element.
+/// Returns the outcome of every rank after three passes; `gradient` gets step, rank, parameter and element.
 fn train<C: Collective + 'static>(
     ranks: u32,
     options: &Options,
@@ -116,7 +116,8 @@ fn optim() -> Optim {
     Optim::of(AdamW::default())
 }
 
-/// Sums of eight multiples of 1/8 up to 31/8 are below 2^5, so they have 8 bits at most: every format holds them.
+/// Returns multiples of 1/8 up to 31/8; the sum of eight is below 2^5, so it has at most 8 bits and every format holds
+/// it.
 fn dyadic(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     ((step * 31 + rank * 57 + param * 17 + element * 13) % 63) as f32 / 8.0 - 31.0 / 8.0
 }
@@ -156,9 +157,10 @@ fn no_cap_and_no_mode_changes_a_bit_and_all_ranks_receive_the_same() {
     }
 }
 
-/// With u the rounding of the format: each term is off by u of itself, the f32 sum of n by (n - 1) 2^-24 of the
-/// magnitudes, the sum's own rounding by u of what has come so far; together below (2u + u^2 + n 2^-23) of the
-/// magnitudes. Below the smallest normal a rounding is off by half of the smallest subnormal instead: n + 1 of those.
+/// With u the rounding of the format, each term is wrong by u of itself, the f32 sum of n terms by (n - 1) 2^-24 of the
+/// magnitudes, and the sum's own rounding by u of the sum so far. Together these stay below (2u + u^2 + n 2^-23) of the
+/// magnitudes. Below the smallest normal number, each of the n + 1 roundings is instead wrong by half of the smallest
+/// subnormal.
 #[test]
 fn compressed_sums_keep_within_the_documented_bound_and_come_near_it() {
     for (dtype, u, smallest) in [
@@ -190,8 +192,8 @@ fn compressed_sums_keep_within_the_documented_bound_and_come_near_it() {
     }
 }
 
-/// One parameter on four ranks, SGD at rate 1, whose gradient is the same on each: what it comes to, and what was
-/// skipped.
+/// Trains one parameter on four ranks with SGD at rate 1 and equal gradients; returns its value, and whether the pass
+/// was skipped.
 fn lone(gradient: f32, skip_nonfinite: bool, pre_scale: Option<f32>) -> (f32, bool) {
     let layout = Layout::builder().param("w", 1).build().unwrap();
     let ranks = in_process(4, |comm| {

@@ -1,7 +1,7 @@
-//! The conformance suite: it passes on the crate's own collectives, and names what is wrong with broken ones.
+//! The conformance suite accepts the crate's own collectives, and names the faults of broken ones.
 //!
-//! Broken collectives are wrappers in `broken.rs`, each with one fault. A fault may break several properties; the tests
-//! name the one that must be among them, and all of them where no deadline takes part.
+//! Broken collectives are wrappers in `broken.rs`, each with one fault. A fault may break several properties: the tests
+//! require the one that must be among them, and all of them if no deadline takes part.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,11 +14,11 @@ use instep::{Collective, InProcess, Result, Solo, in_process};
 
 use super::broken::{Broken, Fault};
 
-/// Their number, so that none is left out unseen.
+/// The number of properties, so that a missing one is noticed.
 const PROPERTIES: usize = 24;
-/// Far more than any call takes.
+/// Much longer than any call takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For collectives that wait until it ends.
+/// The deadline for collectives that wait until it ends.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs the suite on as many threads, and returns each rank's result.
@@ -57,7 +57,7 @@ fn assert_passes(results: Vec<Result<Report, Failures>>, skipped: usize) {
     }
 }
 
-/// The properties that fail on any rank.
+/// Returns the properties that fail on any rank.
 fn failed(fault: Fault, patience: Duration) -> Vec<&'static str> {
     let results = check_threads(4, patience, |comm| Ok(Broken::new(comm, fault)));
     let mut failed: Vec<&str> = Vec::new();

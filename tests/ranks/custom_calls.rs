@@ -1,6 +1,8 @@
-//! Calls of the user's own in place of a communicator's: they are made on every stream and in every group, to the same bits.
+//! A user's own calls replace those of a communicator. They are made on every stream and in every group, and give the
+//! same bits.
 //!
-//! The ways here are made of calls of other kinds, so that a call which went another way would show. Gradients are dyadic.
+//! Calls of other kinds make up the replacements here, so a call that skipped its replacement would show. Gradients are
+//! dyadic.
 
 use crate::support::Presummed;
 use std::num::NonZeroU32;
@@ -22,7 +24,7 @@ fn layout() -> Layout {
     named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
 }
 
-/// Its part of a sum of everything.
+/// Sums the whole buffer and takes this rank's part.
 fn reduce_scatter(comm: &dyn Collective, call: &mut Call<'_>) -> Result<()> {
     let mut whole: Vec<f32> = bytemuck::cast_slice(call.source()?).to_vec();
     let key = CallKey { kind: CollectiveKind::AllReduce, ..call.key() };
@@ -34,7 +36,7 @@ fn reduce_scatter(comm: &dyn Collective, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A sum of bits, of which each word is not zero on one rank alone.
+/// Sums bits: each word is nonzero only on one rank.
 fn all_gather(comm: &dyn Collective, call: &mut Call<'_>) -> Result<()> {
     let part: Vec<u64> = bytemuck::cast_slice(call.source()?).to_vec();
     let mut whole = vec![0u64; part.len() * comm.world_size() as usize];
@@ -47,7 +49,7 @@ fn all_gather(comm: &dyn Collective, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Counts calls of both kinds that are made in the user's own way.
+/// Returns a communicator that counts the replaced calls of both kinds.
 fn custom(comm: InProcess, made: &Arc<[AtomicU64; 2]>) -> CustomCalls {
     let ways = [reduce_scatter as fn(&dyn Collective, &mut Call<'_>) -> Result<()>, all_gather];
     (0..2).fold(CustomCalls::new(comm), |comm, k| {
@@ -59,7 +61,7 @@ fn custom(comm: InProcess, made: &Arc<[AtomicU64; 2]>) -> CustomCalls {
     })
 }
 
-/// Trains, and returns the parameters' bits with how many calls of both kinds were the user's own.
+/// Trains, and returns the parameters' bits and the number of replaced calls of both kinds.
 fn train(
     ranks: u32,
     strategy: Strategy,
@@ -152,7 +154,8 @@ fn a_kind_that_a_communicator_does_not_know_is_known_with_a_way_and_an_error_of_
     }
 }
 
-/// A rank of a group of one has everything. It makes no call, which would write over gradients that somebody may be looking at.
+/// The rank of a group of one has everything. It makes no call, because a call would write over gradients that a reader
+/// may be using.
 #[test]
 fn a_group_of_one_gathers_and_saves_beside_a_slice_of_its_gradient_without_a_call() {
     let layout = Layout::builder().param("w", 4096).build().unwrap();

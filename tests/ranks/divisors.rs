@@ -1,6 +1,6 @@
-//! Sums that are divided by another number than that of the ranks.
+//! Sums are divided by another number than that of the ranks.
 //!
-//! What is expected is computed here, from sums that are exact.
+//! The test computes expected values itself, from exact sums.
 
 use instep::{
     Clip, Divisor, Error, Layout, LossScale, LossScaler, Mode, Sgd, Stepper, StepperBuilder, Strategy,
@@ -17,7 +17,7 @@ fn sgd(layout: &Layout) -> StepperBuilder<'_> {
     Stepper::builder(layout, Sgd { lr: 1.0, ..Sgd::default() })
 }
 
-/// Steps once with gradients of rank + 1. Returns what is left of both parameters, and the norm if there is one.
+/// Steps once with gradients of rank + 1. Returns the end values of both parameters, and the norm if there is one.
 fn step(
     builder: StepperBuilder<'_>,
     comm: instep::InProcess,

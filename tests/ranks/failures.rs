@@ -1,16 +1,16 @@
-//! Ranks that panic, err, leave or come late, and trainers that misuse a pass.
+//! Ranks panic, return errors, leave or come late, and trainers misuse a pass.
 //!
-//! Every other rank ends with an error, and the cause is reported before its echoes.
+//! Every other rank ends with an error, and the cause is reported before the errors that follow from it.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use instep::{AdamW, Collective, Error, InProcess, Layout, Mode, Sgd, Solo, Stepper, in_process};
 
-/// Never passes in these tests, on a busy machine neither: what ends a group here comes at once.
+/// The deadline never passes in these tests, even on a busy machine: each event here ends a group at once.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// For the test in which it must pass.
+/// The deadline of the test in which it must pass.
 const SHORT_DEADLINE: Duration = Duration::from_secs(2);
 
 fn layout() -> Layout {
@@ -21,7 +21,7 @@ fn stepper(layout: &Layout, deadline: Duration, comm: InProcess) -> Stepper {
     Stepper::builder(layout, AdamW::default()).bucket_cap_bytes(1).deadline(deadline).host(comm).unwrap()
 }
 
-/// One whole pass.
+/// Makes one complete pass.
 fn step(stepper: &mut Stepper) -> Result<(), Error> {
     let layout = stepper.layout().clone();
     let mut pass = stepper.begin()?;
@@ -34,12 +34,13 @@ fn step(stepper: &mut Stepper) -> Result<(), Error> {
     Ok(())
 }
 
-/// Three ranks; rank 1 misbehaves after two good passes; returns what the group reports and what ranks 0 and 2 saw.
+/// Runs three ranks, of which rank 1 misbehaves after two good passes; returns the group's error and the errors of
+/// ranks 0 and 2.
 fn misbehave(act: impl Fn(Stepper) -> Result<(), Error> + Sync) -> (Error, Vec<Error>) {
     misbehave_within(DEADLINE, |stepper, _| act(stepper))
 }
 
-/// The same under this deadline; rank 1 also gets the errors that the other two have seen so far.
+/// Does the same with this deadline; rank 1 also gets the errors that the other two have seen so far.
 fn misbehave_within(
     deadline: Duration,
     act: impl Fn(Stepper, &Mutex<Vec<Error>>) -> Result<(), Error> + Sync,

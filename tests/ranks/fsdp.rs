@@ -1,6 +1,6 @@
-//! Ranks that share parameters out: the bytes that each holds, the calls that it makes, and its refusals.
+//! Ranks shard parameters: the bytes that each holds, the calls that it makes, and refusals.
 //!
-//! `zero.rs` compares the bits with those of whole steps, for both strategies.
+//! `zero.rs` compares the bits with those of ranks that step whole parameters, for both strategies.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use instep::{
 
 use crate::ranks::zero::bucket_of;
 
-/// Four buckets of 4 MiB, cut into shards of many pages.
+/// Length of each parameter: four buckets of 4 MiB, in shards of many pages.
 const ELEMENTS: usize = 1 << 20;
 const BUCKETS: u32 = 4;
 
@@ -39,8 +39,8 @@ fn bytes(stepper: &Stepper, memory: Memory) -> u64 {
     stepper.memory().into_iter().find(|(known, _)| *known == memory).map_or(0, |(_, bytes)| bytes)
 }
 
-/// Keeps the kernel from filling pages that were freed: its collector (khugepaged) makes a huge page of one page that
-/// is there and 511 that are not. This holds for the process, so that a test that runs beside it changes nothing.
+/// Prevents the kernel from filling freed pages: its collector (khugepaged) makes a huge page of one present page and
+/// 511 missing ones. The setting holds for the process, so tests that run beside it do not change it.
 #[cfg(target_os = "linux")]
 pub(crate) fn without_huge_pages() {
     unsafe extern "C" {
@@ -51,7 +51,7 @@ pub(crate) fn without_huge_pages() {
     assert_eq!(unsafe { prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
 }
 
-/// Bytes of a tensor whose pages are in this process's memory.
+/// Returns the bytes of a tensor whose pages are in this process's memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn resident(values: &[f32]) -> u64 {
     unsafe extern "C" {
@@ -273,7 +273,7 @@ fn a_rank_that_fills_parameters_alone_is_told_which_calls_to_make_together() {
     }
 }
 
-/// The first values of a training, as a framework sets them: by [`Stepper::fill_params`], on all ranks.
+/// A framework sets the first values of a training with [`Stepper::fill_params`], on all ranks.
 #[test]
 fn parameters_that_are_filled_in_and_copies_are_those_of_whole_ranks() {
     let layout = Layout::builder().param("w", 700).param("b", 3).build().unwrap();

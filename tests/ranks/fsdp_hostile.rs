@@ -1,7 +1,7 @@
-//! Ranks that share parameters out, in the hands of a trainer that goes astray: passes given up, frozen buckets, lost ranks,
-//! masters in files.
+//! Ranks shard parameters while the trainer makes mistakes: abandoned passes, frozen buckets, lost ranks, masters in
+//! files.
 //!
-//! What this rank does not have is never read as if it were there.
+//! The tests assert that no caller reads a part that this rank does not have.
 
 use std::io::Cursor;
 use std::num::NonZeroU32;
@@ -33,7 +33,7 @@ fn builder(layout: &Layout, offloads: bool) -> StepperBuilder<'_> {
         .record(true)
 }
 
-/// Each mode, in place and on the host.
+/// Returns each mode, in place and on the host.
 fn modes() -> impl Iterator<Item = (Mode, bool)> {
     let modes = [Mode::Sequential, Mode::Eager, Mode::Normed].into_iter();
     modes.flat_map(|mode| [(mode, false), (mode, true)])
@@ -49,7 +49,7 @@ fn assert_no_race(stepper: &mut Stepper) {
     assert_eq!(stepper.check(&recording), []);
 }
 
-/// As where adapters alone are trained: backward goes through the frozen buckets after it has begun to hand over.
+/// Backward goes through the frozen buckets after it has begun to hand over, as in a training of adapters only.
 #[test]
 fn a_frozen_bucket_is_unsharded_at_any_moment_of_a_pass() {
     let layout = layout();
@@ -190,7 +190,7 @@ fn a_pass_that_is_given_up_gives_its_buckets_up() {
     }
 }
 
-/// As `docs/sharding.md` tells it.
+/// The test follows `docs/sharding.md`.
 #[test]
 fn buckets_are_resharded_between_micro_batches_and_launched_by_the_last_one() {
     let layout = layout();
@@ -252,7 +252,7 @@ fn a_view_is_the_stored_parameter_and_a_gather_is_its_master() {
     }
 }
 
-/// Files of parameters, and a checkpoint, written while some buckets are whole.
+/// Files of parameters, and a checkpoint, are written while some buckets are full.
 #[test]
 fn files_hold_whole_parameters_with_masters_and_buckets_unsharded() {
     let layout = layout();

@@ -1,7 +1,7 @@
-//! A closure in the place of the all-reduce: what it sees, when it runs, what it cannot break, and how it fails.
+//! A closure replaces the all-reduce: what it sees, when it runs, what it cannot break, and how it fails.
 //!
-//! The reference is the same training without a hook, or a rank that is fed the sums. A hook's own arithmetic depends
-//! on the bucket and the pass alone.
+//! The reference is the same training without a hook, or a rank that gets the sums. A hook's own arithmetic depends
+//! only on the bucket and the pass.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
@@ -23,12 +23,12 @@ fn all_reduce(bucket: &mut GradBucket<'_>) -> Result<()> {
     bucket.all_reduce()
 }
 
-/// Multiples of 1/64 below 2: sums of eight are exact in f32.
+/// Returns multiples of 1/64 below 2: sums of eight are exact in f32.
 fn dyadic(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     ((step * 31 + rank * 57 + param * 17 + element * 13) % 251) as f32 / 64.0 - 125.0 / 64.0
 }
 
-/// One is averaged for another optimizer, one is left alone; four of six are stepped.
+/// Four of the six parameters are stepped, one is averaged for another optimizer, and one is left as the sum.
 fn subset() -> Layout {
     let named = LENGTHS.iter().enumerate();
     let builder = named.fold(Layout::builder(), |builder, (k, len)| {
@@ -38,7 +38,7 @@ fn subset() -> Layout {
     builder.build().unwrap()
 }
 
-/// What every rank holds after these many passes of two micro-batches, and that nothing raced.
+/// Returns the outcome of every rank after some passes of two micro-batches, and asserts that nothing raced.
 fn train<C: Collective + 'static>(
     layout: &Layout,
     ranks: u32,
@@ -153,7 +153,8 @@ fn averages_are_exactly_the_sum_of_the_ranks_over_their_number() {
     }
 }
 
-/// The scale is fl(1/n), off by 2^-24 of itself, and its product by as much again: within 2^-23 of the mean.
+/// The scale is fl(1/n), with a relative error of 2^-24, and the product adds as much: the result is within 2^-23 of
+/// the mean.
 #[test]
 fn the_mean_over_three_and_six_ranks_is_off_by_an_ulp_of_its_scale_at_most() {
     for ranks in [3u32, 6] {
@@ -262,7 +263,8 @@ fn what_a_hook_writes_between_gradients_adds_up_nowhere_and_reaches_no_count() {
     }
 }
 
-/// Three ranks, of which rank 1's hook misbehaves in its third pass; what the group reports and ranks 0 and 2 see.
+/// Runs three ranks, of which rank 1's hook misbehaves in its third pass; returns the group's error and those of ranks
+/// 0 and 2.
 fn misbehave(act: fn(&mut GradBucket<'_>) -> Result<()>) -> (Error, Vec<Error>) {
     let layout = layout(&[300, 300]);
     let seen = Mutex::new(Vec::new());
@@ -396,7 +398,7 @@ fn a_pass_has_a_last_bucket_beside_parameters_that_are_each_ranks_own() {
     assert_eq!(*seen.lock().unwrap(), [false, true]);
 }
 
-/// A sum over ranks that no communicator of a stepper makes, as a framework's own.
+/// A sum over ranks that no communicator of a stepper makes, such as a framework's own.
 struct Elsewhere {
     total: Mutex<Vec<f32>>,
     met: Barrier,

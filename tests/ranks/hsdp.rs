@@ -1,5 +1,5 @@
-//! Groups of ranks that share tensors out, with replicas in the other groups: the bits of whole steps, the calls in each
-//! group, the bytes that a rank keeps, and refusals.
+//! Groups of ranks shard tensors, with replicas in the other groups: the bits of ranks without shards, the calls in
+//! each group, the bytes on each rank, and refusals.
 //!
 //! `zero.rs` has the training and the comparison. Checkpoints and failures of such ranks are in `zero_shares.rs` and
 //! `zero_failures.rs`.
@@ -176,7 +176,7 @@ fn collective(entry: &Traced) -> Option<(CollectiveKind, Group)> {
     }
 }
 
-/// A rank of a group keeps as much as a rank of so many alone, and gathers whole tensors from its neighbours.
+/// A rank of a group keeps as much as a rank without further groups, and gathers full tensors from its neighbours.
 #[test]
 fn a_rank_keeps_what_a_rank_of_its_group_alone_would_keep() {
     for strategy in [Strategy::Zero, Strategy::Fsdp] {
@@ -208,7 +208,7 @@ fn a_rank_keeps_what_a_rank_of_its_group_alone_would_keep() {
     }
 }
 
-/// It passes all on, but makes no groups.
+/// A collective that passes on all calls, but makes no groups.
 struct WithoutGroups(InProcess);
 
 impl Collective for WithoutGroups {
@@ -285,7 +285,8 @@ fn ranks_of_different_groups_or_of_different_values_are_told() {
     }
 }
 
-/// A pass waits for ranks on three communicators, and a rank that waits on another one than its peer would wait for its deadline.
+/// A pass waits for ranks on three communicators: two ranks that waited on different ones would both wait for their
+/// deadlines.
 #[test]
 fn ranks_that_differ_in_what_they_wrote_or_froze_are_told_before_any_deadline() {
     for strategy in [Strategy::Zero, Strategy::Fsdp] {

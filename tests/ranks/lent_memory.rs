@@ -1,5 +1,5 @@
-//! Memory that a communicator makes for a stepper's buckets: what it is asked for, that the stepper lives in it, and that it
-//! gives it back.
+//! A communicator allocates memory for a stepper's buckets. The tests check its requests, and that the stepper uses and
+//! releases the memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,12 +10,12 @@ use instep::{Error, Gradients, InProcess, Layout, Place, Result, Sgd, Stepper, S
 
 #[derive(Default)]
 struct Made {
-    /// What was asked for, with the first address.
+    /// Each request, with its first address.
     requests: Mutex<Vec<(Purpose, Place, u64, usize)>>,
     given_back: AtomicUsize,
 }
 
-/// Memory that counts its drop.
+/// Memory that counts when it is dropped.
 struct Owner {
     _bytes: Vec<u8>,
     made: Arc<Made>,

@@ -1,6 +1,6 @@
-//! What ranks load: the same for the parameters that they have in common, their own for local ones.
+//! Ranks load the same values of shared parameters, and different values of local ones.
 //!
-//! Each rank saves a checkpoint and goes on with it in a new stepper. The reference is the run that was not interrupted,
+//! Each rank saves a checkpoint and continues with it in a new stepper. The reference is the uninterrupted run,
 //! compared bit for bit.
 
 use std::io::Cursor;
@@ -13,7 +13,7 @@ use crate::support::{MODES, paint_gradient};
 
 const COMMON: &str = "common";
 
-/// Each rank's own, as an expert is.
+/// The parameter that is local to each rank, as an expert is.
 const OWN: &str = "own";
 
 fn layout() -> Layout {
@@ -25,7 +25,7 @@ fn stepper(layout: &Layout, mode: Mode, comm: InProcess) -> Result<Stepper> {
     builder.uneven_inputs(Divisor::ContributingRanks).host(comm)
 }
 
-/// One pass, in which the local parameter may have no gradient.
+/// Makes one pass, in which the local parameter may have no gradient.
 fn pass(stepper: &mut Stepper, step: usize, has_own: bool) -> Result<()> {
     let (layout, rank) = (stepper.layout().clone(), stepper.rank() as usize);
     let mut pass = stepper.begin()?;
@@ -38,7 +38,7 @@ fn pass(stepper: &mut Stepper, step: usize, has_own: bool) -> Result<()> {
     pass.finish()
 }
 
-/// Holds the run that went on against one that every rank resumed from its own checkpoint.
+/// Compares the uninterrupted run with one that every rank resumed from its own checkpoint.
 fn assert_resumes_per_rank(begin: impl Fn(&mut Stepper) -> Result<()> + Sync) {
     let layout = layout();
     for mode in MODES {
@@ -86,7 +86,7 @@ fn ranks_resume_their_own_local_parameters_when_one_of_them_had_no_gradient() {
     });
 }
 
-/// What one rank alone changes, in a parameter called so.
+/// Returns the outcome if only one rank changes a parameter of this name.
 fn outcome_of(name: &str, change: impl Fn(&mut Stepper, instep::ParamId) -> Result<()> + Sync) -> Result<()> {
     let layout = layout();
     let id = layout.id(name)?;

@@ -1,7 +1,7 @@
-//! Parameters that are each rank's own, among those that all ranks share.
+//! Some parameters are local to each rank, beside those that all ranks share.
 //!
-//! A local parameter follows its own rank's gradients alone, and nothing else changes with it. The same calls run on
-//! the host and on a GPU, or its stand-in.
+//! A local parameter follows only its own rank's gradients, and nothing else changes with it. The same calls run on the
+//! host and on a GPU, or its stand-in.
 
 use instep::hazard::Traced;
 use instep::layout::ForeignBucket;
@@ -19,7 +19,7 @@ use crate::support::{MODES, Presummed, paint_gradient};
 
 const PASSES: usize = 5;
 
-/// In this pass no rank has a gradient for what is local: it must be left alone, momentum or not.
+/// In this pass no rank has a gradient for local parameters, which must stay unchanged, with momentum or without.
 const UNUSED_IN: usize = 2;
 
 const OWN_LEN: usize = 700;
@@ -37,7 +37,7 @@ fn own_gradient(step: usize, rank: usize) -> Vec<f32> {
     (0..OWN_LEN).map(|k| paint_gradient(step, 7 + rank, k)).collect()
 }
 
-/// One pass, gradients by rank and by name.
+/// Makes one pass with gradients by rank and by name.
 fn pass<D: Device>(stepper: &mut Stepper<D>, step: usize, rank: usize) -> Result<()> {
     let layout = stepper.layout().clone();
     let mut pass = stepper.begin()?;
@@ -58,7 +58,7 @@ fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
     if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(0.5)) }
 }
 
-/// The same passes of a stepper that has no other parameter and no other rank.
+/// Makes the same passes with a stepper that has no other parameter and no other rank.
 fn alone(rank: usize, passes: impl Iterator<Item = usize>, unused: Unused) -> Stepper {
     let layout = Layout::builder().param("own", OWN_LEN).build().unwrap();
     let mut stepper = Stepper::builder(&layout, HEAVY).unused(unused).host(Solo::default()).unwrap();
@@ -139,7 +139,7 @@ fn a_joined_rank_keeps_its_own_parameters() {
     }
 }
 
-/// The factor is not 1/world_size there either, and a skipped pass and the loss scale count.
+/// The factor is not 1/world_size on a GPU either; skipped passes and the loss scale have their effect.
 #[test]
 fn a_gpu_gives_the_same_bits_with_scale_and_skipped_passes() {
     let layout = layout(true);

@@ -1,4 +1,4 @@
-//! Passes whose micro-batches are each summed over ranks: the bits of one sum, the calls, the bytes, and refusals.
+//! Each micro-batch of a pass is summed over ranks: the bits of one sum, the calls, the bytes, and refusals.
 //!
 //! `zero.rs` has the training and the comparison; its gradients are dyadic, so the order of sums changes no bit.
 //! `stepper/accumulation.rs` has passes that add up on each rank.
@@ -87,7 +87,7 @@ fn decisions_are_taken_by_the_sum_of_all_micro_batches() {
     });
 }
 
-/// Each sum is rounded, and so is each addition. Values whose sums need more than the 8 bits of bf16.
+/// Each sum is rounded, and so is each addition. The sums of these values need more than the 8 bits of bf16.
 #[test]
 fn sums_of_sixteen_bits_are_rounded_after_each_addition() {
     let layout = Layout::builder().param("w", 700).build().unwrap();

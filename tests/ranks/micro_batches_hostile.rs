@@ -1,4 +1,4 @@
-//! Trainers that sum each micro-batch in odd ways, and ranks that leave a pass in the middle of one.
+//! Trainers sum micro-batches in unusual ways, and ranks leave in the middle of a pass.
 //!
 //! The reference adds up on each rank, without shards. Gradients are dyadic, so the bits are equal.
 
@@ -33,8 +33,8 @@ fn length(layout: &Layout, id: ParamId) -> Result<usize> {
 /// Parameters as bits, with their step counts.
 type End = Vec<(Vec<u32>, u64)>;
 
-/// Passes of one to four micro-batches. A whole bucket is frozen in the middle, a parameter has no gradient in the second
-/// micro-batches, and some that are written are not handed over, or not as often as they are used.
+/// Makes passes of one to four micro-batches. A whole bucket is frozen in the middle. A parameter has no gradient in
+/// the second micro-batches. Some written gradients are not handed over, or less often than they are used.
 fn train(
     ranks: u32,
     unused: Unused,
@@ -124,7 +124,7 @@ fn odd_hand_overs_in_passes_of_any_length_have_the_bits_of_whole_steps() {
     }
 }
 
-/// Rank 1 drops its pass and leaves, abandons alone, or returns an error in the second micro-batch.
+/// Rank 1 drops its pass and leaves, abandons the pass by itself, or returns an error in the second micro-batch.
 #[test]
 fn a_rank_that_leaves_a_pass_between_micro_batches_ends_all_of_them() {
     let layout = layout();

@@ -1,6 +1,6 @@
-//! Several ranks: the bits of one rank that is fed the sums, hooks and compression, and what ends a group.
+//! Several ranks: the bits of one rank that gets the sums, hooks and compression, and events that end a group.
 //!
-//! Ranks are threads of this process; what needs GPUs is in `cuda::gpu`.
+//! Ranks are threads of this process; tests that need GPUs are in `cuda::gpu`.
 
 #[cfg(not(kernels_only))]
 mod broken;

@@ -1,7 +1,7 @@
-//! Many ranks against one: in-process groups of 1 to 8 ranks, and a single rank that is fed the summed gradients.
+//! Many ranks against one: in-process groups of 1 to 8 ranks, and a single rank that gets the summed gradients.
 //!
-//! Gradients are small dyadic numbers, so every sum over ranks is exact and the two agree bit for bit. Rank counts are
-//! not compared with each other: the mean itself is rounded.
+//! Gradients are small dyadic numbers, so every sum over ranks is exact and both sides agree bit for bit. Different
+//! numbers of ranks are not compared with each other, because the mean itself is rounded.
 
 use crate::support::Presummed;
 use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Stepper, StepperBuilder, in_process};
@@ -17,7 +17,7 @@ fn layout() -> Layout {
     builder.build().unwrap()
 }
 
-/// Multiples of 1/64 below 2: sums of eight are exact in f32.
+/// Returns multiples of 1/64 below 2: sums of eight are exact in f32.
 fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 251;
     (n as f32 - 125.0) / 64.0
@@ -41,7 +41,7 @@ fn builder(layout: &Layout, rule: Rule, mode: Mode, cap: u64) -> StepperBuilder<
     builder.mode(mode).bucket_cap_bytes(cap).record(true)
 }
 
-/// Trains and returns every parameter and state bit; `gradient_of(step, param, element)`.
+/// Trains and returns all bits of parameters and states; calls `gradient_of(step, param, element)`.
 fn train(mut stepper: Stepper, gradient_of: impl Fn(usize, usize, usize) -> Option<f32>) -> Vec<u32> {
     let layout = stepper.layout().clone();
     stepper
@@ -75,7 +75,7 @@ fn train(mut stepper: Stepper, gradient_of: impl Fn(usize, usize, usize) -> Opti
     bits
 }
 
-/// One parameter is unused on some ranks in one step, and one on all of them in another.
+/// One parameter is unused on some ranks in one step, and another on all ranks in another step.
 fn is_unused(step: usize, rank: usize, param: usize) -> bool {
     (step == 2 && param == 3 && rank % 2 == 1) || (step == 3 && param == 6)
 }

@@ -1,7 +1,8 @@
-//! Steps on the host's own memory: which bytes lie where, the copies of a pass, the waits between them, and what is refused.
+//! Steps run in the host's memory: the bytes of each memory, the copies of a pass, the waits between them, and
+//! refusals.
 //!
-//! `zero.rs` compares the bits with those of steps in place, each way; `zero_failures.rs`, `fsdp_hostile.rs` and `rescue.rs`
-//! what is left after a failure.
+//! `zero.rs` compares the bits with those of steps in place, for each strategy; `zero_failures.rs`, `fsdp_hostile.rs`
+//! and `rescue.rs` test failures.
 
 use instep::hazard::Traced;
 use instep::layout::ForeignBucket;
@@ -25,7 +26,7 @@ fn bytes(memory: &[(Memory, u64)], which: Memory) -> u64 {
     memory.iter().find(|(known, _)| *known == which).map_or(0, |(_, bytes)| *bytes)
 }
 
-/// Four buckets of 4 MiB. What is expected is counted in tensors, without the plan.
+/// There are four buckets of 4 MiB. The test counts the expected bytes from tensors, without the plan.
 #[test]
 fn the_host_holds_what_is_stepped_and_the_device_what_forward_and_backward_need() {
     #[cfg(target_os = "linux")]
@@ -109,7 +110,7 @@ fn a_forecast_has_the_bytes_that_are_allocated() {
     }
 }
 
-/// Trains four passes and more, and returns the recorded list.
+/// Trains at least four passes, and returns the recorded list.
 fn record(mut stepper: Stepper) -> Result<(Stepper, Vec<Traced>)> {
     let layout = stepper.layout().clone();
     for step in 0..5 {
@@ -163,7 +164,7 @@ fn a_pass_copies_each_bucket_down_and_up_once_and_every_wait_is_needed() {
     }
 }
 
-/// Which ranks write parameters first does not matter, as without offload: all take rank 0's, and step them.
+/// Any rank may write parameters first, as without offload: all ranks take rank 0's, and step them.
 #[test]
 fn the_host_steps_the_parameters_that_ranks_have_taken_from_rank_0() {
     let layout = Layout::builder().param("a", 700).param("b", 300).build().unwrap();

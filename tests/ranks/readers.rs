@@ -1,6 +1,7 @@
-//! Every way to read a tensor gives the same value, wherever its bytes are: in a shard or whole, on the device or the host's.
+//! Every way to read a tensor gives the same value, wherever its bytes are: in a shard or full, on the device or on the
+//! host.
 //!
-//! Values follow from a formula alone. Gradients and learning rate are dyadic, so every value is exact in f32.
+//! Values follow only from a formula. Gradients and learning rate are dyadic, so every value is exact in f32.
 
 use std::io::Cursor;
 use std::num::NonZeroU32;
@@ -13,7 +14,7 @@ use instep::{
     Strategy, bf16, in_process,
 };
 
-/// Cut inside parameters, at a quantum and before the first element; one is each rank's own.
+/// Shards begin inside parameters, at a quantum and before the first element; one parameter is local.
 const LENS: [usize; 5] = [1024, 17, 700, 1, 300];
 const LOCAL: usize = 4;
 
@@ -27,7 +28,7 @@ const PRECISIONS: [Precision; 7] = [
     Precision { param: DType::BF16, master: Master::Remainder8, ..Precision::F32 },
 ];
 
-/// What has been done before the readers look: passes, then perhaps a write that no pass has broadcast yet.
+/// The calls before the readers: passes, then optionally a write that no pass has broadcast yet.
 #[derive(Clone, Copy, Debug)]
 struct Course {
     passes: usize,
@@ -40,7 +41,7 @@ const COURSES: [Course; 3] = [
     Course { passes: 3, writes_last: true },
 ];
 
-/// Which buckets are unsharded where the readers look.
+/// The buckets that are unsharded when the readers run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Unsharded {
     None,
@@ -74,12 +75,12 @@ fn rows() -> impl Iterator<Item = Row> {
     })
 }
 
-/// Eighths from -4 to 4, exact in bf16, and different for neighbours.
+/// Returns multiples of 1/8 from -4 to 4, exact in bf16, and different for neighbours.
 fn start(param: usize, element: usize) -> f32 {
     ((element * 7 + param * 13) % 65) as f32 / 8.0 - 4.0
 }
 
-/// Where f32 is kept of everything, one that bf16 does not hold.
+/// Returns a gradient; if all tensors are f32, it is a value that bf16 cannot hold.
 fn gradient(precision: Precision) -> f32 {
     let is_full = precision.param == DType::F32 || precision.master != Master::None;
     if is_full && precision.moments != Moments::BF16 && precision.grad == DType::F32 {
@@ -89,14 +90,14 @@ fn gradient(precision: Precision) -> f32 {
     }
 }
 
-/// The parameter's value: SGD with momentum 0.5 and lr 1 moves by g, 1.5 g and 1.75 g.
+/// Returns the parameter's value: SGD with momentum 0.5 and lr 1 moves by g, 1.5 g and 1.75 g.
 fn expected(row: Row, param: usize, element: usize) -> f32 {
     let moved = if row.course.writes_last { 0.0 } else { [0.0, 1.0, 2.5, 4.25][row.course.passes] };
     let written = if row.course.writes_last { 1.0 } else { 0.0 };
     start(param, element) + written - moved * gradient(row.precision)
 }
 
-/// The momentum, which a write of the parameter does not change.
+/// Returns the momentum, which a write of the parameter does not change.
 fn momentum(row: Row) -> f32 {
     [0.0, 1.0, 1.5, 1.75][row.course.passes] * gradient(row.precision)
 }
@@ -161,7 +162,7 @@ fn assert_params(
     }
 }
 
-/// Compares a checkpoint's parameters and states, through a stepper that keeps everything in f32.
+/// Compares a checkpoint's parameters and states, through a stepper that keeps all tensors in f32.
 fn assert_checkpoint(row: Row, reader: &str, bytes: Vec<u8>, layout: &Layout) {
     let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Sgd::default() };
     let mut plain = Stepper::builder(layout, sgd).host(Solo::default()).unwrap();
@@ -186,7 +187,7 @@ fn assert_moments(
     }
 }
 
-/// The values of a file of parameters alone.
+/// Compares the values of a file of parameters only.
 fn assert_export(row: Row, reader: &str, path: &Path, layout: &Layout, is_rounded: bool) {
     let mut plain = Stepper::builder(layout, Sgd::default()).host(Solo::default()).unwrap();
     checkpoint::import_params(&mut plain, std::fs::File::open(path).unwrap()).unwrap();
@@ -203,7 +204,7 @@ fn assert_export(row: Row, reader: &str, path: &Path, layout: &Layout, is_rounde
     }
 }
 
-/// Runs every reader on one row. Returns how many there were.
+/// Runs every reader on one row. Returns the number of readers.
 fn check(row: Row) -> usize {
     let layout = layout();
     let folder = tempfile::tempdir().unwrap();
@@ -288,7 +289,7 @@ fn every_reader_finds_a_tensor_wherever_its_bytes_are() {
     assert_eq!(count, 5 * 2 * PRECISIONS.len() * COURSES.len());
 }
 
-/// A rank that is lost in the fourth pass: what the other one can still read is what three passes have made.
+/// A rank is lost in the fourth pass: the other rank can still read the values after three passes.
 #[test]
 fn survivors_read_what_the_last_whole_pass_left_wherever_it_is() {
     let layout = layout();
@@ -331,7 +332,7 @@ fn survivors_read_what_the_last_whole_pass_left_wherever_it_is() {
     }
 }
 
-/// What is written before the first pass is there for every reader of ranks in groups too.
+/// In groups of ranks too, every reader sees values that were written before the first pass.
 #[test]
 fn groups_of_ranks_write_together_what_the_host_keeps() {
     let layout = layout();

@@ -1,6 +1,6 @@
-//! What survivors of a lost rank can still read: everything up to the last op that ran, and nothing runs any more.
+//! Survivors of a lost rank can still read all results of the ops that ran, and no further op runs.
 //!
-//! The reference is the same group that ends in order before the pass in which the rank is lost.
+//! The reference is the same group, which ends in order before the pass in which the rank is lost.
 
 use std::io::Cursor;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -33,7 +33,7 @@ fn step(stepper: &mut Stepper, step: usize) -> Result<()> {
     })
 }
 
-/// Trains until rank 1 is lost, and rescues the others.
+/// Trains until rank 1 is lost, and returns the rescued others.
 fn survivors(layout: &Layout, mode: Way, act: impl Fn(Stepper) -> Result<()> + Sync) {
     // The group's error is the lost rank's, also if an assertion of another one fails.
     let survived = AtomicUsize::new(0);

@@ -1,7 +1,7 @@
-//! Two steppers on one group of ranks: a critic and a generator, each on its own split.
+//! Two steppers use one group of ranks: a critic and a generator, each on its own split.
 //!
-//! Their passes interleave differently on every rank, and each ends with the bits that it has alone. The two layouts
-//! differ in length, so a call that strays to the other split is a mismatch.
+//! Their passes interleave differently on every rank, and each stepper ends with the bits that it has without the
+//! other. The two layouts have different lengths, so a call that goes to the wrong split is a mismatch.
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::support::{MODES, Optim, Options, Outcome, Presummed, layout, paint_pa
 
 const RANKS: u32 = 3;
 const PASSES: usize = 12;
-/// Longer than any of these tests takes: what ends sooner has not waited for it.
+/// The deadline is longer than any of these tests takes: a test that ends sooner has not waited for it.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl Net {
         }
     }
 
-    /// A recording stepper with painted parameters.
+    /// Returns a recording stepper with painted parameters.
     fn stepper(self, mode: Mode, comm: impl Collective + 'static) -> Stepper {
         let layout = self.layout();
         let builder = self.optim().builder(&layout).mode(mode).bucket_cap_bytes(2048);
@@ -46,7 +46,7 @@ impl Net {
     }
 }
 
-/// One pass; multiples of 1/64, so that sums over ranks are exact in f32 and one rank can be fed them.
+/// Makes one pass with multiples of 1/64, so that sums over ranks are exact in f32 and one rank can get them.
 fn train(stepper: &mut Stepper, step: usize, ranks: std::ops::Range<u32>) -> Result<(), Error> {
     let gradient = |rank: u32, param: usize, element: usize| {
         let n = (step * 31 + rank as usize * 57 + param * 17 + element * 13) % 251;
@@ -70,7 +70,7 @@ fn finish(stepper: Stepper) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-/// The same training with one rank that is fed the sums.
+/// Makes the same training with one rank that gets the sums.
 fn alone(net: Net, mode: Mode) -> Outcome {
     let mut stepper = net.stepper(mode, Presummed(RANKS));
     for step in 0..PASSES {
@@ -131,8 +131,8 @@ fn passes_of_two_steppers_may_be_open_at_once() {
     }
 }
 
-/// Two good passes of each of two steppers; then rank 1 acts and the others go on with both. Returns what the group
-/// reports, and what each other rank saw of its critic and of its generator.
+/// Makes two good passes of each of two steppers; then rank 1 acts and the others continue with both. Returns the
+/// group's error, and the errors of critic and generator on each other rank.
 fn misbehave(act: impl Fn(Stepper, Stepper) -> Result<(), Error> + Sync) -> (Error, Vec<[Error; 2]>) {
     let seen = Mutex::new(Vec::new());
     let began = Instant::now();
@@ -210,7 +210,7 @@ fn a_rank_that_leaves_one_split_or_all_ends_the_others() {
     assert!(seen.iter().flatten().all(lost(1)), "{seen:?}");
 }
 
-/// Rank 0 splits twice and rank 1 once; then rank 0 calls on its second split, while rank 1 holds what it has or not.
+/// Rank 0 splits twice and rank 1 once; then rank 0 calls on its second split, and rank 1 keeps or drops its seats.
 fn split_unevenly(deadline: Duration, rank_1_stays: bool) -> Error {
     let layout = layout(&[5]);
     let over = Barrier::new(2);

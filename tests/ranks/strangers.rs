@@ -1,7 +1,7 @@
-//! Strangers at the port of `examples/tcp_ranks`, which people copy: they hold nobody up, and no rank keeps more of what
-//! they send than its call expects.
+//! Strangers connect to the port of `examples/tcp_ranks`, because people copy that example. They delay nobody, and a
+//! rank stores no more of their data than its call expects.
 //!
-//! Everything stays on the loopback interface, and each stranger gives up by itself.
+//! All connections stay on the loopback interface, and each stranger gives up by itself.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -84,7 +84,7 @@ fn a_stranger_in_the_place_of_rank_0_holds_no_rank_past_its_patience() {
     assert!(since.elapsed() < Duration::from_millis(2700), "{:?}", since.elapsed());
 }
 
-/// Rank 0 of two with a stranger in the other seat, which has said this.
+/// Returns rank 0 of two, with a stranger in the other seat that has sent these words.
 fn beside_a_stranger(words: &[u8]) -> (Tcp, TcpStream) {
     let port = free_port();
     thread::scope(|threads| {
@@ -107,7 +107,7 @@ fn call_frame(len: u64, key: CallKey) -> Vec<u8> {
     [&[0][..], &len.to_le_bytes(), &key.to_bytes()].concat()
 }
 
-/// Rank 0's outcome of a call.
+/// Returns rank 0's result of a call.
 fn outcome(comm: &Tcp, key: CallKey, deadline: Duration) -> instep::Result<()> {
     let mut values = vec![0u64; key.bytes as usize / 8];
     let mut call = Call::on_host(comm, key, None, bytemuck::cast_slice_mut(&mut values), deadline)?;
@@ -127,7 +127,7 @@ fn a_stranger_that_takes_nothing_in_holds_no_call_past_its_deadline() {
     drop(stranger);
 }
 
-/// It takes in a little at a time, each time before a timeout would end.
+/// The stranger reads a little at a time, each time before a timeout would end.
 #[test]
 fn a_stranger_that_takes_little_in_is_sent_nothing_after_the_deadline() {
     let key = key(CollectiveKind::Broadcast, 48 << 20);

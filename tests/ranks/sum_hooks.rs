@@ -1,8 +1,8 @@
-//! A closure after each bucket's sum: what it sees with each strategy, that norms and steps take what it leaves, and how it
-//! fails.
+//! A closure runs after each bucket's sum: what it sees with each strategy, that norms and steps use its changes, and
+//! how it fails.
 //!
-//! The reference is the replicated training, where the hook sees whole buckets. Gradients are dyadic, so sums are exact in any
-//! order.
+//! The reference is the replicated training, where the hook sees full buckets. Gradients are dyadic, so sums are exact
+//! in any order.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -19,21 +19,22 @@ fn layout() -> Layout {
     named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
 }
 
-/// Multiples of 1/64 below 2: sums of eight are exact in f32.
+/// Returns multiples of 1/64 below 2: sums of eight are exact in f32.
 fn gradient(pass: usize, rank: u32, param: usize, element: usize) -> f32 {
     ((pass * 31 + rank as usize * 57 + param * 17 + element * 13) % 251) as f32 / 64.0 - 125.0 / 64.0
 }
 
-/// What a hook was shown: pass, bucket, parameter, and the parameter's first element that was there.
+/// What a hook received: pass, bucket, parameter, and the first element of the parameter in the bucket.
 type Seen = ((u64, u32, usize, u64), Vec<f32>);
 
-/// A way to share tensors out, and the number of ranks that share them.
+/// A strategy, and the number of ranks that shard tensors.
 type Way = (Strategy, Option<NonZeroU32>);
 
-/// What a rank ends with: its parameters, and what its hook was shown.
+/// The outcome of a rank: its parameters, and what its hook received.
 type Ended = (Vec<Vec<f32>>, Vec<Seen>);
 
-/// Trains in so many ranks. The hook halves some sums, by their parameter and element, and writes between parameters.
+/// Trains with this number of ranks. The hook halves some sums, depending on parameter and element, and writes between
+/// parameters.
 fn train(ranks: u32, (strategy, shard_size): Way, mode: Mode, is_counted: bool) -> Vec<Ended> {
     let layout = layout();
     let ended = in_process(ranks, |comm: InProcess| {
@@ -96,7 +97,7 @@ fn train(ranks: u32, (strategy, shard_size): Way, mode: Mode, is_counted: bool) 
     ended.unwrap()
 }
 
-/// Whether parts of parameters are parts of the whole ones, and together all of them.
+/// Asserts that the parts belong to the full parameters and together cover them.
 fn assert_covers(whole: &[Seen], parts: &[&[Seen]], replicas: usize, way: &str) {
     let mut covered = 0;
     for ((pass, bucket, param, first), values) in parts.iter().copied().flatten() {
@@ -167,7 +168,7 @@ fn an_error_of_the_hook_ends_every_rank() {
     }
 }
 
-/// A buffer that an outer hook sums is no bucket, so the inner hook cannot say which gradients lie where.
+/// An outer hook may sum a buffer that is no bucket, so the inner hook cannot say where gradients lie.
 #[test]
 fn a_buffer_of_an_outer_hook_that_is_no_bucket_is_refused() {
     let layout = layout();

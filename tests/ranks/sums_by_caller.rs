@@ -1,7 +1,7 @@
-//! Sums of an engine's own on the host, ready in any order: the bits of ranks whose stepper sums.
+//! An engine sums by itself on the host, in any order: the bits are those of ranks whose stepper sums.
 //!
-//! Each rank is a thread. They sum buckets by hand, in rank order and each in an order of its own, and every rank hands
-//! a bucket over as soon as it finds its sum there.
+//! Each rank is a thread. The ranks sum buckets by hand, in rank order and each in a different order of buckets. Every
+//! rank hands a bucket over as soon as it finds the sum.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -15,11 +15,11 @@ use crate::support::lent::Random;
 use crate::support::{MODES, Outcome, layout, paint_gradient, paint_params};
 
 const LENGTHS: [usize; 7] = [300, 1, 2049, 17, 256, 5, 700];
-/// Which parameters each bucket holds.
+/// The parameters of each bucket.
 const BUCKETS: [&[usize]; 4] = [&[6, 2], &[3], &[5, 0, 1], &[4]];
 const RANKS: usize = 3;
 const STEPS: usize = 4;
-/// Frozen in the third pass, and used by nobody in the second and in the last.
+/// The parameter that is frozen in the third pass, and that no rank uses in the second and the last.
 const FROZEN: usize = 0;
 const UNUSED: usize = 4;
 
@@ -39,7 +39,7 @@ fn gradients(step: usize, rank: usize, param: usize) -> Vec<f32> {
     (0..LENGTHS[param]).map(|k| paint_gradient(step + 5 * rank, param, k)).collect()
 }
 
-/// What the ranks share: per rank and bucket an address, and per step and bucket whether its sum is there.
+/// What the ranks share: an address per rank and bucket, and whether each bucket's sum is ready in each step.
 struct Engine {
     addresses: Vec<Vec<AtomicUsize>>,
     is_summed: Vec<Vec<AtomicBool>>,
@@ -230,7 +230,7 @@ fn a_gradient_that_nobody_asked_for_is_refused_and_overwritten_by_nothing() {
     assert!(Stepper::builder(&layout, AdamW::default()).host(Solo::default()).is_ok());
 }
 
-/// Two buckets of one parameter each; the sum of the second is forgotten.
+/// Makes two buckets of one parameter each; the caller forgets the sum of the second.
 fn forget(sums: impl Into<Sums>, borrows: bool, mode: Mode) -> (Result<()>, [f32; 2]) {
     let layout = Layout::builder().param("a", 1).param("b", 1).build().unwrap();
     let ids: Vec<ParamId> = layout.ids().collect();

@@ -1,7 +1,7 @@
-//! Checkpoints that ranks write together: the bytes of those that rank 0 writes, and all of the file or nothing of it,
+//! Ranks write checkpoints together. The file has the bytes of one that rank 0 writes, and it is complete or absent,
 //! whichever rank fails.
 //!
-//! Ranks are threads here, so "another file system" is another folder, and a full disk is `/dev/full`.
+//! Ranks are threads here, so another folder represents another file system, and `/dev/full` represents a full disk.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -29,7 +29,7 @@ const LOW: Precision = Precision {
     ..Precision::F32
 };
 
-/// A strategy, with how many ranks, and how many of them share tensors out.
+/// A strategy, the number of ranks, and the number of ranks that shard tensors.
 const SHARINGS: [(Strategy, u32, u32); 4] =
     [(Strategy::Zero, 3, 3), (Strategy::Fsdp, 3, 3), (Strategy::Zero, 4, 2), (Strategy::Fsdp, 4, 2)];
 
@@ -52,8 +52,8 @@ fn extras() -> Extras {
     Extras { scalars, metadata: [("run".to_owned(), "a".to_owned())].into() }
 }
 
-/// Saves both ways, and asserts that the files are the same, that nothing else is left, and that nothing in the stepper
-/// has changed. Returns the file.
+/// Saves both ways, and asserts that the files are the same, that nothing else remains, and that the stepper is
+/// unchanged. Returns the file.
 fn assert_same_file(
     (strategy, ranks, shard_size): (Strategy, u32, u32),
     steps: usize,
@@ -143,7 +143,7 @@ fn ranks_that_share_nothing_out_save_as_ever_and_states_in_the_hosts_memory_are_
     }
 }
 
-/// The next pass would give all ranks those of rank 0.
+/// The checkpoint has rank 0's parameters, which the next pass would give to all ranks.
 #[test]
 fn parameters_that_only_rank_0_has_yet_are_those_that_are_saved() {
     let file =
@@ -192,7 +192,7 @@ fn a_file_written_together_goes_into_any_number_of_ranks() {
     }
 }
 
-/// Asserts that the folder has one file, with this content.
+/// Asserts that the folder has only one file, with this content.
 fn assert_only(path: &Path, content: &[u8], what: &str) {
     assert_eq!(fs::read(path).unwrap(), content, "{what}");
     assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "{what}: no partial file is left");
@@ -231,7 +231,7 @@ fn what_one_rank_cannot_do_is_an_error_on_all_and_the_old_file_stays() {
     }
 }
 
-/// After the first word of rank 0, rank 1's file is one on a full disk.
+/// After the first message of rank 0, rank 1's file is on a full disk.
 struct FullDisk<'f> {
     inner: InProcess,
     folder: &'f Path,

@@ -1,8 +1,9 @@
-//! Ranks with different amounts of data: all end with the same bits, and those are of a plain rank fed the sums.
+//! Ranks have different amounts of data: all end with the same bits, which are those of a plain rank that gets the
+//! sums.
 //!
-//! The plain rank is built anew for each pass, over as many ranks as the divisor says, and loaded by name: so the mean
-//! over any count is compared exactly. Gradients are dyadic, so every sum is exact. Must draw a rank's data and its
-//! learning rate from the pass alone.
+//! The plain rank is built again for each pass, with as many ranks as the divisor says, and loaded by name. The mean
+//! over any number of ranks is therefore compared exactly. Gradients are dyadic, so every sum is exact. A rank's data
+//! and its learning rate must depend only on the pass.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::{
@@ -20,7 +21,7 @@ const AVERAGED: usize = 1;
 const DIVISORS: [Divisor; 2] = [Divisor::WorldSize, Divisor::ContributingRanks];
 const CAPS: [Option<u64>; 3] = [None, Some(1500), Some(1)];
 
-/// One is averaged.
+/// Returns a layout with one averaged parameter.
 fn mixed() -> Layout {
     let mut builder = Layout::builder();
     for (k, len) in LENGTHS.iter().enumerate() {
@@ -32,7 +33,7 @@ fn mixed() -> Layout {
     builder.build().unwrap()
 }
 
-/// Multiples of 1/64 below 2; none for what a rank does not use.
+/// Returns multiples of 1/64 below 2, or none if a rank does not use the parameter.
 fn gradient(at: usize, rank: usize, param: usize, element: usize) -> Option<f32> {
     let unused = (at == 1 && param == 3 && rank.is_multiple_of(2)) || (at == 2 && param == 4);
     let n = (at * 31 + rank * 57 + param * 17 + element * 13) % 251;
@@ -43,14 +44,14 @@ fn rate(at: usize) -> f64 {
     0.05 / (at + 1) as f64
 }
 
-/// A pass that one rank poisons, if non-finite ones are skipped.
+/// The pass that one rank poisons, if passes that are not finite are skipped.
 const POISONED: usize = 1;
 
 #[derive(Clone, Copy, Debug)]
 struct Case<'a> {
     options: &'a Options,
     optim: Optim,
-    /// Per rank.
+    /// The number of batches of each rank.
     batches: &'a [usize],
 }
 
@@ -63,7 +64,7 @@ impl Case<'_> {
         self.batches.iter().copied().max().unwrap()
     }
 
-    /// Of these ranks, summed.
+    /// Fills in the sum of these ranks' gradients.
     fn fill(&self, at: usize, ranks: &[usize], param: usize, values: &mut [f32]) -> bool {
         let mut used = false;
         values.fill(0.0);
@@ -96,8 +97,8 @@ impl Case<'_> {
         crate::support::finish(pass)
     }
 
-    /// What one rank holds after each pass, the last of which is a round in which nobody has data. `watched`: looked at
-    /// after each, which takes the overlap away.
+    /// Returns the outcome of one rank after each pass; in the last one no rank has data. With `watched`, the test
+    /// reads after each pass, which prevents overlap.
     fn rank(&self, comm: InProcess, watched: bool) -> Result<Vec<Outcome>> {
         let rank = instep::Collective::rank(&comm) as usize;
         let mut stepper = self.options.stepper(&mixed(), self.optim, comm)?;
@@ -125,7 +126,8 @@ impl Case<'_> {
         Ok(outcomes)
     }
 
-    /// The start and the same passes by one rank that is fed the sums, over so many ranks as the divisor says.
+    /// Returns the start, and the outcomes of the same passes by one rank that gets the sums, with as many ranks as the
+    /// divisor says.
     fn expected(&self) -> Vec<Outcome> {
         let world_size = self.batches.len() as u32;
         let plain = Options {
@@ -186,14 +188,14 @@ impl Case<'_> {
     }
 }
 
-/// What all modes with these options say of a pass.
+/// Returns the part of a pass's status that is equal in all modes with these options.
 fn decided(status: Status, case: &Case) -> (bool, u64, Option<u64>, bool) {
     let wants_norm = case.options.max_norm.is_some() || case.options.skip_nonfinite;
     let norm = status.norm.filter(|_| wants_norm).map(f64::to_bits);
     (status.skipped, status.clip.to_bits(), norm, status.first_nonfinite_bucket.is_some())
 }
 
-/// Modes, divisors, treatments of what is unused; `norm` asks for clipping and skipping.
+/// Returns modes, divisors, and treatments of unused parameters; `norm` asks for clipping and skipping.
 fn ways(norm: bool) -> Vec<Options> {
     let mut ways = Vec::new();
     for mode in MODES.into_iter().filter(|mode| !norm || *mode != Mode::Eager) {

@@ -1,7 +1,7 @@
-//! Parameters written between passes: the next pass broadcasts rank 0's of their buckets, and of no other.
+//! Parameters are written between passes: the next pass broadcasts rank 0's values of their buckets, and of no other.
 //!
-//! Ranks write different values, so a broadcast that is missing leaves ranks apart. The reference writes rank 0's values on
-//! all ranks.
+//! Ranks write different values, so ranks would differ without a broadcast. The reference writes rank 0's values on all
+//! ranks.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn step(stepper: &mut Stepper, at: usize) -> Result<()> {
     })
 }
 
-/// Writes a parameter; `source` is the rank whose values these are.
+/// Writes a parameter with the values of rank `source`.
 fn write(stepper: &mut Stepper, param: usize, at: usize, source: usize) -> Result<()> {
     let id = stepper.layout().ids().nth(param).unwrap();
     let len = stepper.layout().parameter(id)?.len as usize;
@@ -46,7 +46,7 @@ fn write(stepper: &mut Stepper, param: usize, at: usize, source: usize) -> Resul
     stepper.write(id, &values)
 }
 
-/// The spans of each broadcast in a recording, with the bucket that it names.
+/// Returns the spans of each broadcast in a recording, with its bucket.
 fn broadcasts(list: &[Traced]) -> Vec<(Option<u32>, Span)> {
     let broadcast = |entry: &Traced| match entry {
         Traced::Op(Op {
@@ -58,7 +58,7 @@ fn broadcasts(list: &[Traced]) -> Vec<(Option<u32>, Span)> {
     list.iter().filter_map(broadcast).collect()
 }
 
-/// Bytes that a broadcast of these parameters' buckets carries, masters included.
+/// Returns the bytes of a broadcast of these parameters' buckets, masters included.
 fn bytes_of(stepper: &Stepper, written: &[usize]) -> u64 {
     let plan = stepper.plan();
     let is_written = |params: &[u32]| params.iter().any(|param| written.contains(&(*param as usize)));
@@ -124,7 +124,7 @@ struct Case {
     precision: Precision,
     borrowed: bool,
     seed: u64,
-    /// Before each pass but the first, the parameters that are written, whether buckets are rebuilt then, and whether
+    /// The parameters that are written before each pass except the first, whether buckets are then rebuilt, and whether
     /// the pass is abandoned.
     passes: Vec<(Vec<usize>, bool, bool)>,
 }
@@ -150,7 +150,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    /// Trains, and checks after each pass what was broadcast. If `same`, all ranks write rank 0's values.
+    /// Trains, and checks after each pass what was broadcast. With `same`, all ranks write rank 0's values.
     fn run(&self, comm: InProcess, same: bool) -> Result<Outcome> {
         let (layout, rank) = (layout(&self.lengths), comm.rank() as usize);
         let builder = Stepper::builder(&layout, AdamW::default()).mode(self.mode).precision(self.precision);
@@ -206,7 +206,7 @@ fn random_writes_reach_every_rank_and_broadcast_their_buckets_alone() {
     });
 }
 
-/// Has each rank write its own parameters, first before the first pass and then after it.
+/// Makes each rank write its own parameters, before the first pass and after it.
 fn outcome(written: [&'static [usize]; 2], cap: u64) -> Result<()> {
     let layout = layout(&[30, 20, 10]);
     let act = |comm: InProcess| {
@@ -263,7 +263,7 @@ fn a_local_parameter_is_written_on_one_rank_and_broadcast_to_none() {
     assert!(first.abs() < 0.1 && second > 4.9, "{first} {second}");
 }
 
-/// A group in which the other rank agrees with everything.
+/// A group in which the other rank agrees with every comparison.
 struct Compared {
     agreed: Arc<Mutex<Vec<u64>>>,
     calls: Arc<Mutex<Vec<Option<u32>>>>,
@@ -297,7 +297,7 @@ impl Collective for Compared {
     fn abort(&self, _: &Error) {}
 }
 
-/// A GPU's collectives need not compare their calls, and ranks with different broadcasts would hang there.
+/// A GPU's collectives need not compare their calls, so ranks with different broadcasts would hang there.
 #[test]
 fn on_a_gpu_ranks_compare_what_they_wrote_before_they_broadcast_it() {
     let (agreed, calls) = (Arc::default(), Arc::default());

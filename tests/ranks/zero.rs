@@ -1,8 +1,8 @@
-//! Ranks that step shards, or step on the host's own memory, end with the bits of ranks that step everything in place:
-//! states, gradients, decisions and counts.
+//! Ranks that step shards, or step in the host's memory, have the bits of ranks that step everything in place: states,
+//! gradients, decisions and counts.
 //!
-//! Gradients are small dyadic numbers, so every sum over ranks is exact. Shapes are uneven: cuts fall inside parameters,
-//! and some parameters and shards are empty.
+//! Gradients are small dyadic numbers, so every sum over ranks is exact. Shapes are uneven: shards begin inside
+//! parameters, and some parameters and shards are empty.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -22,16 +22,17 @@ pub(crate) fn layout() -> &'static Layout {
     &LAYOUT
 }
 
-/// Multiples of 1/64 below 2: sums of eight are exact in f32, and those of f16 and bf16 are as long.
+/// Returns multiples of 1/64 below 2: sums of eight are exact in f32, and in f16 and bf16 the sums have enough bits
+/// too.
 pub(crate) fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 251;
     (n as f32 - 125.0) / 64.0
 }
 
-/// What a training does in a pass.
+/// The events of a training's passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Course {
-    /// In odd passes p1 is unused everywhere, and p3 on odd ranks.
+    /// In odd passes p1 is unused on all ranks, and p3 on odd ranks.
     pub(crate) leaves_out: bool,
     /// p5 is frozen from the second pass to the fourth.
     pub(crate) freezes: bool,
@@ -40,7 +41,7 @@ pub(crate) struct Course {
     /// Odd ranks have no data after three passes.
     pub(crate) joins: bool,
     pub(crate) micro_batches: u32,
-    /// Ranks that share something out sum each micro-batch.
+    /// Sharded ranks sum each micro-batch.
     pub(crate) summed: bool,
     /// Parameters are stored in bf16.
     pub(crate) reads_bf16: bool,
@@ -58,7 +59,7 @@ pub(crate) fn bucket_of(stepper: &Stepper, id: ParamId) -> Result<u32> {
     Ok(stepper.plan().segment_of(stepper.layout().index(id)?).bucket)
 }
 
-/// Reads all parameters as a forward does, a bucket ahead, and gives some buckets up again. Does nothing to ranks that have
+/// Reads all parameters as a forward does, one bucket ahead, and reshards some buckets. Does nothing on ranks that have
 /// all parameters.
 fn walk(stepper: &mut Stepper, step: usize, reads_bf16: bool) -> Result<()> {
     let layout = stepper.layout().clone();
@@ -81,7 +82,7 @@ fn walk(stepper: &mut Stepper, step: usize, reads_bf16: bool) -> Result<()> {
     Ok(())
 }
 
-/// Trains, asserts that there is no race, and returns what is left, with the decisions of each pass.
+/// Trains, asserts that there is no race, and returns the outcome with the decisions of each pass.
 fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)> {
     let layout = stepper.layout().clone();
     let (rank, ranks) = (stepper.rank() as usize, stepper.world_size() as usize);
@@ -142,7 +143,7 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
     Ok((outcome, decisions))
 }
 
-/// What ranks share out, and whether steps run on the host, beside [`Strategy::Replicated`] without that.
+/// What ranks shard, and whether steps run on the host; each is compared with [`Strategy::Replicated`] without offload.
 pub(crate) const WAYS: [(Strategy, bool); 5] = [
     (Strategy::Zero, false),
     (Strategy::Fsdp, false),
@@ -151,12 +152,13 @@ pub(crate) const WAYS: [(Strategy, bool); 5] = [
     (Strategy::Fsdp, true),
 ];
 
-/// A builder with or without offload.
+/// Returns a builder with or without offload.
 pub(crate) fn offloading(builder: StepperBuilder<'_>, offloads: bool) -> StepperBuilder<'_> {
     if offloads { builder.offload(OffloadPolicy::default()) } else { builder }
 }
 
-/// Every rank's outcome, each way, is that of its whole counterpart, gradients and decisions included.
+/// Asserts, for each strategy, that every rank's outcome is that of its replicated counterpart, gradients and decisions
+/// included.
 pub(crate) fn assert_same_bits_each_way(
     ranks: u32,
     course: Course,
@@ -167,7 +169,7 @@ pub(crate) fn assert_same_bits_each_way(
     assert_same((ranks, None), course, what, ways, builder);
 }
 
-/// The same with groups of so many ranks that share tensors out.
+/// Asserts the same with groups of ranks that shard tensors.
 pub(crate) fn assert_same_bits_in_groups(
     ranks: (u32, Option<NonZeroU32>),
     course: Course,
@@ -178,7 +180,7 @@ pub(crate) fn assert_same_bits_in_groups(
     assert_same(ranks, course, what, &ways.collect::<Vec<_>>(), builder);
 }
 
-/// Each of these ways.
+/// Asserts the same for these strategies.
 pub(crate) fn assert_same(
     (ranks, shard_size): (u32, Option<NonZeroU32>),
     course: Course,

@@ -1,6 +1,6 @@
-//! Ranks that step shards and fail, die or come late in any of their calls: an error everywhere, and no hang.
+//! Ranks that step shards fail, die or come late in any of their calls: all ranks get an error, and none hangs.
 //!
-//! A communicator counts its rank's calls on both streams, and one of them goes wrong.
+//! A communicator counts its rank's calls on both streams, and one of them fails.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) enum Ending {
     ComesLate,
 }
 
-/// Rank 1's call number `at` goes wrong.
+/// A communicator whose call number `at` fails on rank 1.
 pub(crate) struct Failing {
     inner: Arc<dyn Collective>,
     pub(crate) calls: Arc<AtomicUsize>,
@@ -76,7 +76,7 @@ impl Collective for Failing {
     }
 }
 
-/// A strategy and whether it offloads, with how many ranks, and how many of them share tensors out.
+/// A strategy, whether it offloads, the number of ranks, and the number of ranks that shard tensors.
 type Sharing = (Strategy, bool, u32, u32);
 
 const SHARINGS: [Sharing; 8] = [
@@ -90,7 +90,8 @@ const SHARINGS: [Sharing; 8] = [
     (Strategy::Fsdp, true, 4, 2),
 ];
 
-/// Three passes, with an optimizer that stops in each step to share norms. Returns how each rank ended, and how many calls rank 1 made.
+/// Makes three passes, with an optimizer that stops in each step to share norms. Returns how each rank ended, and how
+/// many calls rank 1 made.
 fn train(
     (strategy, offloads, ranks, shard_size): Sharing,
     mode: Mode,
@@ -184,7 +185,7 @@ fn a_rank_that_is_late_in_a_call_is_waited_for() {
     }
 }
 
-/// All elements of a parameter have the same gradients, so one that is new in part would show.
+/// All elements of a parameter have the same gradients, so a partly updated parameter would show.
 #[test]
 fn a_rescued_rank_reads_no_parameter_that_is_new_in_part() {
     let layout = Layout::builder().param("a", 700).param("b", 300).build().unwrap();

@@ -1,7 +1,7 @@
-//! LAMB on ranks that step shards: its change is scaled by norms of whole parameters, which ranks add up in the step.
+//! LAMB on ranks that step shards: norms of full parameters scale its change, and ranks add them up in the step.
 //!
-//! `zero.rs` has the training and the comparison with whole steps. Buckets hold other optimizers beside LAMB, parameters
-//! are stepped by several, and norms may be infinite.
+//! `zero.rs` has the training and the comparison with steps of full parameters. Buckets contain other optimizers beside
+//! LAMB, several optimizers step one parameter, and norms may be infinite.
 
 use instep::collective::CollectiveKind;
 use instep::hazard::Traced;
@@ -23,7 +23,7 @@ fn lamb() -> Lamb {
     Lamb { lr: 0.25, weight_decay: 0.0625, ..Lamb::default() }
 }
 
-/// LAMB for all but two parameters, which an optimizer without norms steps in the same buckets.
+/// Returns a builder with LAMB for all but two parameters, which an optimizer without norms steps in the same buckets.
 fn mixed() -> StepperBuilder<'static> {
     let ids = ids();
     let others = Sgd { momentum: 0.5, ..Sgd::default() };
@@ -119,7 +119,7 @@ fn lamb_in_low_precision_steps_shards_to_the_same_bits() {
     }
 }
 
-/// Three ranks each find an infinity in their part of one parameter. Its norm is infinite then, and its ratio 1.
+/// Each of three ranks finds an infinity in its shard of one parameter. The norm is then infinite, and the ratio 1.
 #[test]
 fn infinities_on_several_ranks_are_no_finite_norm_together() {
     for infinite in [1, 2, 3] {
@@ -219,7 +219,7 @@ fn a_step_shares_norms_once_per_bucket_and_every_wait_is_needed() {
     }
 }
 
-/// Its sums of gradients alone do not make LAMB's steps.
+/// A collective that can sum gradients, but not the norms of LAMB.
 struct WithoutSums(instep::InProcess);
 
 impl instep::Collective for WithoutSums {

@@ -1,7 +1,6 @@
-//! Parameters that are each rank's own, and empty ones, beside shards, groups and offload: the bits of plain ranks, and no
-//! race.
+//! Local parameters and empty ones, beside shards, groups and offload: the bits of ranks without them, and no race.
 //!
-//! Gradients are those of `zero.rs`, of which every sum over ranks is exact.
+//! Gradients are those of `zero.rs`, so every sum over ranks is exact.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use instep::{
 use crate::ranks::zero::{WAYS, bucket_of, gradient, offloading};
 use crate::support::{MODES, Outcome, paint};
 
-/// Name, length, and whether it is each rank's own.
+/// Name, length, and whether it is local.
 type Param = (&'static str, usize, bool);
 
 const MIXED: &[Param] = &[
@@ -113,7 +112,7 @@ fn train(mut stepper: Stepper, course: Course) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// How many ranks, and how many of them share tensors out.
+/// The number of ranks, and the number of ranks that shard tensors.
 const SIZES: [(u32, u32); 5] = [(1, 1), (2, 2), (2, 1), (4, 2), (3, 3)];
 
 fn assert_same(

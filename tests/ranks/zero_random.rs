@@ -1,4 +1,5 @@
-//! Random trainings on ranks that step shards, or on the host's own memory, against one plain rank that is fed their sums.
+//! Random trainings on ranks that step shards, or step in the host's memory, against one plain rank that gets their
+//! sums.
 //!
 //! `PROPTEST_CASES` raises the number of cases.
 

@@ -1,7 +1,7 @@
-//! What ranks that step shards share out: the bytes that each keeps, the calls that they make, whole tensors from all
-//! parts, and checkpoints for other numbers of ranks.
+//! Ranks that step shards: the bytes of each, the calls that they make, full tensors from all shards, and checkpoints
+//! for other numbers of ranks.
 //!
-//! What cannot be shared out is refused by name, before any call.
+//! A tensor that cannot be sharded is refused by name, before any call.
 
 use crate::support::Presummed;
 use std::num::NonZeroU32;
@@ -33,7 +33,7 @@ impl StepParam for Own {
     }
 }
 
-/// Bytes of one memory of each rank.
+/// Returns the bytes of one memory of each rank.
 fn bytes(sizes: &[(Memory, u64)], memory: Memory) -> u64 {
     sizes.iter().find(|(known, _)| *known == memory).map_or(0, |(_, bytes)| *bytes)
 }
@@ -83,7 +83,7 @@ fn a_rank_keeps_states_masters_and_averages_of_its_shard_alone() {
     }
 }
 
-/// The collectives between two passes' begins, with their streams.
+/// Returns the collectives between the begins of two passes, with their streams.
 fn calls(list: &[Traced]) -> Vec<(Stream, CollectiveKind)> {
     let middle = &list[middle_passes(list)];
     let begins =
@@ -193,7 +193,7 @@ fn what_needs_whole_tensors_is_refused_by_name() {
         assert!(told.contains(word), "{told}");
     }
 }
-/// A training that is saved with one number of ranks and strategy goes on with another one to the same bits.
+/// A training that is saved with one number of ranks and one strategy continues with others to the same bits.
 #[test]
 fn a_checkpoint_goes_into_any_number_of_ranks_and_either_strategy() {
     let low = Precision {

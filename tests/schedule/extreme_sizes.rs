@@ -1,6 +1,6 @@
-//! Plans of extreme sizes: each is exactly what arithmetic without a bound says, or an error.
+//! Plans of extreme sizes: each is exactly what unbounded arithmetic says, or an error.
 //!
-//! The oracle computes in u128 and shares no code with the library. Nothing here allocates a tensor.
+//! The reference computes in u128 and shares no code with the library. The tests allocate no tensor.
 
 use std::collections::HashSet;
 
@@ -13,15 +13,15 @@ use proptest::sample::select;
 
 use crate::schedule::property::for_all;
 
-/// Neither layouts nor plans may hold so many elements.
+/// Neither layouts nor plans may have this number of elements.
 const TOO_MANY: u128 = 1 << 56;
 
 const QUANTUM: u128 = 256;
 
-/// What a plan is cut from.
+/// The input of a plan.
 #[derive(Clone, Debug)]
 struct Case {
-    /// Length, whether the parameter is local, and a type of its own.
+    /// Length, whether the parameter is local, and the type that it may have.
     params: Vec<(u64, bool, Option<DType>)>,
     world_size: u32,
     caps: (u64, u64),
@@ -29,7 +29,7 @@ struct Case {
     grad: DType,
 }
 
-/// Numbers near every power of two, so that sums and products land on both sides of each bound.
+/// Draws numbers near every power of two, so that sums and products lie on both sides of each bound.
 fn around_powers(bits: std::ops::Range<u32>) -> impl Strategy<Value = u64> {
     (bits, -2i64..=2).prop_map(|(bit, off)| (1u64 << bit).saturating_add_signed(off))
 }
@@ -69,7 +69,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    /// The types of a parameter and of its gradient.
+    /// Returns the types of a parameter and of its gradient.
     fn types(&self, param: usize) -> (DType, DType) {
         self.params[param].2.map_or((DType::F32, self.grad), |own| (own, own))
     }
@@ -91,8 +91,8 @@ fn layout(params: &[(u64, bool, Option<DType>)]) -> Result<Layout, Error> {
 /// A bucket by the definition: start, length, and the parameters with their offsets.
 type Expected = (u128, u128, Vec<(usize, u128)>);
 
-/// Buckets before they have offsets, as lists of parameters: those of one type fill up in turn, in their own order, and
-/// a bucket's place is that of its last parameter.
+/// Returns buckets without offsets, as lists of parameters: parameters of one type fill buckets in order, and the last
+/// parameter of a bucket decides its place.
 fn filled(case: &Case) -> Vec<Vec<usize>> {
     let backward = || (0..case.params.len()).rev();
     let types: HashSet<(DType, DType)> = backward().map(|param| case.types(param)).collect();
@@ -142,7 +142,7 @@ fn expected(case: &Case) -> Vec<Expected> {
     buckets
 }
 
-/// Bytes follow each other without gaps, bucket by bucket, in every memory that any of them has.
+/// Asserts that bytes follow each other without gaps, bucket by bucket, in every memory.
 fn assert_bytes(plan: &Plan) {
     for memory in Memory::of_tensors(plan, 2) {
         let mut next = 0;

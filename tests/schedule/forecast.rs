@@ -1,6 +1,6 @@
-//! A forecast is the schedule of a real stepper, with the times that follow from each op's.
+//! A forecast is the schedule of a real stepper, with times that follow from each op's time.
 //!
-//! Must compare it with what a real run has recorded, and with times that were worked out by hand.
+//! The tests must compare it with a recorded real run, and with times that were computed by hand.
 
 use instep::hazard::Traced;
 use instep::op::{Action, Interval, Op};
@@ -53,7 +53,7 @@ fn a_forecast_lists_the_ops_of_a_real_run_and_its_bytes() {
     }
 }
 
-/// The first bucket of each launch of steps, how many it steps, and whether a mark follows at once.
+/// Returns the first bucket of each launch of steps, how many it steps, and whether a mark follows at once.
 fn launches(list: &[Traced]) -> Vec<(u32, u32, bool)> {
     let ops = ops(list);
     let steps = ops.iter().enumerate().filter_map(|(at, op)| match op.action {
@@ -97,7 +97,7 @@ fn a_forecast_that_shares_launches_has_those_of_a_run_on_a_gpu() {
     }
 }
 
-/// When the ops of a kind ran in the last pass.
+/// Returns when the ops of a kind ran in the last pass.
 fn times(ran: &[instep::timeline::TimedOp], of: impl Fn(&Action) -> bool) -> Vec<(u64, u64)> {
     let found = ran.iter().filter(|ran| of(&ran.op.action)).map(|ran| ran.interval);
     found.map(|Interval { start_ns, end_ns }| (start_ns, end_ns)).collect()
@@ -158,7 +158,7 @@ fn a_forecast_moves_the_bytes_that_a_step_counts_and_holds_no_values() {
     assert!(stepper.write(id, &[0.0; 1024]).is_err());
 }
 
-/// 2^64 nanoseconds are 584 years: nobody waits for them, and no clock turns over.
+/// 2^64 nanoseconds are 584 years: a clock stops there and does not wrap.
 #[test]
 fn clocks_of_a_forecast_stop_at_their_end() {
     let layout = layout(&[300, 700]);

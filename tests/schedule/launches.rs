@@ -1,6 +1,6 @@
-//! Which buckets share a launch, by what waits for them.
+//! Buckets share a launch depending on what waits for them.
 //!
-//! Plans of real sizes, without memory: a bucket has 25 MiB of gradients, as PyTorch's have.
+//! The plans have real sizes, but no memory: a bucket has 25 MiB of gradients, as in PyTorch.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use instep::{Layout, Mode};
 const BUCKETS: usize = 24;
 const BUCKET_BYTES: u64 = 25 << 20;
 
-/// Returns the first bucket of each launch and how many it steps, in order, after asserting that each has one mark.
+/// Returns the first bucket of each launch and how many it steps, in order; asserts that each launch has one mark.
 fn launches(ops: &[Op]) -> Vec<(u32, u32)> {
     let steps = ops.iter().enumerate().filter_map(|(at, op)| match op.action {
         Action::Step { bucket, count } => Some((at, (bucket, count))),

@@ -1,8 +1,8 @@
-//! Lists of ops: free of races, without a wait too many, and the same result in any order that a trainer takes.
+//! Lists of ops have no race and no wait too many, and give the same result in any order of a trainer's calls.
 //!
-//! `ordering` judges lists of a `simulated` trainer, `recorded` takes them from real runs, and `property` draws whole trainings.
-//! `launches` says which buckets share one.
-//! `forecast` holds foreseen runs to real ones, and `extreme_sizes` the plans below them to arithmetic without a bound.
+//! `ordering` judges lists of a `simulated` trainer, `recorded` takes them from real runs, and `property` draws
+//! complete trainings. `launches` tests which buckets share a launch. `forecast` compares predicted runs with real
+//! ones, and `extreme_sizes` compares plans with unbounded arithmetic.
 
 mod extreme_sizes;
 mod forecast;

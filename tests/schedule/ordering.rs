@@ -1,7 +1,7 @@
-//! Is every list free of races, and is every wait needed?
+//! Every list must be free of races, and every wait must be needed.
 //!
 //! The schedule runs without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
-//! checker judges ops and trainer together. If any Wait is deleted, it must report a hazard.
+//! checker judges ops and trainer together. If any Wait is deleted, the checker must report a hazard.
 
 use std::sync::Arc;
 
@@ -162,7 +162,7 @@ fn shared_launches_have_no_hazard_and_every_wait_beside_them_is_missed_when_dele
     assert!(shared > 100, "{shared} launches are shared");
 }
 
-/// Of the long lists only the plain ones. Each mode is a test of its own, so that they run side by side.
+/// Of the long lists the test checks only the plain ones. Each mode is a separate test, so that they run in parallel.
 fn assert_every_wait_of_64_buckets_is_needed(mode: Mode) {
     let plain = |case: &Case| {
         let special = case.scaled || case.per_bucket || !case.joined.is_empty();
@@ -187,7 +187,7 @@ fn every_wait_of_64_buckets_is_missed_when_deleted_in_normed() {
     assert_every_wait_of_64_buckets_is_needed(Mode::Normed);
 }
 
-/// Steps are what Normed overlaps with the next forward, and a trainer that asks for its scale must not end that.
+/// Normed overlaps steps with the next forward, and a trainer that asks for its scale must not end that.
 #[test]
 fn the_loss_scale_waits_for_the_decision_and_for_no_step() {
     let layout = Layout::builder().param("a", 300).param("b", 300).build().unwrap();
@@ -306,7 +306,7 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
     }
 }
 
-/// It is reduced in every pass, since it counts ranks, and nothing but that reduce is there to come after.
+/// The bucket is reduced in every pass, because it counts ranks, and its touch comes after that reduce only.
 #[test]
 fn a_frozen_bucket_that_counts_ranks_is_touched_after_its_reduce_only() {
     let layout = Layout::builder().param("a", 300).param("counts", 300).build().unwrap();

@@ -1,7 +1,8 @@
-//! Properties of anything a trainer may do: random trainings, random schedules, fixed seed.
+//! Properties of all that a trainer may do: random trainings, random schedules, fixed seed.
 //!
-//! `PROPTEST_CASES` raises the number of cases. Each compares two runs of the product or asks the checker; a failing
-//! case is shrunk and printed whole. Cases depend on no clock and leave no files, so a failure repeats on any machine.
+//! `PROPTEST_CASES` raises the number of cases. Each property compares two runs of the library or asks the checker; a
+//! failing case is shrunk and printed completely. Cases depend on no clock and leave no files, so a failure repeats on
+//! any machine.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -21,7 +22,7 @@ use crate::support::MODES;
 use crate::support::arbitrary::{Setup, Training, setup, training};
 use crate::support::training::Feed;
 
-/// Runs `property` on as many cases as `PROPTEST_CASES` says, or on `cases`.
+/// Runs `property` on the number of cases in `PROPTEST_CASES`, or else on `cases`.
 pub(crate) fn for_all<S: Strategy>(cases: u32, strategy: S, property: impl Fn(S::Value)) {
     let mut config = Config { failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -37,8 +38,8 @@ pub(crate) fn for_all<S: Strategy>(cases: u32, strategy: S, property: impl Fn(S:
     }
 }
 
-/// Bucket sizes, threads, instruction sets, modes and orders change nothing; nor does an abandoned pass, but for the
-/// buckets that Eager names.
+/// Bucket sizes, threads, instruction sets, modes and orders change nothing; an abandoned pass changes only the buckets
+/// that Eager names.
 #[test]
 fn every_way_to_carry_out_a_training_gives_the_bits_of_the_plainest_one() {
     for_all(400, (training(), vec(setup(), 2)), |(training, setups)| {
@@ -78,7 +79,7 @@ pub(crate) fn abandon_early(training: &mut Training) {
     }
 }
 
-/// What a trainer does inside a pass. Parameters wrap.
+/// A trainer's action inside a pass. Parameters wrap.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Touch(usize, Memory, bool),
@@ -87,7 +88,7 @@ enum Event {
     NextMicroBatch,
 }
 
-/// What it does after one.
+/// A trainer's action after a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Between {
     Status,
@@ -95,10 +96,10 @@ enum Between {
     SetRates,
     ReadAll,
     Load,
-    /// Writes one parameter. Parameters wrap.
+    /// Writes one parameter. The index wraps.
     Write(usize),
     Synchronize,
-    /// Parameters wrap.
+    /// The index wraps.
     Freeze(usize),
     Unfreeze(usize),
 }
@@ -106,13 +107,13 @@ enum Between {
 #[derive(Clone, Debug)]
 enum Inside {
     Events(Vec<Event>),
-    /// Nothing but the pass itself, on a rank without data.
+    /// Joins a pass on a rank without data, and does nothing else.
     Joined,
 }
 
 #[derive(Clone, Debug)]
 struct Events {
-    /// Length, uses, and whether it is averaged.
+    /// Length, number of uses, and whether it is averaged.
     params: Vec<(usize, u32, bool)>,
     cap: u64,
     world_size: u32,
@@ -121,13 +122,13 @@ struct Events {
     sharded: bool,
     /// Whether each micro-batch is summed.
     summed: bool,
-    /// Whether neighbours share launches.
+    /// Whether neighbouring buckets share launches.
     shares: bool,
     mode: Mode,
     norm: bool,
-    /// Each pass, whether it is abandoned, and what follows it.
+    /// Each pass, whether it is abandoned, and the actions after it.
     passes: Vec<(Inside, bool, Vec<Between>)>,
-    /// Of each pass that is not joined.
+    /// Micro-batches of each pass that is not joined.
     micro_batches: u32,
 }
 
@@ -187,7 +188,7 @@ fn events() -> impl Strategy<Value = Events> {
     )
 }
 
-/// Plays the events to a schedule, without a device, and returns its plan and the list of what happened.
+/// Replays the events on a schedule, without a device, and returns its plan and the recorded list.
 fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let mut builder = Layout::builder();
     for (k, (len, uses, averaged)) in events.params.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! The list that a real run records, like the simulated ones, has no hazard and no wait too many.
+//! The recorded list of a real run has no hazard and no wait too many, as the simulated lists have none.
 //!
-//! Steppers train on the host device, and the recorder copies what is submitted. Ops and trainer accesses come from the
-//! product itself, not from a model of it.
+//! Steppers train on the host device, and the recorder copies all submitted ops. Ops and trainer accesses come from the
+//! library itself, not from a model.
 
 use instep::hazard::{Traced, check};
 use instep::op::{Action, Op, Stream};

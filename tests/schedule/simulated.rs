@@ -1,6 +1,6 @@
-//! A trainer of many kinds, simulated on a schedule without a device.
+//! A configurable trainer, simulated on a schedule without a device.
 //!
-//! It announces every access, as a stepper does; the list that comes of it is what the checker judges.
+//! It announces every access, as a stepper does; the checker judges the resulting list.
 
 use std::sync::Arc;
 
@@ -10,46 +10,46 @@ use instep::op::{Access, Memory, Span};
 use instep::schedule::{Broadcast, Decision, Opening, Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
 
-/// In which order the trainer goes through the parameters.
+/// The order in which the trainer goes through the parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Order {
-    /// Forward in registration order, backward in reverse: what buckets are laid out for.
+    /// Forward in registration order and backward in reverse order, as the buckets expect.
     Natural,
-    /// The other way round.
+    /// Forward in reverse order and backward in registration order.
     Opposed,
-    /// Neither: a stride through the list.
+    /// A stride through the list.
     Strided,
 }
 
-/// What happens to every third parameter in odd passes.
+/// The treatment of every third parameter in odd passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Unused {
-    /// Nothing special.
+    /// No special treatment.
     Never,
-    /// It is read, but gets no gradient.
+    /// The parameter is read, but gets no gradient.
     Ungraded,
-    /// It is not even read.
+    /// The parameter is not even read.
     Untouched,
 }
 
-/// Which parameters are frozen: every third bucket wholly, and the first parameter of every third partly.
+/// The frozen parameters: every third bucket completely, and the first parameter of every third bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Freezing {
     Never,
-    /// From the first pass on.
+    /// They are frozen from the first pass on.
     Always,
-    /// In odd passes.
+    /// They are frozen in odd passes.
     Toggled,
 }
 
-/// What ranks share out; this one is the second.
+/// What ranks shard; this rank is the second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Sharing {
     Nothing,
     States,
-    /// The same among two of four ranks.
+    /// States are sharded among two of four ranks.
     StatesOfGroups,
-    /// Each bucket is brought together before it is read, in forward and in backward; every second one is given up between.
+    /// Each bucket is unsharded before it is read, in forward and in backward; every second one is resharded between.
     Params,
 }
 
@@ -62,22 +62,23 @@ pub(super) struct Case {
     pub(super) tails: bool,
     pub(super) order: Order,
     pub(super) unused: Unused,
-    /// Writes parameters before the third pass, so that ranks take rank 0's again, of every second bucket unless there
-    /// are tails, sets learning rates after every one, and after every other one reads the status or sets step counts.
+    /// The trainer writes parameters before the third pass, so that ranks take those of rank 0 again. It writes those
+    /// of every second bucket, or of all buckets if there are tails. It sets learning rates after every pass. After
+    /// every second pass it reads the status or sets step counts.
     pub(super) reload: bool,
     pub(super) freezing: Freezing,
     /// The trainer asks for the loss scale: before forward in even passes, after backward in odd ones.
     pub(super) scaled: bool,
-    /// Buckets are decided on one by one.
+    /// Each bucket has its own decision.
     pub(super) per_bucket: bool,
-    /// Passes that this rank makes without data; ranks are counted if there are any.
+    /// Passes that this rank makes without data; if there are any, ranks are counted.
     pub(super) joined: &'static [usize],
     pub(super) sharing: Sharing,
-    /// How often a bucket's step stops for norms of parameters, of which ranks have parts.
+    /// The number of times that a bucket's step stops for norms of sharded parameters.
     pub(super) stops: usize,
-    /// Steps run on the host, on memory of its own.
+    /// Steps run in the host's memory.
     pub(super) offloads: bool,
-    /// Neighbours may share launches; then no step stops.
+    /// Neighbouring buckets may share launches; no step stops then.
     pub(super) shares: bool,
     pub(super) passes: usize,
 }
@@ -85,7 +86,7 @@ pub(super) struct Case {
 pub(super) struct Simulated {
     pub(super) plan: Plan,
     pub(super) list: Vec<Traced>,
-    /// Where each pass starts in the list.
+    /// The start of each pass in the list.
     pub(super) starts: Vec<usize>,
 }
 

@@ -1,7 +1,7 @@
-//! Passes of several micro-batches: gradients add up, and no bucket is reduced before the last one.
+//! Passes of several micro-batches: gradients add up, and no bucket is reduced before the last micro-batch.
 //!
-//! The reference is a pass of one micro-batch that is handed the sum. Bits are compared, since the trainer's own
-//! additions are the same in both.
+//! The reference is a pass of one micro-batch that gets the sum. Bits are compared, because both sides make the same
+//! additions.
 
 use std::num::NonZeroU32;
 
@@ -27,7 +27,7 @@ fn gradient(pass: usize, micro_batch: u32, rank: u32, param: usize, element: usi
     (n as f32 - 125.0) / 64.0
 }
 
-/// Trains four passes; the micro-batch that each parameter skips is its own.
+/// Trains four passes; each parameter skips a different micro-batch.
 fn train(mut stepper: Stepper, rank: u32, accumulate: bool, reverse: bool) -> (Vec<u32>, Vec<Traced>) {
     let layout = stepper.layout().clone();
     let ids: Vec<_> = layout.ids().collect();

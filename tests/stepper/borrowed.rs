@@ -1,7 +1,8 @@
-//! The caller's memory gives the bits of the stepper's own, at any alignment, and nothing around it changes.
+//! The caller's memory gives the bits of the stepper's own memory, at any alignment, and the bytes around it stay
+//! unchanged.
 //!
-//! Every tensor stands between guard bands whose bits are compared at the end. The reference is the same training on
-//! owned memory, with other buckets.
+//! Every tensor lies between guard bands whose bits are compared at the end. The reference is the same training in the
+//! stepper's memory, with other buckets.
 
 use instep::layout::ForeignBucket;
 use instep::{
@@ -16,14 +17,14 @@ use crate::support::{
 
 const LENGTHS: [usize; 8] = [300, 0, 1, 2049, 17, 256, 5, 700];
 
-/// A caller's memory: parameters apart, gradients in buckets with gaps of one element.
+/// A caller's memory: separate parameters, gradients in buckets with gaps of one element.
 struct Tensors {
     params: Vec<Guarded>,
     buckets: Vec<(Guarded, ForeignBucket)>,
 }
 
 impl Tensors {
-    /// Parameter k lies `offset + k` elements past a boundary; each bucket holds up to three gradients, in no order.
+    /// Parameter k lies `offset + k` elements after a boundary; each bucket has up to three gradients, in no order.
     fn new(layout: &Layout, offset: usize) -> Tensors {
         let ids: Vec<_> = layout.ids().collect();
         let params =
@@ -92,7 +93,7 @@ fn run_borrowed(layout: &Layout, optim: Optim, options: &Options, offset: usize)
     outcome
 }
 
-/// One parameter is left out of the second pass.
+/// One parameter is missing from the second pass.
 fn gradient(step: usize, param: usize, values: &mut [f32]) -> bool {
     painted(&Options::default())(step, param, values) && !(step == 1 && param == 4)
 }

@@ -1,7 +1,8 @@
-//! Clipping each bucket by its own norm: the bits of that bucket alone under the exact clip, in every mode.
+//! Each bucket is clipped by its own norm: the bits are those of the bucket's own stepper with the exact clip, in every
+//! mode.
 //!
-//! The reference is a stepper whose layout is the one bucket, with norms and coefficients computed here. The plan alone
-//! says which parameters a bucket has.
+//! The reference is a stepper whose layout is one bucket, with norms and coefficients computed here. The plan decides
+//! which parameters a bucket has.
 
 use instep::abi::InstepControl;
 use instep::op::Memory;
@@ -32,7 +33,7 @@ fn clipping<'a>(options: &Options, layout: &'a Layout, optim: Optim) -> StepperB
     options.builder(layout, optim).clip(Clip::PerBucket(MAX_NORM))
 }
 
-/// Per bucket with elements, its parameters by their places in the layout.
+/// Returns the parameters of each bucket with elements, by their places in the layout.
 fn params_of_buckets<D: Device>(stepper: &Stepper<D>) -> Vec<Vec<usize>> {
     let plan = stepper.plan();
     let params = plan.buckets().iter().map(|bucket| {
@@ -45,7 +46,7 @@ fn params_of_buckets<D: Device>(stepper: &Stepper<D>) -> Vec<Vec<usize>> {
     buckets
 }
 
-/// What both sides of a comparison do.
+/// The actions of both sides of a comparison.
 #[derive(Clone, Debug)]
 struct Case {
     options: Options,
@@ -62,8 +63,8 @@ impl Case {
         !is_unused && !Case::is_frozen(step, param)
     }
 
-    /// What is left on one rank after all passes; `params` are the layout's, by their places in the whole one. With
-    /// uneven inputs each rank has a batch less than the one before it.
+    /// Returns the values on one rank after all passes; `params` are the layout's parameters, by their places in the
+    /// complete layout. With uneven inputs each rank has one batch less than the rank before it.
     fn train(&self, stepper: &mut Stepper, params: &[usize], rank: usize) -> Result<Vec<f64>> {
         let ids: Vec<ParamId> = stepper.layout().ids().collect();
         for (id, &param) in ids.iter().zip(params) {
@@ -148,7 +149,7 @@ fn each_bucket_has_the_bits_of_a_stepper_of_its_own_that_clips_exactly() {
     }
 }
 
-/// Whole numbers, whose squares any sum adds exactly: so the norm is known without the library.
+/// Returns whole numbers, whose squares any sum adds exactly, so the norm is known without the library.
 fn whole(step: usize, param: usize, k: usize) -> f32 {
     ((k * 7 + param * 3 + step) % 23) as f32 - 11.0
 }
@@ -264,7 +265,7 @@ fn a_gpu_and_rebuilt_buckets_clip_with_the_hosts_bits() {
     }
 }
 
-/// Three passes in an order of their own, then others in the buckets that it asks for, which are more.
+/// Makes three passes in an unusual order, then rebuilds the buckets, which are then more, and makes further passes.
 fn train_rebuilding<D: Device>(stepper: &mut Stepper<D>, options: &Options) {
     paint_params(stepper);
     let paint = painted(options);

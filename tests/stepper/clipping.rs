@@ -1,7 +1,7 @@
-//! Clipping and skipping as a table: what is decided, and that a skipped step moves nothing, wherever the cause lies.
+//! Clipping and skipping as a table: the decision, and that a skipped step changes nothing. The cause may lie anywhere.
 //!
-//! The norms of the table are exact, and so are its coefficients. PyTorch's own test of a found infinity compares
-//! parameters; this one compares every state too, at the first step and later.
+//! The norms of the table and their coefficients are exact. PyTorch's own test of a found infinity compares parameters;
+//! this test also compares every state, at the first step and later.
 
 use instep::{Adam, Layout, Mode, SegmentAction, Sgd};
 
@@ -10,19 +10,19 @@ use crate::support::{
     Optim, Options, Outcome, assert_same_bits, layout, one_per_state_count, open, paint, painted, pass, run,
 };
 
-/// The modes that know the norm before they step.
+/// These modes know the norm before they step.
 const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
 
 const NAN: f32 = f32::NAN;
 const INFINITY: f32 = f32::INFINITY;
 
 struct Row {
-    /// Of the mean loss: one parameter each.
+    /// The gradients of the mean loss, one for each parameter.
     gradients: [f32; 2],
     max_norm: Option<f64>,
     norm: f64,
     clip: f64,
-    /// Only if asked for.
+    /// The pass is skipped only if skipping is on.
     skipped: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Clipping by the norm of the pass before: the same bits in every mode, and those of a trainer that multiplies by
+//! Clipping by the norm of the previous pass: the same bits in every mode, and those of a trainer that multiplies by
 //! hand.
 //!
-//! The coefficient of each pass is computed here from the status of the one before, and bits are compared.
+//! The test computes each coefficient from the status of the previous pass, and compares bits.
 
 use instep::{Clip, Divisor, Mode, Result, Solo, Stepper};
 
@@ -147,8 +147,8 @@ fn norms_out_of_range_are_refused() {
     }
 }
 
-/// What `Clip::Global` promises: backward, then the norm of everything, then the steps, to the bit. The squares are whole
-/// numbers, so the norm is known without the library.
+/// The sequence that `Clip::Global` promises: backward, then the norm of everything, then the steps, to the bit. The
+/// squares are whole numbers, so the norm is known without the library.
 #[test]
 fn the_exact_clip_is_the_norm_after_backward_and_the_step_after_it_bit_for_bit() {
     let layout = layout(&LENGTHS);

@@ -1,7 +1,7 @@
-//! Passes without a borrow: the stepper's own calls, flat buckets, and what exchanging steppers under a pass does.
+//! Passes without a borrow: the stepper's own calls, flat buckets, and steppers that are exchanged during a pass.
 //!
-//! A detached pass must leave the same bits as a borrowed one. Everything that the mutable reference of a pass makes
-//! possible must end in the right result or a typed error.
+//! A detached pass must give the same bits as a borrowed one. All that the mutable reference of a pass makes possible
+//! must end in the right result or a typed error.
 
 use std::mem;
 

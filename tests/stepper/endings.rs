@@ -1,7 +1,7 @@
 //! How a stepper ends: closed, dropped or unwound, with a device that works, has failed, or waits for peers.
 //!
-//! The caller always gets its memory back in finite time, and the first cause is reported. Every case runs against a
-//! limit, since its failure would be a hang.
+//! The caller always gets its memory back in finite time, and the first cause is reported. Every case has a time limit,
+//! because its failure would be a hang.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use instep::collective::Call;
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Collective, Error, Layout, Result, Sgd, Solo, Stepper, Unused, in_process};
 
-/// Shorter than the default deadline of 60 s, so a case that waits for that deadline fails too.
+/// The limit is shorter than the default deadline of 60 s, so a case that waits for that deadline fails too.
 const LIMIT: Duration = Duration::from_secs(45);
 
-/// Runs `body` on a thread of its own and fails if it does not end.
+/// Runs `body` on a separate thread and fails if it does not end.
 fn within_limit<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(body()));
     receiver.recv_timeout(LIMIT).expect("it hangs")
 }
 
-/// A panic payload that is a bomb itself.
+/// A panic payload whose drop panics too.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -35,7 +35,7 @@ enum Misdeed {
     PanicsWithABomb,
 }
 
-/// A user's collective at its worst.
+/// A user's collective with the worst behavior.
 struct Broken(Misdeed);
 
 impl Collective for Broken {
@@ -80,7 +80,7 @@ fn borrow(
     unsafe { builder.host_borrowing(comm, memory) }.unwrap()
 }
 
-/// A pass of zeros, as one must be made on borrowed memory.
+/// Makes a pass of zeros, as borrowed memory requires.
 fn whole_pass(stepper: &mut Stepper) -> Result<()> {
     let id = stepper.layout().id("w")?;
     let mut pass = stepper.begin()?;

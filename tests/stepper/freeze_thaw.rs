@@ -1,16 +1,17 @@
-//! A small network with a pass without gradients, a layer frozen and unfrozen, and every optimizer.
+//! A small network with a pass without gradients, a layer that is frozen and unfrozen, and every optimizer.
 //!
-//! This is PyTorch's acceptance test of its fused optimizers, with the f64 reference as the plain loop. The reference
-//! counts its own steps, so a bias correction that went on during the pause would show. What pauses keeps its bits.
+//! PyTorch has this acceptance test of its fused optimizers; here the f64 reference replaces the plain loop. The
+//! reference counts its own steps, so a bias correction that continued during the pause would show. Parameters that
+//! pause keep their bits.
 
 use instep::{Mode, Result, Stepper};
 
 use crate::support::reference::Scalar;
 use crate::support::{MODES, Optim, Options, Outcome, layout, open, optimizers};
 
-/// Weights and offsets of 2 -> 3 -> 1 with sigmoids, and a parameter of no dimension.
+/// Weights and offsets of a network 2 -> 3 -> 1 with sigmoids, and a parameter without dimensions.
 const LENGTHS: [usize; 5] = [6, 3, 3, 1, 1];
-/// What is frozen in turns.
+/// The parameters that are frozen for some passes.
 const FIRST_LAYER: [usize; 2] = [0, 1];
 const PASSES: usize = 7;
 
@@ -18,7 +19,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Gradients of the network's output at one point.
+/// Returns the gradients of the network's output at one point.
 fn backward(params: &[Vec<f32>], input: [f32; 2]) -> [Vec<f32>; 5] {
     let [w1, b1, w2, b2, _] = params else { unreachable!() };
     let hidden: Vec<f32> =
@@ -30,7 +31,7 @@ fn backward(params: &[Vec<f32>], input: [f32; 2]) -> [Vec<f32>; 5] {
     [outer, inner, hidden.iter().map(|h| slope * h).collect(), vec![slope], vec![0.75]]
 }
 
-/// PyTorch's tolerance for f32; a NaN is never close.
+/// Compares within PyTorch's tolerance for f32; a NaN is never close.
 fn assert_close(got: f32, expected: f64, what: &str) {
     let distance = (f64::from(got) - expected).abs();
     assert!(distance <= 1e-5 + 1.3e-6 * expected.abs(), "{what}: {got} is not {expected}");

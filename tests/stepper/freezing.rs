@@ -1,7 +1,7 @@
-//! Frozen parameters keep every bit, the others train as if alone, and nothing waits for a frozen one.
+//! Frozen parameters keep every bit, the others train as without them, and no op waits for a frozen parameter.
 //!
 //! The reference is a run whose layout lacks the frozen parameter. Parameters and gradients are painted by name, so
-//! both runs see the same numbers. Claims that something does not happen are checked in the recorded list.
+//! both runs see the same numbers. The recorded list shows that something does not happen.
 
 use std::num::NonZeroU32;
 
@@ -19,10 +19,10 @@ use crate::support::{
 };
 
 const LENGTHS: [usize; 5] = [300, 17, 2050, 0, 5];
-/// In the middle, so that it has neighbours in its bucket.
+/// The frozen parameter is in the middle, so it has neighbours in its bucket.
 const FROZEN: usize = 2;
 
-/// One bucket, some, one each.
+/// One bucket, some buckets, one bucket each.
 const CAPS: [Option<u64>; 3] = [None, Some(1500), Some(1)];
 
 fn subset(params: &[usize]) -> Layout {
@@ -30,14 +30,14 @@ fn subset(params: &[usize]) -> Layout {
     builder.build().unwrap()
 }
 
-/// Every parameter with its number, which is that of its name.
+/// Returns every parameter with the number in its name.
 fn numbered(stepper: &Stepper) -> Vec<(usize, ParamId)> {
     let layout = stepper.layout();
     let number = |id| layout.parameter(id).unwrap().name[1..].parse().unwrap();
     layout.ids().map(|id| (number(id), id)).collect()
 }
 
-/// Values by number, and the frozen one in the middle of a training already.
+/// Fills values by number; the frozen parameter is already in the middle of a training.
 fn start(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
     let mut stepper = options.stepper(layout, optim, Presummed(options.world_size)).unwrap();
     for (number, id) in numbered(&stepper) {
@@ -52,7 +52,8 @@ fn start(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
     stepper
 }
 
-/// One pass with gradients by number for all that is not frozen; every parameter is read before and after its bucket.
+/// Makes one pass with gradients by number for all parameters that are not frozen; reads every parameter before and
+/// after its bucket.
 fn step(stepper: &mut Stepper, options: &Options, at: usize) -> Result<()> {
     let params = numbered(stepper);
     let frozen: Vec<ParamId> =
@@ -81,7 +82,7 @@ fn actions(list: &[Traced]) -> impl Iterator<Item = Action> {
     list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(op.action) } else { None })
 }
 
-/// Every mode that accepts the option, with every cap and treatment of what is unused.
+/// Returns every mode that accepts the option, with every cap and every treatment of unused parameters.
 fn ways() -> Vec<Options> {
     let mut ways = Vec::new();
     for mode in MODES {
@@ -325,7 +326,7 @@ fn what_is_unfrozen_has_the_action_of_its_layout_again() {
     }
 }
 
-/// Two micro-batches of ones for whatever is not frozen, not finished yet.
+/// Begins a pass with two micro-batches of ones for all parameters that are not frozen.
 fn accumulated(stepper: &mut Stepper, frozen: Option<usize>) -> Pass<'_> {
     let ids: Vec<ParamId> = stepper.layout().ids().collect();
     let mut pass = stepper.begin_accumulating(NonZeroU32::new(2).unwrap()).unwrap();
@@ -349,7 +350,7 @@ fn accumulated(stepper: &mut Stepper, frozen: Option<usize>) -> Pass<'_> {
     pass
 }
 
-/// Two groups; accumulated gradients, and in between a pass that is given up.
+/// There are two groups, accumulated gradients, and an abandoned pass in between.
 #[test]
 fn freezing_goes_with_groups_accumulation_and_abandoned_passes() {
     let sgd = Sgd { lr: 0.25, momentum: 0.5, ..Sgd::default() };
@@ -423,7 +424,7 @@ fn what_rank_0_loads_reaches_frozen_parameters_of_all_ranks_also_of_one_that_has
     }
 }
 
-/// Two good passes, then what one of three ranks does and the others do not, then one more.
+/// Makes two good passes, an action on one of three ranks, and one more pass.
 fn disagree(
     mode: Mode,
     cap: Option<u64>,

@@ -1,7 +1,7 @@
-//! A loss scaler of the caller's, as `torch.amp.GradScaler`: the stepper reads its scale and writes its flag.
+//! The caller has a loss scaler such as `torch.amp.GradScaler`: the stepper reads its scale and writes its flag.
 //!
-//! The scaler here is the one that dynamic scaling is held to. The reference is a stepper that keeps the same scaler itself,
-//! whose bits must be equal.
+//! The scaler here is the reference for dynamic scaling. A stepper that keeps the same scaler itself gives the bits to
+//! compare with.
 
 use instep::cuda::Cuda;
 use instep::hazard::{Traced, check};
@@ -18,7 +18,7 @@ use crate::support::lent::{Ground, Tensor};
 use crate::support::waits::middle_passes;
 use crate::support::{Outcome, few_optimizers, layout, paint_gradient, paint_params};
 
-/// The tensors of a scaler, and what it does between passes.
+/// The tensors of a scaler, and its actions between passes.
 struct Scaler {
     scale: Tensor,
     found_inf: Tensor,
@@ -33,7 +33,7 @@ impl Scaler {
         scaler
     }
 
-    /// As `unscale_` finds the flag, and the scale of the next pass.
+    /// Sets the flag as `unscale_` would, and the scale of the next pass.
     fn set(&self, found_inf: f32) {
         self.scale.write(&self.torch.scale.to_ne_bytes());
         self.found_inf.write(&found_inf.to_ne_bytes());
@@ -58,7 +58,7 @@ impl Scaler {
     }
 }
 
-/// One pass at the scaler's scale; `bad` goes into one element of one parameter.
+/// Makes one pass at the scaler's scale; `bad` becomes one element of one parameter.
 fn external_pass<D: Device>(
     stepper: &mut Stepper<D>,
     scale: f32,
@@ -148,7 +148,7 @@ fn a_scaler_of_the_callers_gives_the_bits_of_one_that_the_stepper_keeps_on_every
     }
 }
 
-/// The waits of the control stream for the trainer: before Begin reads the scale, and before Decide writes the flag.
+/// The control stream waits for the trainer before Begin reads the scale, and before Decide writes the flag.
 #[test]
 fn without_any_wait_for_the_scaler_there_is_a_race() {
     let layout = layout(&LENGTHS);

@@ -1,7 +1,7 @@
 //! Keeping, zeroing or releasing gradients after a step changes no bit of what is stepped.
 //!
-//! The reference is `Keep`. The kernel is asked, page by page, whether memory went back; a reading of the whole process
-//! would include other tests.
+//! The reference is `Keep`. The test asks the operating system, page by page, whether memory was released; the number
+//! for the whole process would include other tests.
 
 use std::num::NonZeroU32;
 
@@ -21,7 +21,8 @@ use crate::support::{
 
 const ALL: [Gradients; 4] = [Gradients::Keep, Gradients::Zero, Gradients::Release, Gradients::Average];
 
-/// Long enough for whole pages; what is averaged and what is left lies between stepped neighbours.
+/// Tensors have whole pages, and an averaged parameter and one with `SegmentAction::Leave` are between stepped
+/// neighbours.
 fn mixed() -> Layout {
     let builder = Layout::builder().param("a", 5000).param("averaged", 3000).action(SegmentAction::Average);
     let builder = builder.param("b", 9000).in_group("slow").param("empty", 0).param("c", 2049).uses(2);
@@ -29,7 +30,7 @@ fn mixed() -> Layout {
     builder.param("sometimes", 4100).param("d", 6000).in_group("slow").build().unwrap()
 }
 
-/// What lasts, and the gradients that every policy keeps.
+/// All that lasts, and the gradients that every policy keeps.
 #[derive(Debug, PartialEq)]
 struct Bits {
     params: Vec<Vec<u32>>,
@@ -46,7 +47,8 @@ fn is_kept(layout: &Layout, id: ParamId) -> bool {
     layout.parameter(id).unwrap().action != SegmentAction::Step
 }
 
-/// Five passes of two micro-batches; one parameter has a gradient in even passes only, one is frozen in the third.
+/// Makes five passes of two micro-batches; one parameter has a gradient only in even passes, and one is frozen in the
+/// third.
 fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> Result<Bits> {
     let (layout, rank) = (mixed(), comm.rank() as usize);
     let slow = AdamW { lr: 1e-4, ..AdamW::default() };
@@ -186,7 +188,7 @@ fn a_skipped_pass_leaves_zeros_too_and_steps_nothing() {
     }
 }
 
-/// An abandoned pass has stepped nothing here, so its gradients stay, and the next pass's come in their place.
+/// The abandoned pass has stepped nothing, so its gradients stay, and the next pass replaces them.
 #[test]
 fn released_memory_serves_passes_after_an_abandoned_one() {
     let (layout, run) = (mixed(), |gradients| {
@@ -297,7 +299,7 @@ mod pages {
         unsafe { getpagesize() as usize }
     }
 
-    /// Whether each page of a run of whole pages is in memory.
+    /// Returns whether each page of a run of whole pages is in memory.
     fn residency(first: usize, length: usize) -> Vec<bool> {
         let mut pages = vec![0; length / page_bytes()];
         // SAFETY: one byte per page; what is mapped there is not touched.
@@ -307,7 +309,7 @@ mod pages {
         pages.into_iter().map(|page| page & 1 == 1).collect()
     }
 
-    /// Bytes of a gradient's whole pages that are in memory.
+    /// Returns the bytes of a gradient's whole pages that are in memory.
     fn resident_bytes(gradient: usize) -> usize {
         let page = page_bytes();
         let first = gradient.next_multiple_of(page);
@@ -315,7 +317,7 @@ mod pages {
         residency(first, length).into_iter().filter(|is_there| *is_there).count() * page
     }
 
-    /// In memory: `above`, which stays, then `stepped`, then `below`, which stays too. Only `stepped` is released.
+    /// Memory has `above`, which stays, then `stepped`, then `below`, which stays too. Only `stepped` is released.
     #[test]
     fn a_release_gives_back_every_page_that_it_shares_with_nothing_that_stays() {
         let page_elements = page_bytes() / 4;
@@ -353,8 +355,8 @@ mod pages {
         }
     }
 
-    /// The most bytes of gradients that were in memory in a pass, and those that still are after it. In Eager the
-    /// trainer waits in between until a bucket is through, if it expects its memory back.
+    /// Returns the most bytes of gradients that were in memory during a pass, and those after it. In Eager the trainer
+    /// waits until a bucket is stepped if it expects the release of its memory.
     fn peak_and_rest(mode: Mode, gradients: Gradients) -> (usize, usize) {
         let names = (0..PARAMS).map(|k| format!("p{k}"));
         let layout = names.fold(Layout::builder(), |layout, name| layout.param(name, LEN)).build().unwrap();

@@ -1,7 +1,8 @@
-//! Groups that are clipped together, alone or not at all: the bits of steppers that have each clip's parameters alone.
+//! Groups are clipped together, alone or not at all: the bits are those of steppers that have only the parameters of
+//! one clip.
 //!
-//! Groups are interleaved in the layout, and two that are clipped alone have the same largest norm. `ranks::zero` and
-//! `cuda::shards` share tensors out; `cuda::bitexact` replays a captured pass.
+//! Groups are interleaved in the layout, and two groups with separate clips have the same largest norm. `ranks::zero`
+//! and `cuda::shards` shard tensors; `cuda::bitexact` replays a captured pass.
 
 use instep::layout::ForeignBucket;
 use instep::{
@@ -12,13 +13,13 @@ use instep::{
 use crate::support::{Optim, Outcome, assert_same_bits, paint};
 
 const LENS: [usize; 9] = [700, 257, 5 * 312, 1, 2049, 300, 5, 0, 90];
-/// Clipped together, each alone, and not at all; parameter `k` is in group `k % 4`.
+/// Groups are clipped together, alone, and not at all; parameter `k` is in group `k % 4`.
 const GROUPS: [&str; 4] = ["default", "expert", "router", "norms"];
 const CLIPS: [Option<f64>; 4] = [Some(0.5), Some(0.25), Some(0.25), None];
 const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
 const STEPS: usize = 4;
 
-/// The parameters of these groups, under the numbers that they have among all.
+/// Returns the parameters of these groups, under their numbers in the complete layout.
 fn layout(groups: &[usize]) -> Layout {
     let all = (0..LENS.len()).filter(|param| groups.contains(&(param % 4)));
     let add = |layout: instep::LayoutBuilder, param: usize| {
@@ -32,7 +33,7 @@ fn clipped(builder: StepperBuilder<'_>) -> StepperBuilder<'_> {
     builder.group_clip("norms", None).group_clip("router", 0.25)
 }
 
-/// Small dyadic numbers, of which sums over ranks are exact. The third pass is within every norm.
+/// Returns small dyadic numbers, whose sums over ranks are exact. In the third pass no norm exceeds its limit.
 fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 251;
     (n as f32 - 125.0) / if step == 2 { 1048576.0 } else { 64.0 }
@@ -51,7 +52,7 @@ fn fill(stepper: &mut Stepper) {
     }
 }
 
-/// One pass; `spoils` may change a gradient before it is handed over.
+/// Makes one pass; `spoils` may change a gradient before its hand-over.
 fn advance(stepper: &mut Stepper, step: usize, spoils: impl Fn(usize, &mut Vec<f32>)) -> Result<()> {
     let (ids, rank) = (ids(stepper), stepper.rank() as usize);
     let mut pass = stepper.begin()?;
@@ -64,7 +65,7 @@ fn advance(stepper: &mut Stepper, step: usize, spoils: impl Fn(usize, &mut Vec<f
     pass.finish()
 }
 
-/// What is left after a training, and the norm of each of these groups and clip coefficient after each pass.
+/// The outcome of a training, with the norm of each of these groups and the clip coefficient after each pass.
 type Trained = (Outcome, Vec<(Vec<Option<f64>>, f64)>);
 
 fn train(mut stepper: Stepper, groups: &[usize]) -> Result<Trained> {

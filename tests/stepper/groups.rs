@@ -1,6 +1,6 @@
-//! Parameter groups in one bucket, and learning rates that change between passes.
+//! Several parameter groups are in one bucket, and learning rates change between passes.
 //!
-//! A group gives the bits of a stepper of its own; a scheduled rate gives those of the arithmetic written out here.
+//! A group has the bits of a separate stepper; a scheduled rate has the bits of the arithmetic in this file.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::op::Memory;
@@ -15,7 +15,7 @@ fn gradient(pass: usize, param: usize, element: usize) -> f32 {
     ((pass * 31 + param * 17 + element * 13) % 251) as f32 / 97.0 - 1.3
 }
 
-/// Bits of one parameter and its states after four passes.
+/// Returns the bits of one parameter and its states after four passes.
 fn train(mut stepper: Stepper, params: &[usize]) -> Vec<Vec<u32>> {
     let ids: Vec<_> = stepper.layout().ids().collect();
     let fill = |name: &str, slice: &mut [f32]| {

@@ -1,7 +1,8 @@
-//! Hyperparameters changed between passes: the bits of a stepper that is built with them, all of a change or none.
+//! Hyperparameters change between passes: the bits are those of a stepper that is built with them, and a call changes
+//! all or none.
 //!
-//! The reference is a new stepper in each pass, with that pass's hyperparameters and the state of the last one. It
-//! reaches its state through a checkpoint, which holds no hyperparameters.
+//! The reference is a new stepper in each pass, with that pass's hyperparameters and the state of the previous pass.
+//! The state reaches it through a checkpoint, which holds no hyperparameters.
 
 use std::io::Cursor;
 
@@ -18,7 +19,7 @@ use crate::support::{Options, Outcome, layout, paint_params, painted, pass};
 
 const LENGTHS: [usize; 3] = [300, 17, 700];
 
-/// Every number of an optimizer, smaller in each pass; what is switched off stays off.
+/// Returns every number of an optimizer, smaller in each pass; an option that is off stays off.
 fn values(descriptor: &Descriptor, step: usize) -> Vec<(&'static str, Value)> {
     let factor = 0.875f64.powi(step as i32);
     let smaller = |value| match value {
@@ -105,7 +106,7 @@ fn momentum(momentum: f64) -> Sgd {
     Sgd { lr: 0.5, momentum, ..Sgd::default() }
 }
 
-/// What an optimizer says of itself.
+/// Returns the value that an optimizer reports for a hyperparameter.
 fn told(stepper: &Stepper, key: OptimizerKey<'_>, name: &str) -> Option<Value> {
     let mut all = stepper.optimizers();
     let found = all.find(|attached| match key {
@@ -194,7 +195,7 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     assert!(moves.set_hyper(DEFAULT_GROUP, &[("momentum", 0.9)]).is_err());
 }
 
-/// What a state held stays in its place when it is switched off, so no other state begins with that.
+/// A state that is switched off keeps its place in memory, so no other state begins with its values.
 #[test]
 fn a_state_never_takes_the_place_of_another_one_that_was_switched_off() {
     let layout = Layout::builder().param("w", 1).build().unwrap();

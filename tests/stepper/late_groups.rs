@@ -1,6 +1,6 @@
-//! A group that gets its optimizer later goes by its name, and trains as if the builder had been given it.
+//! A group that gets its optimizer later is addressed by its name, and trains as if the builder had been given it.
 //!
-//! The reference is a stepper that was built with the group. Host and GPU, or its stand-in, run the same calls.
+//! The reference is a stepper that was built with the group. Host and GPU, or the stand-in, run the same calls.
 
 use instep::checkpoint;
 use instep::{
@@ -12,7 +12,7 @@ use crate::support::{paint, paint_gradient};
 
 const LENGTHS: [usize; 4] = [300, 5, 2049, 17];
 
-/// The last two are of group "head".
+/// The last two parameters are in group "head".
 fn layout() -> Layout {
     let mut builder = Layout::builder();
     for (k, len) in LENGTHS.into_iter().enumerate() {
@@ -43,7 +43,7 @@ fn train<D: Device>(stepper: &mut Stepper<D>, passes: std::ops::Range<usize>, ra
     Ok(())
 }
 
-/// The bits of each parameter and its states, with its count.
+/// Returns the bits of each parameter and its states, with its count.
 fn outcome<D: Device>(stepper: &Stepper<D>) -> Result<Vec<(Vec<u32>, u64)>> {
     let of = |(id, len): (ParamId, usize)| {
         let (mut all, mut values) = (Vec::new(), vec![0.0; len]);
@@ -66,7 +66,7 @@ fn paint_all<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
     Ok(())
 }
 
-/// The same calls by name for a group that was built and one that was added.
+/// Makes the same calls by name for a group that was built and one that was added.
 fn by_name<D: Device>(stepper: &mut Stepper<D>, rank: usize) -> Result<Vec<(Vec<u32>, u64)>> {
     train(stepper, 0..2, rank)?;
     stepper.set_lr("head", 0.05)?;

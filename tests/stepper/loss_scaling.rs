@@ -1,8 +1,8 @@
-//! Dynamic loss scaling against the policy of `torch.amp.GradScaler`, written anew: scales, skips, and every bit that
-//! stays.
+//! Dynamic loss scaling against the policy of `torch.amp.GradScaler`, written again: scales, skips, and all bits that
+//! stay.
 //!
 //! A small generator decides which passes overflow, so ranks agree on it without communication. Scales are read through
-//! the trainer's own calls, since a loss is multiplied by them.
+//! the trainer's own calls, because a trainer multiplies the loss by them.
 
 use instep::cuda::CudaDevice;
 use instep::{
@@ -19,11 +19,11 @@ use crate::support::{
 pub(super) const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
 pub(super) const LENGTHS: [usize; 3] = [300, 5, 2049];
 
-/// Factors that round, and an interval that random runs reach.
+/// The factors round, and random runs reach the interval.
 pub(super) const SCALER: LossScaler =
     LossScaler { initial_scale: 1024.0, growth_factor: 1.7, backoff_factor: 0.3, growth_interval: 3 };
 
-/// What GradScaler would have after each pass.
+/// The values that GradScaler would have after each pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Torch {
     pub scale: f32,
@@ -64,7 +64,7 @@ pub(super) fn open(
     Ok(stepper)
 }
 
-/// One pass at the scale that the stepper names; `bad` goes into one element of one parameter.
+/// Makes one pass at the stepper's scale; `bad` becomes one element of one parameter.
 pub(super) fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad: Option<f32>) -> Result<f64> {
     let layout = stepper.layout().clone();
     let mut pass = stepper.begin()?;
@@ -84,7 +84,7 @@ pub(super) fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad:
     Ok(scale)
 }
 
-/// Whether a pass overflows, and how: the first one always does, since that is where a first moment would be made.
+/// Returns whether a pass overflows, and how: the first pass always does, because it would create the first moment.
 pub(super) fn overflow(seed: u64, step: usize) -> Option<f32> {
     let mixed = (seed * 31 + step as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
     let bad = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -f32::NAN];
@@ -172,7 +172,7 @@ fn a_gpu_scales_as_the_host_does() {
     }
 }
 
-/// A pass without gradients whose trainer's stream reads the scale itself; the address never moves.
+/// Makes a pass without gradients, in which the trainer's stream reads the scale itself; the address never moves.
 fn asked(gpu: &mut Stepper<CudaDevice>, before: Option<u64>) -> u64 {
     let pass = gpu.begin().unwrap();
     let place = pass.loss_scale_ptr().unwrap().0;
@@ -342,7 +342,7 @@ fn the_latest_status_is_there_on_the_host_without_waiting_and_counts_abandoned_p
     }
 }
 
-/// The largest mean of these sums is finite in f32 where they are and overflows where the loss scale is divided out.
+/// The largest mean of these sums is finite in f32 like the sums, and overflows when the loss scale is divided out.
 #[test]
 fn a_pass_that_is_skipped_because_a_mean_overflows_names_its_bucket() {
     let layout = layout(&[5, 300, 7]);

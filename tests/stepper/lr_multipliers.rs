@@ -1,7 +1,8 @@
-//! A learning-rate factor per parameter: the same bits as an optimizer with that rate, on every device and by any path.
+//! A learning-rate factor per parameter has the bits of an optimizer with the product as its rate, on every device and
+//! in every way.
 //!
 //! The reference is a stepper whose optimizers have the products as their rates. Factors are powers of two where the
-//! product must be one rounding of the same number.
+//! product must be the exactly scaled rate.
 
 use instep::{AdamW, Error, Layout, LrSchedule, Mode, ParamId, Sgd, Solo, Stepper, in_process};
 
@@ -20,7 +21,7 @@ fn ids(layout: &Layout) -> Vec<ParamId> {
     layout.ids().collect()
 }
 
-/// Three passes, and the bits of all parameters after each.
+/// Makes three passes, and returns the bits of all parameters after each.
 fn run(stepper: &mut Stepper) -> Vec<Vec<u32>> {
     let ids = ids(stepper.layout());
     let passes = 0..3;
@@ -41,7 +42,7 @@ fn adamw(lr: f64) -> AdamW {
     AdamW { lr, ..AdamW::default() }
 }
 
-/// Each parameter with an optimizer of its own that has the product as its rate.
+/// Trains each parameter with a separate optimizer that has the product as its rate.
 fn expected(mode: Mode, lr: f64) -> Vec<Vec<u32>> {
     let layout = layout();
     let builder = Stepper::builder(&layout, adamw(lr)).mode(mode);

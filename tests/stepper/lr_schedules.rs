@@ -1,7 +1,8 @@
-//! Learning-rate schedules: closed forms, PyTorch's own values, and steppers that follow them as if set by hand.
+//! Learning-rate schedules: closed forms, PyTorch's own values, and steppers that follow schedules as if rates were set
+//! by hand.
 //!
-//! The golden numbers are those of `torch.optim.lr_scheduler`'s documentation and formulas. The reference stepper's
-//! trainer calls `set_lr`. Finished passes are counted, as documented.
+//! The golden numbers come from the documentation and formulas of `torch.optim.lr_scheduler`. The trainer of the
+//! reference stepper calls `set_lr`. A schedule counts finished passes, as documented.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::{Error, Layout, LrSchedule, Sgd, Solo, Stepper, in_process};

@@ -1,7 +1,7 @@
-//! Gradients that end as means: each is the value that was stepped, and every other gradient is as it is kept.
+//! Gradients end as means: each is the value that was stepped, and every other gradient is unchanged.
 //!
-//! A twin that keeps its sums gives the expected values: one multiplication in f32, rounded once to the gradient's type.
-//! The same calls run on the host and on a GPU, or its stand-in.
+//! A second stepper that keeps its sums gives the expected values: one multiplication in f32, rounded once to the
+//! gradient's type. The same calls run on the host and on a GPU, or its stand-in.
 
 use half::bf16;
 use instep::optim::Custom;
@@ -17,11 +17,11 @@ use crate::support::{MODES, Presummed, paint_gradient};
 const LOSS_SCALE: f64 = 8.0;
 const PASSES: usize = 3;
 
-/// What becomes of each parameter in a pass.
+/// The treatment of a parameter in a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Stepped,
-    /// Its optimizer is code of the user's own.
+    /// Its optimizer is the user's own code.
     Custom,
     /// No rank has a gradient.
     Unused,
@@ -61,7 +61,8 @@ fn ids_of(layout: &Layout, fate: Fate) -> Vec<ParamId> {
     layout.ids().zip(FATES).filter(|(_, (known, _))| *known == fate).map(|(id, _)| id).collect()
 }
 
-/// The first stepped parameter has two optimizers, the last of which takes two launches; the third has another.
+/// The first stepped parameter has two optimizers, the last of which takes two launches; the third parameter has
+/// another optimizer.
 fn builder(layout: &Layout, mode: Mode, is_custom: bool) -> StepperBuilder<'_> {
     let stepped = ids_of(layout, Fate::Stepped);
     let plain = ids_of(layout, Fate::Unused).into_iter().chain(ids_of(layout, Fate::Frozen));
@@ -87,7 +88,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// The bits of everything stepped, each parameter's gradient, and what was decided, after each pass.
+/// After each pass: the bits of all stepped tensors, each parameter's gradient, and the decision.
 type Left = Vec<(Vec<Vec<u32>>, Vec<Vec<f32>>, Status)>;
 
 fn train<D: Device>(mut stepper: Stepper<D>, rank: usize) -> Result<Left> {
@@ -184,7 +185,7 @@ fn a_gpu_leaves_the_hosts_means_in_every_type() {
     }
 }
 
-/// As in PyTorch: the scaler divides gradients in place before it finds that the step is to be skipped.
+/// As in PyTorch, the scaler divides gradients in place before it finds that the step is to be skipped.
 #[test]
 fn a_skipped_pass_leaves_means_too_with_their_infinities() {
     let layout = Layout::builder().param("a", 3000).param("b", 5).build().unwrap();

@@ -1,6 +1,7 @@
-//! A policy of mixed precision trains f32 parameters to the bits of an f32 stepper that is fed what the policy's types hold.
+//! A policy of mixed precision trains f32 parameters to the bits of an f32 stepper that gets the values of the policy's
+//! types.
 //!
-//! Each gradient of a micro-batch is exact in bf16 and in f16, and their sum is not, so the type of the sum shows.
+//! Each gradient of a micro-batch is exact in bf16 and in f16, but their sum is not, so the type of the sum shows.
 
 use std::num::NonZeroU32;
 
@@ -24,7 +25,8 @@ fn layout() -> Layout {
     Layout::builder().param("a", LEN).param("b", LEN).build().unwrap()
 }
 
-/// Trains for three passes with gradients of type `compute`; returns the optimizer's parameters, and those of the forward.
+/// Trains for three passes with gradients of type `compute`; returns the optimizer's parameters, and those of the
+/// forward.
 fn train(builder: StepperBuilder<'_>, rank: instep::InProcess, compute: DType) -> Result<[Vec<f32>; 2]> {
     let mut stepper = builder.host(rank)?;
     let ids: Vec<_> = stepper.layout().ids().collect();
@@ -71,7 +73,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// What an f32 stepper leaves that is fed the sums of both micro-batches, rounded to `reduce`.
+/// Returns the parameters of an f32 stepper that gets the sums of both micro-batches, rounded to `reduce`.
 fn reference(reduce: DType) -> Vec<f32> {
     let layout = layout();
     let run = in_process(RANKS, |rank| {

@@ -1,4 +1,4 @@
-//! What a trainer asks of a stepper on one rank: clipping, groups, schedules, frozen parameters, memory of its own.
+//! The options of a stepper on one rank: clipping, groups, schedules, frozen parameters, borrowed memory.
 //!
 //! Each feature is compared, bit for bit, with a plain run that does not use it.
 

@@ -1,7 +1,7 @@
-//! The momentum product that NAdam carries from update to update: what advances it, and that it follows the step count.
+//! NAdam carries a momentum product from update to update: which updates change it, and that it follows the step count.
 //!
 //! The reference is the product of momenta up to the step count, from the paper's formula. Products in another order
-//! differ in their last bits only, which is allowed for.
+//! may differ in their last bits, which the test allows.
 
 use instep::{Adam, Error, Mode, NAdam, ParamId, Solo, Stepper, Unused};
 

@@ -1,7 +1,7 @@
-//! Parameters that the trainer names as unused stay as they are, with the bits of buckets that count for themselves.
+//! Parameters that the trainer names as unused stay unchanged, with the bits of buckets that count their ranks.
 //!
-//! The reference is `Unused::Skip` on the stepper's own memory, where no rank writes those gradients. What a bucket holds for
-//! an unused parameter must not matter, so it is garbage here.
+//! The reference is `Unused::Skip` in the stepper's own memory, where no rank writes those gradients. The contents of a
+//! bucket for an unused parameter must not matter, so they are garbage here.
 
 use instep::{
     Clip, Device, Error, Layout, Mode, Pass, Precision, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
@@ -21,15 +21,15 @@ fn is_unused(step: usize, param: usize) -> bool {
     step > 0 && (step == STEPS - 1 || (param + step).is_multiple_of(3))
 }
 
-/// When the trainer says so.
+/// When the trainer names a parameter as unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
-    /// It does not: buckets count.
+    /// The trainer does not name it: buckets count.
     Never,
     First,
-    /// After garbage has been written.
+    /// The trainer names it after garbage has been written.
     Amid,
-    /// After everything has been handed over.
+    /// The trainer names it after all gradients have been handed over.
     Last,
 }
 

@@ -1,6 +1,6 @@
-//! Buckets in any order where nothing is sent, in index order where ranks meet, and on the caller's thread if asked.
+//! Buckets run in any order if nothing is sent, in index order if ranks meet, and on the caller's thread if asked.
 //!
-//! An order shows in the recorded ops. Bits must not depend on it.
+//! The recorded ops show an order. Bits must not depend on it.
 
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
@@ -14,7 +14,7 @@ use instep::{
 
 use crate::support::{MODES, Optim, Outcome, Presummed, few_optimizers, layout, paint, paint_params};
 
-/// One parameter per bucket.
+/// There is one parameter per bucket.
 const LENGTHS: [usize; 3] = [300, 2100, 17];
 const ORDERS: [[usize; 3]; 4] = [[2, 1, 0], [0, 1, 2], [1, 2, 0], [2, 0, 1]];
 
@@ -114,7 +114,7 @@ fn inline_steps_give_the_bits_of_threads_for_one_rank_and_for_several() {
     }
 }
 
-/// Notes the thread that runs it.
+/// An optimizer that records the thread that runs it.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<Mutex<Vec<ThreadId>>>);
 

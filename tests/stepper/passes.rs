@@ -1,7 +1,6 @@
-//! Passes that do more than step: parameters left out, averaged, skipped, fed infinities.
+//! Passes that do more than step: parameters are left out, averaged, skipped, or get infinities.
 //!
-//! Bits are compared with a run that never had the pass in question, or with the reference; "nearly unchanged" is a
-//! failure.
+//! Bits are compared with a run without the pass in question, or with the reference; nearly equal values fail.
 
 use instep::hazard::Traced;
 use instep::op::{Action, Op, Stream};
@@ -15,10 +14,10 @@ use crate::support::{
 };
 
 const LENGTHS: [usize; 4] = [300, 17, 2050, 5];
-/// The parameter that tests leave out or poison: in the middle, so that it has neighbours in its bucket.
+/// The parameter that tests leave out or poison; it is in the middle, so it has neighbours in its bucket.
 const ODD: usize = 2;
 
-/// Everything in one bucket, and one bucket each.
+/// All parameters in one bucket, and one bucket each.
 const CAPS: [Option<u64>; 2] = [None, Some(1)];
 
 #[test]
@@ -201,7 +200,7 @@ fn a_skipped_pass_changes_no_bit_and_the_next_goes_on_as_if_it_had_not_been() {
     }
 }
 
-/// What IEEE 754 makes of special gradients, with stored NaNs canonical.
+/// Special gradients give the results of IEEE 754, and stored NaNs are canonical.
 #[test]
 fn without_skipping_infinities_and_nans_are_stepped_as_ieee_says() {
     let special = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, 0.0, -0.0];
@@ -236,7 +235,7 @@ fn without_skipping_infinities_and_nans_are_stepped_as_ieee_says() {
     }
 }
 
-/// As `torch.nn.utils.clip_grad_norm_` does: an infinite norm multiplies by 0, a NaN by NaN.
+/// As in `torch.nn.utils.clip_grad_norm_`, an infinite norm multiplies by 0, and a NaN multiplies by NaN.
 #[test]
 fn without_skipping_a_nonfinite_norm_clips_as_ieee_says() {
     let layout = layout(&[4, 300]);
@@ -302,7 +301,7 @@ fn eager_names_the_first_nonfinite_bucket_wherever_the_value_lies() {
     }
 }
 
-/// A forward may begin before the pass does, so its reads are between passes.
+/// A forward may begin before the pass does, so it reads between passes.
 #[test]
 fn a_parameter_read_between_passes_waits_for_the_step_of_its_bucket_alone() {
     for mode in MODES {

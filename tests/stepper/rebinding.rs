@@ -1,7 +1,7 @@
-//! Tensors that move before every pass, and buckets that are cut anew, train on with the bits of memory that stays.
+//! Tensors move before every pass and buckets are rebuilt: the training keeps the bits of memory that does not move.
 //!
-//! The reference is the same training on the stepper's own memory. Memory is freed right after it has been left, and every
-//! recording is judged by its own plan.
+//! The reference is the same training in the stepper's own memory. Memory is freed as soon as no tensor uses it, and
+//! every recording is judged by its own plan.
 
 use instep::layout::{DEFAULT_GROUP, Storage};
 use instep::{
@@ -19,7 +19,8 @@ use crate::support::{
 const LENGTHS: [usize; 9] = [300, 0, 1, 2049, 17, 256, 5, 700, 4500];
 const STEPS: usize = 5;
 
-/// One pass on sums that are exact in every type; one parameter is left out of it, in turn, and a few orders are taken.
+/// Makes one pass with sums that are exact in every type; a different parameter is missing each time, and there are a
+/// few orders.
 fn train_a_pass<D: Device>(stepper: &mut Stepper<D>, step: usize) -> Result<()> {
     let count = stepper.layout().ids().count();
     let order = (0..count).map(|k| (k * (2 + step % 3) + step) % count).collect::<Vec<_>>();
@@ -35,7 +36,7 @@ fn train_a_pass<D: Device>(stepper: &mut Stepper<D>, step: usize) -> Result<()> 
     })
 }
 
-/// Moves before each pass after the first; `train` makes the pass.
+/// Moves the tensors before each pass after the first; `train` makes the pass.
 fn moving<D: Device>(
     stepper: &mut Stepper<D>,
     lent: &mut Lent,
@@ -96,7 +97,8 @@ fn every_precision_trains_on_with_the_same_bits_wherever_its_tensors_move() {
     }
 }
 
-/// What a stepper keeps beside tensors: rates, a schedule, frozen parameters, a scaler, what clips by the last norm.
+/// Sets all that a stepper keeps beside tensors: rates, a schedule, frozen parameters, a scaler, a clip by the previous
+/// norm.
 fn with_everything<D: Device>(stepper: &mut Stepper<D>, step: usize) -> Result<()> {
     let ids: Vec<_> = stepper.layout().clone().ids().collect();
     match step {
@@ -154,7 +156,7 @@ fn every_optimizer_keeps_states_counts_rates_and_decisions_on_the_host_and_on_a_
     }
 }
 
-/// Groups, several optimizers, one that is added later, and a parameter that is averaged.
+/// Returns a builder with groups, several optimizers, one that is added later, and an averaged parameter.
 fn several(layout: &Layout) -> StepperBuilder<'_> {
     let ids: Vec<_> = layout.ids().collect();
     let builder = Stepper::builder(layout, AdamW { lr: 0.01, ..AdamW::default() });

@@ -1,7 +1,7 @@
-//! Buckets rebuilt in arrival order train on with the bits of buckets that never were, in rank 0's order on every rank.
+//! Buckets that are rebuilt in arrival order keep the bits of buckets that never were, in rank 0's order on every rank.
 //!
-//! Each rank hands its gradients over in another order. The reference is the same training without a rebuild.
-//! Recordings on both sides of a rebuild are judged by their own plans.
+//! Each rank hands its gradients over in a different order. The reference is the same training without a rebuild.
+//! Recordings before and after a rebuild are judged by their own plans.
 
 use instep::cuda::Cuda;
 use instep::hazard::Traced;
@@ -36,16 +36,16 @@ fn many() -> Layout {
     builder.build().unwrap()
 }
 
-/// Another order on each rank, none of them backward's.
+/// Returns a different order on each rank; no rank has the order of backward.
 fn order(rank: u32) -> Vec<usize> {
     (0..COUNT).map(|k| (k * (2 + rank as usize) + 3 * rank as usize) % COUNT).collect()
 }
 
-/// What is out of the first pass: one that no rank uses, and one that is frozen until the third.
+/// Two parameters are missing in the first pass: no rank uses the first, and the second is frozen until the third pass.
 const UNUSED: usize = 3;
 const FROZEN: usize = 8;
 
-/// What rank 0 makes of the first pass.
+/// Returns rank 0's order of buckets after the first pass.
 fn expected_order() -> Vec<u32> {
     let arrived = order(0).into_iter().filter(|param| ![UNUSED, FROZEN].contains(param));
     arrived.chain([FROZEN, UNUSED]).map(|param| param as u32).collect()
@@ -96,7 +96,7 @@ fn train_a_pass<D: Device>(stepper: &mut Stepper<D>, rank: u32, step: usize) -> 
     pass.finish()
 }
 
-/// Six passes from states and counts that were loaded; asserts the plan and that nothing raced.
+/// Makes six passes from states and counts that were loaded; asserts the plan and that nothing raced.
 fn train<D: Device>(mut stepper: Stepper<D>, rebuilds: bool) -> Result<Outcome> {
     let (rank, what) = (stepper.rank(), format!("{:?}", stepper));
     paint_params(&mut stepper);
@@ -172,7 +172,7 @@ fn rebuilt_buckets_train_on_with_the_bits_of_buckets_that_never_were() {
     }
 }
 
-/// An 8-bit state is its codes and the scale of each block, and both move.
+/// An 8-bit state consists of codes and of one scale per block, and both move.
 #[test]
 fn rebuilt_buckets_keep_8_bit_states_with_their_scales() {
     let options = options(Mode::Eager, Unused::Skip);

@@ -1,6 +1,7 @@
-//! Options and hyperparameters that must be refused, each by an error that names the field.
+//! Options and hyperparameters are refused, each by an error that names the field.
 //!
-//! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
+//! The table has the smallest wrong inputs, beside the nearest right ones. The tests must match the field, not the
+//! wording.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::optim::{ALL, Range};
@@ -26,7 +27,7 @@ fn assert_refused(built: Result<Stepper>, field: &str, what: &str) {
     }
 }
 
-/// Numbers outside a range, and numbers at its edges that are inside.
+/// Returns numbers outside a range, and numbers at its edges that are inside.
 fn edges(range: Range) -> (Vec<f64>, Vec<f64>) {
     // 1e39 is finite, but not as the f32 that the kernels take; 1e-50 vanishes there.
     match range {
@@ -41,7 +42,7 @@ fn edges(range: Range) -> (Vec<f64>, Vec<f64>) {
     }
 }
 
-/// The range that a hyperparameter of this name has in the papers and in `torch.optim`.
+/// Returns the range of a hyperparameter of this name in the papers and in `torch.optim`.
 fn known_range(keyword: &str) -> Option<Range> {
     match keyword {
         "lr" | "eps" | "weight_decay" | "momentum" | "lr_decay" | "initial_accumulator_value" => {

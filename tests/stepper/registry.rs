@@ -1,8 +1,8 @@
-//! The standard registry: every optimizer, by name and by type, and every hyperparameter; all of PyTorch's
-//! `functional_optim_map` is there.
+//! The standard registry has every optimizer, by name and by type, with every hyperparameter, and all of PyTorch's
+//! `functional_optim_map`.
 //!
-//! A keyword that reached another field, or none, would train with a default and say nothing. Each field gets its own
-//! value here.
+//! A keyword that reached another field, or none, would train silently with a default. Each field therefore gets a
+//! different value here.
 
 use std::any::Any;
 
@@ -10,7 +10,7 @@ use instep::optim::{ALL, Optimizer, Range, Value};
 use instep::overlap::Registry;
 use instep::{Adam, AdamW, Error, Rprop, Sgd};
 
-/// A number inside a range, another one for each place.
+/// Returns a number inside a range, different for each place.
 fn inside(range: Range, place: usize) -> f64 {
     let share = (place + 1) as f64 / 16.0;
     match range {

@@ -1,6 +1,6 @@
-//! States and step counts written by name: a stepper loaded from another one goes on with its bits.
+//! States and step counts are written by name: a stepper that is loaded from another one has its bits.
 //!
-//! The reference is an uninterrupted run. Tests use names and public accessors only, as a checkpoint does.
+//! The reference is an uninterrupted run. The tests use names and public accessors only, as a checkpoint does.
 
 use instep::{Error, Layout, Result, Solo, Stepper};
 
@@ -8,7 +8,7 @@ use crate::support::{self, MODES, Optim, Options, Outcome, Presummed, layout, op
 
 const LENGTHS: [usize; 4] = [300, 0, 17, 2049];
 
-/// Everything that lasts goes from one stepper to another; the last parameter first, since order must not matter.
+/// Copies all that lasts from one stepper to another; the last parameter comes first, because order must not matter.
 pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
     let layout = from.layout().clone();
     for id in layout.ids().rev() {

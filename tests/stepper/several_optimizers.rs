@@ -1,7 +1,8 @@
-//! Several optimizers in one bucket, several for one parameter, the user's own code, and parameters with none.
+//! Several optimizers in one bucket, several for one parameter, the user's own code, and parameters without an
+//! optimizer.
 //!
-//! Steps are elementwise, so everything in a bucket ends with the bits of a stepper of its own. The same calls run on
-//! the host and on a GPU, or its stand-in.
+//! Steps are elementwise, so each parameter in a bucket has the bits of a separate stepper. The same calls run on the
+//! host and on a GPU, or its stand-in.
 
 use std::any::Any;
 
@@ -33,7 +34,7 @@ fn adamw() -> AdamW {
     AdamW { lr: 0.01, amsgrad: true, ..AdamW::default() }
 }
 
-/// Fills everything from formulas and makes the passes; `skips` leaves a parameter out of every third.
+/// Fills all tensors from formulas and makes the passes; `skips` leaves a parameter out of every third pass.
 fn train<D: Device>(stepper: &mut Stepper<D>, layout: &Layout, names: &[usize], skips: bool) -> Result<()> {
     for param in names {
         let id = layout.id(&format!("p{param}"))?;
@@ -57,7 +58,7 @@ fn train<D: Device>(stepper: &mut Stepper<D>, layout: &Layout, names: &[usize], 
     Ok(())
 }
 
-/// Bits of a parameter, its states by name, and its step count.
+/// Returns the bits of a parameter, its states by name, and its step count.
 pub(crate) fn bits<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,
@@ -75,7 +76,7 @@ pub(crate) fn bits<D: Device>(
     Ok((all, names.iter().map(|name| name.to_string()).collect(), stepper.step_count(id)?))
 }
 
-/// SGD with momentum for the even ones, AdamW for the odd ones.
+/// Returns a builder with SGD with momentum for even parameters and AdamW for odd ones.
 fn alternating(layout: &Layout) -> StepperBuilder<'_> {
     let pick = |odd| (0..LENGTHS.len()).filter(move |k| k % 2 == odd).map(|k| format!("p{k}"));
     let ids = |odd| pick(odd).map(|name| layout.id(&name).unwrap()).collect::<Vec<_>>();
@@ -134,7 +135,7 @@ fn shared_buckets_have_no_hazard_and_no_wait_too_many() {
     }
 }
 
-/// Two optimizers on everything, against two steppers that hand the parameters to each other.
+/// Two optimizers step all parameters; the reference is two steppers that hand the parameters to each other.
 #[test]
 fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
     let layout = layout();
@@ -184,7 +185,7 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
     }
 }
 
-/// Plain descent, as somebody would write it: one state that counts what it has seen, on both kinds of device.
+/// Plain descent, as a user would write it, for both kinds of device: one state counts its updates.
 pub(crate) struct Descent;
 
 fn descend(param: &mut [f32], grad: &[f32], count: &mut [f32], lr: f32, multiplier: f32) {

@@ -1,7 +1,7 @@
-//! How many states a stepper keeps for each parameter: counts that would wrap are refused, and missing states are
-//! handed to nobody.
+//! A stepper keeps a number of states for each parameter: numbers that would wrap are refused, and no caller gets a
+//! missing state.
 //!
-//! Both once ended in a null pointer, which only running the passes would follow.
+//! Both faults once ended in a null pointer, which only a pass would use.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,7 +21,7 @@ fn states_are_refused_where_their_numbers_would_wrap() {
     assert!(matches!(build(86).unwrap_err(), Error::Config { field: "states", .. }));
 }
 
-/// Says that it keeps states once it has been asked four times.
+/// An optimizer that reports states only after it has been asked four times.
 struct Fickle(AtomicUsize);
 
 impl StepParam for Fickle {

@@ -1,7 +1,7 @@
-//! Forgotten gradients and passes that were given up: each is an error or a number, on borrowed memory too.
+//! Forgotten gradients and abandoned passes: each is an error or a number, also on borrowed memory.
 //!
-//! The reference for a complete pass is `Unused::StepZero`. A refused pass must leave parameters, counts and the
-//! caller's own gradients as they were.
+//! The reference for a complete pass is `Unused::StepZero`. A refused pass must not change parameters, counts or the
+//! caller's gradients.
 
 use instep::layout::ForeignBucket;
 use instep::{Adam, Borrowed, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Sums, Unused};
@@ -15,7 +15,7 @@ fn options(mode: Mode, unused: Unused) -> Options {
     Options { mode, unused, ..Options::default() }
 }
 
-/// A pass in which this parameter is forgotten.
+/// Makes a pass in which this parameter is forgotten.
 fn pass_without(stepper: &mut Stepper, forgotten: usize) -> instep::Result<()> {
     let options = Options::default();
     let gradient = painted(&options);

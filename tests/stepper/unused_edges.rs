@@ -1,6 +1,6 @@
-//! Unused parameters where something else changes too: buckets cut anew, local parameters, views, hand-overs one by one.
+//! Unused parameters while something else changes: rebuilt buckets, local parameters, views, single hand-overs.
 //!
-//! A difference between ranks must be told, and nothing that is on its way may be seen.
+//! The ranks must report a difference, and no reader may see an unfinished value.
 
 use instep::{
     AdamW, Borrowed, Error, ForeignBucket, Layout, Mode, ParamId, Result, Sgd, Stepper, Sums, Unused,
@@ -38,7 +38,7 @@ fn the_gradient_of_an_unused_parameter_is_not_shown_while_it_is_summed() {
     }
 }
 
-/// What rank 0 alone names after its hand-over, before something changes the buckets.
+/// Rank 0 alone names a parameter after its hand-over, before something changes the buckets.
 fn late(
     change: fn(&mut Stepper, [ParamId; 2], *mut f32) -> Result<()>,
     is_borrowed: bool,
@@ -127,7 +127,7 @@ fn each_rank_names_its_own_local_parameters_at_any_time() {
     }
 }
 
-/// A stepper over one bucket of an engine's own.
+/// Returns a stepper over one bucket of an engine.
 fn external<'a>(layout: &Layout, ids: [ParamId; 2], memory: &'a mut [[f32; 6]; 2]) -> (Stepper, &'a [f32]) {
     let [params, grads] = memory;
     let bucket = ForeignBucket::new(6).gradient(ids[0], 0).gradient(ids[1], 3);

@@ -1,8 +1,8 @@
-//! Trainings drawn at random, for `tests/schedule/property.rs`.
+//! Random trainings for `tests/schedule/property.rs`.
 //!
-//! A [`Training`] says what is computed; a [`Setup`] says how, and must not change a bit of it. Gradients are formulas
-//! of pass, rank, parameter and element, so a case is small and shrinks. Everything that the crate accepts can be
-//! drawn, and nothing that it refuses; `tests/support/training.rs` carries it out.
+//! A [`Training`] defines what is computed; a [`Setup`] defines how, and must not change a bit of the result. Gradients
+//! are formulas of pass, rank, parameter and element, so a case is small and shrinks. The crate accepts all trainings
+//! that are drawn, and any training that it accepts can be drawn; `tests/support/training.rs` carries them out.
 
 use instep::{Adam, AdamW, DType, Isa, Mode, Precision, SegmentAction, Sgd, Unused};
 use proptest::collection::vec;
@@ -15,13 +15,13 @@ use crate::support::{MODES, Optim, few_optimizers};
 
 pub(crate) const MAX_PARAMS: usize = 12;
 
-/// What one pass does with one parameter.
+/// The treatment of one parameter in one pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Treatment {
     Used,
-    /// Its last use is not handed over, which leaves it to `finish`.
+    /// Its last use is not handed over, so `finish` must handle it.
     Late,
-    /// It is read, but gets no gradient.
+    /// The parameter is read, but gets no gradient.
     Read,
     Untouched,
 }
@@ -32,7 +32,7 @@ impl Treatment {
     }
 }
 
-/// One element of one rank's gradient that is not painted. Indices wrap, so that they fit any layout.
+/// One element of one rank's gradient that is not painted. Indices wrap, so they fit any layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Special {
     pub param: usize,
@@ -43,42 +43,43 @@ pub(crate) struct Special {
 
 #[derive(Clone, Debug)]
 pub(crate) struct PassPlan {
-    /// Of [`MAX_PARAMS`], as is `order`, so that a layout can shrink on its own.
+    /// There are [`MAX_PARAMS`] of them, as in `order`, so that a layout can shrink by itself.
     pub treatments: Vec<Treatment>,
     pub order: Vec<usize>,
     pub ranks_differ: bool,
     pub scale: f32,
     pub specials: Vec<Special>,
-    /// Given up after so many parameters.
+    /// The pass is abandoned after this number of parameters.
     pub abandon: Option<usize>,
-    /// Parameters are loaded before it.
+    /// Parameters are loaded before the pass.
     pub reload: bool,
-    /// The status is read after it.
+    /// The status is read after the pass.
     pub status: bool,
-    /// Parameters that are frozen before it, or unfrozen if they were. Indices wrap.
+    /// Parameters that are frozen before the pass, or unfrozen if they were frozen. Indices wrap.
     pub toggles: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Training {
-    /// Length, uses, action.
+    /// Length, number of uses, action.
     pub params: Vec<(usize, u32, SegmentAction)>,
     pub optim: Optim,
-    /// Gradients are f32: the sums of painted ones would be rounded in 16 bits, and no single rank could be fed them.
+    /// Gradients are f32: in 16 bits the sums of painted gradients would be rounded, and no single rank could get them.
     pub precision: Precision,
     pub unused: Unused,
     pub loss_scale: f64,
     pub max_norm: Option<f64>,
     pub skip_nonfinite: bool,
     pub world_size: u32,
-    /// Sums of so many neighbouring ranks are made first, then their sum.
+    /// This number of neighbouring ranks is summed first, then those sums.
     pub summed_by: usize,
     pub passes: Vec<PassPlan>,
-    /// Per rank, after how many passes it has no more data; rank 0 has some for all. None: so have all.
+    /// The number of passes after which each rank has no more data; rank 0 has data for all passes. None means that all
+    /// ranks have data for all passes.
     pub data: Option<Vec<usize>>,
 }
 
-/// How a training is carried out.
+/// The way in which a training is carried out.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     mode: Mode,
@@ -87,15 +88,16 @@ pub(crate) struct Setup {
     pub isa: Isa,
     /// Permutes each pass's order.
     pub order: Vec<usize>,
-    /// What ranks share out.
+    /// What ranks shard.
     pub strategy: instep::Strategy,
-    /// How many ranks share tensors out, if not all.
+    /// The number of ranks that shard tensors, if not all.
     pub shard_size: Option<std::num::NonZeroU32>,
-    /// Steps run on the host, on memory of its own.
+    /// Steps run in the host's memory.
     pub offloads: bool,
-    /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
+    /// A seed for borrowed memory, which moves before each pass. It is unset if ranks run out of data, which borrowed
+    /// memory does not support.
     pub lent: Option<u64>,
-    /// After which passes buckets of its own are laid out anew: a bit each.
+    /// The passes after which the stepper rebuilds its buckets, as one bit each.
     pub rebuilds: u8,
 }
 
@@ -236,7 +238,8 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
 }
 
 impl Setup {
-    /// One bucket, one thread, no overlap, no vector wider than the platform's own: what the others are held to.
+    /// Returns one bucket, one thread, no overlap, and no vector wider than the platform's default; all other setups
+    /// are compared with it.
     pub(crate) fn plain() -> Setup {
         let order = (0..MAX_PARAMS).collect();
         let (mode, threads) = (Mode::Sequential, Some(1));
@@ -254,19 +257,19 @@ impl Setup {
         }
     }
 
-    /// Whether buckets may be the caller's, or rebuilt.
+    /// Returns whether the caller may own the buckets, or the stepper may rebuild them.
     pub(crate) fn is_plainly_replicated(&self) -> bool {
         self.strategy == instep::Strategy::Replicated && !self.offloads
     }
 
-    /// The mode, or another one where the training wants what Eager refuses.
+    /// Returns the mode, or another one if Eager would refuse the training.
     pub(crate) fn mode(&self, training: &Training) -> Mode {
         if self.mode == Mode::Eager && training.wants_norm() { Mode::Normed } else { self.mode }
     }
 }
 
 impl Training {
-    /// Whether a rank has data for a pass.
+    /// Returns whether a rank has data for a pass.
     pub(crate) fn has_data(&self, at: usize, rank: usize) -> bool {
         rank == 0 || self.data.as_ref().is_none_or(|data| at < data[rank])
     }

@@ -7,7 +7,7 @@ use instep::cuda::Cuda;
 use super::hardware;
 use super::stand_in::{COMPUTE, StandIn};
 
-/// The real device if it is asked for, else a stand-in.
+/// Returns the real device if it is asked for, else a stand-in.
 pub(crate) fn cuda() -> Cuda {
     if hardware::is_required() {
         return hardware::open();

@@ -1,14 +1,14 @@
-//! A tensor between guard bands: whatever is written beside it shows.
+//! A tensor between guard bands: a write beside it shows.
 //!
-//! The bands hold a NaN that no kernel makes, so reading them shows too, in the results. A tensor is never resized,
+//! The bands hold a NaN that no kernel makes, so a read of them shows in the results. A tensor is never resized,
 //! because tests vary its place relative to a cache line.
 
 const GUARD: u32 = 0x7fc0_beef;
-/// Elements on each side at least: more than any vector is wide.
+/// The smallest number of elements on each side: more than any vector is wide.
 const BAND: usize = 48;
 const LINE: usize = 16;
 
-/// One tensor, `offset` elements past a 64-byte boundary.
+/// One tensor, `offset` elements after a 64-byte boundary.
 pub(crate) struct Guarded {
     memory: Vec<f32>,
     start: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// A tensor of zeros.
+    /// Returns a tensor of zeros.
     pub(crate) fn new(len: usize, offset: usize) -> Guarded {
         let mut memory = vec![f32::from_bits(GUARD); len + 2 * (BAND + LINE) + offset];
         let start = BAND + memory[BAND..].as_ptr().align_offset(64) + offset;

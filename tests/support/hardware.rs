@@ -1,4 +1,4 @@
-//! The real GPU, for tests that are told to use it: `INSTEP_REQUIRE_GPU=1`, as benches/gpu/run.sh sets it.
+//! The real GPU, for tests that must use it: `INSTEP_REQUIRE_GPU=1`, as benches/gpu/run.sh sets it.
 //!
 //! Kernels are launched through the library's own driver interface, as a stepper does. Without a GPU these helpers
 //! fail; nothing is skipped.
@@ -14,20 +14,20 @@ use instep::cuda::Cuda;
 use instep::cuda::driver::{Driver, Module, Shape};
 use instep::{EventHandle, StreamHandle};
 
-/// No kernel of a test takes as long, under a sanitizer neither.
+/// No kernel of a test takes this long, even under a sanitizer.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Whether tests that can run on either are to run on a GPU.
+/// Returns whether tests that run on either must run on a GPU.
 pub(crate) fn is_required() -> bool {
     std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1")
 }
 
-/// The first one.
+/// Opens the first GPU.
 pub(crate) fn open() -> Cuda {
     Cuda::open(0).expect("a GPU, with INSTEP_REQUIRE_GPU=1")
 }
 
-/// Calls that need the device to be current.
+/// Makes calls that need the device to be current.
 pub(crate) fn entered<T>(driver: &dyn Driver, work: impl FnOnce(&dyn Driver) -> instep::Result<T>) -> T {
     let entered = driver.enter().unwrap();
     let outcome = work(driver);
@@ -37,7 +37,7 @@ pub(crate) fn entered<T>(driver: &dyn Driver, work: impl FnOnce(&dyn Driver) -> 
     outcome.unwrap()
 }
 
-/// A binary of kernels, loaded.
+/// A loaded binary of kernels.
 pub(crate) struct Kernels {
     driver: Arc<dyn Driver>,
     module: Module,
@@ -45,7 +45,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Those of the library, or others.
+    /// Loads the library's kernels, or others.
     pub(crate) fn load(image: Option<&[u8]>) -> Kernels {
         let driver = Arc::clone(open().driver());
         let (module, done) = entered(&*driver, |driver| {
@@ -57,7 +57,8 @@ impl Kernels {
     /// Launches a kernel and waits until it has ended.
     ///
     /// # Safety
-    /// `args` is the kernel's struct, and what it points to is as long as it says, and the GPU's to reach.
+    /// `args` is the kernel's struct. Each of its pointers leads to memory of the length that it says, and the GPU can
+    /// reach this memory.
     pub(crate) unsafe fn launch<Args>(&self, name: &CStr, args: &Args, blocks: u32, threads: u32) {
         let (stream, begun) = (StreamHandle::default(), Instant::now());
         entered(&*self.driver, |driver| {
@@ -75,7 +76,7 @@ impl Kernels {
         });
     }
 
-    /// Words under one address for CPU and GPU, all of this value.
+    /// Returns words of this value under one address for CPU and GPU.
     pub(crate) fn words(&self, value: u64, count: usize) -> SharedWords {
         let memory = entered(&*self.driver, |driver| driver.allocate_mapped(8 * count as u64));
         let mut words = SharedWords { driver: Arc::clone(&self.driver), memory, count };
@@ -84,7 +85,7 @@ impl Kernels {
     }
 }
 
-/// Pinned memory, given back when dropped. A launch has ended by then: [`Kernels::launch`] waits.
+/// Pinned memory, which is released when dropped. No launch uses it by then, because [`Kernels::launch`] waits.
 pub(crate) struct SharedWords {
     driver: Arc<dyn Driver>,
     memory: NonNull<u8>,

@@ -1,6 +1,6 @@
 //! Hyperparameters as a kernel takes them, for tests that call kernels themselves.
 //!
-//! The library writes them by name and these tests by place, so a field that lands elsewhere differs. Every struct of
+//! The library writes them by name and these tests by place, so a field in the wrong place differs. Every struct of
 //! hyperparameters has its numbers first, in the order of the optimizer's keywords, and then its flags.
 
 use instep::Isa;
@@ -10,7 +10,7 @@ use instep::optim::Range;
 use crate::support::entries::kernels;
 use crate::support::optimizers::Optim;
 
-/// Kernel, hyperparameters and number of states of an optimizer.
+/// Returns the kernel, the hyperparameters and the number of states of an optimizer.
 pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
     let descriptor = optim.descriptor;
     let ranges = descriptor.fields.iter().flat_map(|field| field.parts).map(|part| part.range);
@@ -27,7 +27,7 @@ pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
     (descriptor.kernel, InstepHyper { words }, optim.boxed().state_names().len())
 }
 
-/// The launches of an optimizer's step. Its descriptor and its header must agree about them.
+/// Returns the launches of an optimizer's step. Its descriptor and its header must agree on them.
 pub(crate) fn parts(optim: Optim) -> &'static [InstepStepPart] {
     let descriptor = optim.descriptor;
     let is_scaled = kernels(Isa::Baseline).scaled[descriptor.kernel as usize] == 1;

@@ -1,7 +1,7 @@
-//! A caller's tensors on the host or on a GPU, which move and are cut anew between passes.
+//! A caller's tensors on the host or on a GPU, which move and change buckets between passes.
 //!
-//! Each tensor stands between guard bands. One that has moved is scribbled over and freed at once, so a launch that still
-//! used it would change bits, or fault under a sanitizer.
+//! Each tensor lies between guard bands. A tensor that has moved is overwritten and freed at once, so a launch that
+//! still used it would change bits, or fault under a sanitizer.
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const GUARD: u8 = 0xa5;
 pub(crate) struct Random(pub u64);
 
 impl Random {
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// Where tensors lie.
+/// The memory in which tensors lie.
 #[derive(Clone)]
 pub(crate) enum Ground {
     Host,
@@ -49,7 +49,7 @@ impl Ground {
     }
 }
 
-/// The stream that fills tensors on a GPU, and reads them.
+/// Returns the stream that fills and reads tensors on a GPU.
 pub(crate) fn stream() -> StreamHandle {
     if hardware::is_required() { StreamHandle::default() } else { COMPUTE }
 }
@@ -63,7 +63,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Starts so many bytes after a boundary of the allocation.
+    /// Allocates a tensor that starts `offset` bytes after a boundary of the allocation.
     pub(crate) fn new(ground: &Ground, bytes: usize, offset: usize) -> Tensor {
         let (before, whole) = (BAND + offset, bytes + 2 * BAND + offset);
         let first = match ground {
@@ -221,7 +221,7 @@ impl Lent {
         buckets
     }
 
-    /// Buckets of up to four parameters, in any order, with gaps.
+    /// Makes buckets of up to four parameters, in any order, with gaps.
     fn cut(&self, random: &mut Random) -> Vec<Bucket> {
         let mut order: Vec<usize> = (0..self.params.len()).collect();
         random.shuffle(&mut order);
@@ -264,13 +264,13 @@ impl Lent {
         })
     }
 
-    /// All of it.
+    /// Lends all tensors.
     pub(crate) fn lend(&self) -> Borrowed {
         self.lend_buckets(self.lend_params(Borrowed::new(), 0..self.params.len()))
     }
 
-    /// Moves some parameters, and buckets not at all, as they are, or cut anew. What they hold goes along, and the memory that
-    /// they leave is freed. Returns whether buckets were cut anew.
+    /// Moves some parameters; buckets stay, move, or are rebuilt. The contents move along, and the old memory is freed.
+    /// Returns whether buckets were rebuilt.
     pub(crate) fn move_some<D: Device>(
         &mut self,
         stepper: &mut Stepper<D>,

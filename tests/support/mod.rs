@@ -1,7 +1,7 @@
-//! What the integration tests share: inputs painted by formula, and one way to run a stepper.
+//! The integration tests share painted inputs, and one way to run a stepper.
 //!
-//! Inputs are functions of (step, parameter, element) with prime cycles, so a failing case needs no seed and equals
-//! itself on any rank, in any order. Results are read through the public interface only.
+//! Inputs are functions of (step, parameter, element) with prime cycles, so a failing case needs no seed and is the
+//! same on any rank, in any order. Results are read only through the public interface.
 
 pub(crate) mod arbitrary;
 pub(crate) mod device;
@@ -19,7 +19,7 @@ pub(crate) mod optimizers;
 pub(crate) mod reference;
 pub(crate) mod stand_in;
 pub(crate) mod stored;
-/// The example's collective, also for processes with a GPU each.
+/// The example's collective, also for processes with one GPU each.
 #[allow(dead_code)]
 #[path = "../../examples/tcp_ranks/tcp.rs"]
 pub(crate) mod tcp;
@@ -36,14 +36,14 @@ use instep::{
 
 pub(crate) use crate::support::optimizers::{Optim, few_optimizers, one_per_state_count, optimizers};
 
-/// Around every width that the kernels work in: vectors of 4, 8 and 16, leaves of 256, tiles of 2048.
+/// Lengths near every width of the kernels: vectors of 4, 8 and 16, leaves of 256, tiles of 2048.
 pub(crate) const LENGTHS: [usize; 19] =
     [0, 1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 5000];
 
 pub(crate) const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
 
-/// A group of so many ranks whose gradients are their sums already. It sends nothing, and counts as it sums: what this rank
-/// uses counts as used once.
+/// A group of this number of ranks whose gradients already are their sums. It sends nothing, and its counts are sums
+/// too: a parameter that this rank uses counts as used once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Presummed(pub u32);
 
@@ -71,7 +71,7 @@ impl Collective for Presummed {
     fn abort(&self, _: &Error) {}
 }
 
-/// Options of a stepper, and how a pass is driven.
+/// The options of a stepper and of its passes.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub mode: Mode,
@@ -85,9 +85,9 @@ pub(crate) struct Options {
     pub isa: Option<Isa>,
     pub threads: Option<usize>,
     pub record: bool,
-    /// Ranks that gradients are summed over, for [`run`] and [`open`].
+    /// The number of ranks that gradients are summed over, for [`run`] and [`open`].
     pub world_size: u32,
-    /// Hand-over order as registration indices; none means last to first, as backward does.
+    /// The hand-over order as registration indices; none means last to first, as in backward.
     pub order: Option<Vec<usize>>,
 }
 
@@ -112,12 +112,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A stepper on any communicator, with parameters as the crate makes them.
+    /// Builds a stepper on any communicator, with parameters as the crate makes them.
     pub(crate) fn stepper(&self, layout: &Layout, optim: Optim, sums: impl Into<Sums>) -> Result<Stepper> {
         self.builder(layout, optim).host(sums)
     }
 
-    /// The same on a GPU.
+    /// Builds the same stepper on a GPU.
     pub(crate) fn stepper_on(
         &self,
         cuda: &Cuda,
@@ -153,19 +153,20 @@ impl Options {
         builder
     }
 
-    /// What a gradient of the mean loss is multiplied by on its way into a [`Solo`] stepper.
+    /// Returns the factor by which a gradient of the mean loss is multiplied for a [`Solo`] stepper.
     pub(crate) fn divisor(&self) -> f64 {
         f64::from(self.world_size) * self.loss_scale
     }
 }
 
-/// A layout of parameters p0, p1, ... with these lengths.
+/// Returns a layout of parameters p0, p1, ... with these lengths.
 pub(crate) fn layout(lengths: &[usize]) -> Layout {
     let named = lengths.iter().enumerate();
     named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
 }
 
-/// The same in three groups, in turn: "default", "alone" and "free", for clips that [`with_group_clips`] sets.
+/// Returns the same layout in three alternating groups: "default", "alone" and "free", for the clips of
+/// [`with_group_clips`].
 pub(crate) fn grouped(lengths: &[usize]) -> Layout {
     let add = |builder: instep::LayoutBuilder, (k, len): (usize, &usize)| {
         builder.param(format!("p{k}"), *len).in_group(["default", "alone", "free"][k % 3])
@@ -178,20 +179,20 @@ pub(crate) fn with_group_clips(builder: StepperBuilder<'_>) -> StepperBuilder<'_
     builder.clip(Clip::Global(0.5)).group_clip("alone", 0.25).group_clip("free", None)
 }
 
-/// A number in (-1, 1) with a full mantissa: sums and products of round numbers would be exact, and nothing that
-/// depends on their order would show. The cycle is the prime 8191.
+/// Returns a number in (-1, 1) with a full mantissa. Sums and products of round numbers would be exact, and a
+/// dependence on their order would not show. The cycle is the prime 8191.
 pub(crate) fn paint(row: usize, column: usize) -> f32 {
     let position = (column * 2971 + row * 4133 + 17) % 8191;
     (position as f32 - 4095.0) / 4099.0
 }
 
-/// A gradient of the mean loss: zero one time in ten, else over four decades, half of each sign.
+/// Returns a gradient of the mean loss: zero one time in ten, else over four decades, half of each sign.
 pub(crate) fn paint_gradient(step: usize, param: usize, element: usize) -> f32 {
     let x = paint(step * 31 + param * 7 + 1000, element);
     if x.abs() < 0.1 { 0.0 } else { x * [1.0, 1.0 / 4.0, 1.0 / 64.0, 1.0 / 1024.0][(element + step) % 4] }
 }
 
-/// Fills a gradient with what [`Solo`] expects: the sum over ranks, loss scale included.
+/// Fills a gradient with the values that [`Solo`] expects: the sum over ranks, loss scale included.
 pub(crate) fn painted(options: &Options) -> impl Fn(usize, usize, &mut [f32]) -> bool + use<> {
     let divisor = options.divisor() as f32;
     move |step, param, gradient| {
@@ -202,8 +203,8 @@ pub(crate) fn painted(options: &Options) -> impl Fn(usize, usize, &mut [f32]) ->
     }
 }
 
-/// Paints every parameter, by registration index. Every other group of four is small, so that what a step adds to it
-/// is not lost in the rounding of the sum.
+/// Paints every parameter, by registration index. Every second group of four is small, so that its updates are not lost
+/// in the rounding of the sum.
 pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
     let layout = stepper.layout().clone();
     for (param, id) in layout.ids().enumerate() {
@@ -214,14 +215,14 @@ pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
     }
 }
 
-/// A painted [`Solo`] stepper.
+/// Returns a painted [`Solo`] stepper.
 pub(crate) fn open(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
     let mut stepper = options.stepper(layout, optim, Presummed(options.world_size)).unwrap();
     paint_params(&mut stepper);
     stepper
 }
 
-/// One pass. `gradient` gets a parameter's index and its gradient to fill; false leaves it out of the pass.
+/// Makes one pass. `gradient` gets a parameter's index and its gradient to fill; false leaves it out of the pass.
 pub(crate) fn pass<D: Device>(
     stepper: &mut Stepper<D>,
     options: &Options,
@@ -247,7 +248,7 @@ pub(crate) fn pass<D: Device>(
     pass.finish()
 }
 
-/// Hands over what was written and ends the pass, as a caller does whose gradients are sums already.
+/// Hands over all written gradients and ends the pass, as a caller does whose gradients already are sums.
 pub(crate) fn finish<D: Device>(mut pass: Pass<'_, D>) -> Result<()> {
     for id in pass.layout().clone().ids() {
         // Refused where nothing was written, and after the last use.
@@ -256,15 +257,15 @@ pub(crate) fn finish<D: Device>(mut pass: Pass<'_, D>) -> Result<()> {
     pass.finish()
 }
 
-/// What a stepper holds between passes, by registration index. Ranks that share tensors out take it together.
+/// All that a stepper holds between passes, by registration index. Sharded ranks read it together.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub params: Vec<Vec<f32>>,
-    /// Per parameter, per state.
+    /// The states of each parameter.
     pub states: Vec<Vec<Vec<f32>>>,
     pub grads: Vec<Vec<f32>>,
     pub step_counts: Vec<u64>,
-    /// Per parameter, the bits of what each optimizer carries, if it carries a number.
+    /// The bits of the number that each optimizer of a parameter carries, if it carries one.
     pub carried: Vec<Vec<u64>>,
     pub status: Status,
 }
@@ -297,7 +298,7 @@ impl Outcome {
         })
     }
 
-    /// Every tensor of one parameter, with its name.
+    /// Returns every tensor of one parameter, with its name.
     fn tensors(&self, param: usize) -> impl Iterator<Item = (String, &[f32])> {
         let states = self.states[param].iter().enumerate();
         let states = states.map(|(k, state)| (format!("state {k}"), state.as_slice()));
@@ -314,7 +315,7 @@ impl Outcome {
         }
     }
 
-    /// Asserts that everything that lasts is the same bits: parameters, states, step counts.
+    /// Asserts the same bits in everything that lasts: parameters, states, step counts.
     pub(crate) fn assert_same(&self, other: &Outcome, what: &str) {
         assert_eq!(self.params.len(), other.params.len());
         for param in 0..self.params.len() {
@@ -323,7 +324,8 @@ impl Outcome {
     }
 }
 
-/// The bits of what each optimizer of a parameter carries; one that steps nothing carries nothing.
+/// Returns the bits of the number that each optimizer of a parameter carries; an optimizer that steps nothing carries
+/// none.
 fn carried<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<Vec<u64>> {
     let all = stepper.optimizers_of(id)?.into_iter();
     let all = all.filter_map(|optimizer| stepper.carried((id, optimizer)).ok().flatten());

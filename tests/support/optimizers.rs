@@ -1,7 +1,7 @@
-//! The optimizers that the tests go through: each flag of each, and a few for what does not depend on the rule.
+//! The optimizers of the tests: each flag of each optimizer, and a few for tests that do not depend on the rule.
 //!
-//! A case is a value (`Optim`) that a builder, the f64 reference and the raw kernels take alike. Must hold every
-//! optimizer of the crate: what is not in these tables is held to nothing.
+//! A case is a value (`Optim`) that a builder, the f64 reference and the raw kernels all accept. The tables must have
+//! every optimizer of the crate, because no test checks one that is missing.
 
 use instep::optim::{ALL, Descriptor, Optimizer, Value};
 use instep::{
@@ -11,7 +11,7 @@ use instep::{Layout, Stepper, StepperBuilder};
 
 use crate::support::reference::Rule;
 
-/// Numbers of the hyperparameters that an optimizer has at most.
+/// The largest number of an optimizer's hyperparameters.
 const MOST: usize = 8;
 
 /// An optimizer as a value: its descriptor, and its numbers in the order of the keywords.
@@ -36,20 +36,20 @@ impl Optim {
         Optim { descriptor, numbers }
     }
 
-    /// The same with one hyperparameter changed.
+    /// Returns the same optimizer with one hyperparameter changed.
     pub(crate) fn with(self, field: &str, value: Value) -> Optim {
         let mut optimizer = self.boxed();
         optimizer.set(field, value).unwrap();
         Optim::of(optimizer)
     }
 
-    /// Keywords, each with its number; flags are 0 or 1.
+    /// Returns the keywords with their numbers; flags are 0 or 1.
     pub(crate) fn keywords(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let parts = self.descriptor.fields.iter().flat_map(|field| field.parts);
         parts.map(|part| part.keyword).zip(self.numbers)
     }
 
-    /// As a builder takes it.
+    /// Returns the optimizer as a builder takes it.
     pub(crate) fn boxed(&self) -> Box<dyn Optimizer> {
         let mut optimizer = self.descriptor.build();
         let mut numbers = &self.numbers[..];
@@ -65,7 +65,7 @@ impl Optim {
         Stepper::builder(layout, self.boxed())
     }
 
-    /// The same hyperparameters for the f64 reference.
+    /// Returns the same hyperparameters for the f64 reference.
     pub(crate) fn rule(self) -> Rule {
         let number = |name: &str| {
             let found = self.keywords().find(|(keyword, _)| *keyword == name);
@@ -75,7 +75,7 @@ impl Optim {
     }
 }
 
-/// Every flag alone, the combinations in which flags meet, and both roles of an average (beta around 0.5).
+/// Returns every single flag, the combinations in which flags interact, and both roles of an average (beta near 0.5).
 #[rustfmt::skip] // A table: one case per line.
 pub(crate) fn optimizers() -> Vec<Optim> {
     let sgd = Sgd { lr: 0.05, ..Sgd::default() };
@@ -188,8 +188,9 @@ pub(crate) fn optimizers() -> Vec<Optim> {
     all
 }
 
-/// One for each number of states, with as many flags as go together, one that carries a number beside them, and one
-/// that takes two launches: for tests of what no rule changes, which take them by number, too.
+/// Returns one optimizer for each number of states with as many flags as possible, one that carries a number, and one
+/// that takes two launches. They are for tests that do not depend on the rule. Such tests may select an optimizer by
+/// its index.
 #[rustfmt::skip] // A table: one case per line.
 pub(crate) fn few_optimizers() -> [Optim; 6] {
     [
@@ -202,7 +203,7 @@ pub(crate) fn few_optimizers() -> [Optim; 6] {
     ]
 }
 
-/// One for each number of states: for tests in which nothing that is carried matters either.
+/// Returns one optimizer for each number of states, for tests that do not depend on a carried number either.
 pub(crate) fn one_per_state_count() -> [Optim; 4] {
     let [none, momentum, moments, maximum, ..] = few_optimizers();
     [none, momentum, moments, maximum]

@@ -1,7 +1,7 @@
-//! Every precision that there is, and everything that a stepper stores in one, as bits.
+//! Every precision, and all stored tensors of a stepper, as bits.
 //!
-//! Values are read as f32, which is exact; the 16-bit parameter in front of a master is read as it stands besides. Must
-//! list precisions by asking `Precision::validate`, so that one that it begins to accept is tested at once.
+//! Values are read as f32, which is exact; the 16-bit parameter beside a master is also read as it is stored. The list
+//! must come from `Precision::validate`, so that a newly accepted precision is tested at once.
 
 use instep::dtype::{DType, Element};
 use instep::layout::Storage;
@@ -17,7 +17,7 @@ pub(crate) const EMA_DECAY: f64 = 0.75;
 
 const STOCHASTIC: Rounding = Rounding::Stochastic { seed: SEED };
 
-/// Every combination of types, accepted or not.
+/// Returns every combination of types, accepted or not.
 pub(crate) fn all() -> impl Iterator<Item = Precision> {
     let masters = [Master::None, Master::F32, Master::Remainder16, Master::Remainder8];
     let moments = [Moments::F32, Moments::BF16, Moments::EightBit];
@@ -32,12 +32,12 @@ pub(crate) fn all() -> impl Iterator<Item = Precision> {
     })
 }
 
-/// Those that a stepper can have.
+/// Returns the combinations that a stepper accepts.
 pub(crate) fn accepted() -> impl Iterator<Item = Precision> {
     all().filter(|precision| precision.validate().is_ok())
 }
 
-/// No state, a signed one, one of either kind, and three.
+/// Returns optimizers without a state, with a signed one, with one of either kind, and with three.
 pub(crate) fn one_per_state_count() -> [Optim; 4] {
     [
         Optim::of(Sgd { lr: 0.05, ..Sgd::default() }),
@@ -47,8 +47,8 @@ pub(crate) fn one_per_state_count() -> [Optim; 4] {
     ]
 }
 
-/// Each accepted precision with and without copy and average; the optimizers take turns, so that each meets every
-/// precision.
+/// Returns each accepted precision with and without copy and average; the optimizers alternate, so that each meets
+/// every precision.
 pub(crate) fn cases() -> impl Iterator<Item = (Storage, Optim)> {
     accepted().enumerate().flat_map(|(at, precision)| {
         (0..4).map(move |extras| {
@@ -66,7 +66,7 @@ pub(crate) fn with<'a>(mut builder: StepperBuilder<'a>, storage: &Storage) -> St
     if storage.ema { builder.ema(EMA_DECAY) } else { builder }
 }
 
-/// What stands in a stepper between passes: per parameter its tensors, by name.
+/// The tensors of a stepper between passes: those of each parameter, by name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) params: Vec<Vec<(String, Vec<u32>)>>,
@@ -79,7 +79,7 @@ impl Stored {
         Ok(Stored { params: layout.ids().map(tensors).collect::<Result<_>>()? })
     }
 
-    /// Asserts the same bits in everything, gradients left out: what they hold depends on who was fed what.
+    /// Asserts the same bits in all tensors except gradients, which depend on how the ranks get their data.
     #[track_caller]
     pub(crate) fn assert_same(&self, other: &Stored, what: &dyn std::fmt::Debug) {
         assert_eq!(self.params.len(), other.params.len(), "{what:?}");
@@ -121,7 +121,7 @@ fn tensors(stepper: &Stepper, layout: &Layout, id: ParamId) -> Result<Vec<(Strin
     Ok(tensors)
 }
 
-/// The bits of a parameter as steps leave them, with its master or remainder, if it has one.
+/// Returns the bits of a parameter as steps leave them, with its master or remainder, if it has one.
 pub(crate) fn stored_param(stepper: &Stepper, id: ParamId, dtype: DType) -> Result<Vec<u32>> {
     fn bits<T: Element>(stepper: &Stepper, id: ParamId) -> Result<Vec<u32>> {
         Ok(stepper.view::<T>(id)?.iter().map(|x| x.to_f32().to_bits()).collect())
@@ -133,7 +133,7 @@ pub(crate) fn stored_param(stepper: &Stepper, id: ParamId, dtype: DType) -> Resu
     }
 }
 
-/// Multiples of 1/8 up to 2: five bits, so that sums of eight are exact in bf16 and in f16.
+/// Returns multiples of 1/8 up to 2: they have five bits, so sums of eight are exact in bf16 and in f16.
 pub(crate) fn dyadic(step: usize, rank: usize, param: usize, element: usize) -> f32 {
     let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 33;
     (n as f32 - 16.0) / 8.0

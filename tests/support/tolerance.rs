@@ -1,9 +1,10 @@
-//! How far one f32 update may be from the f64 reference: a running error analysis, without loose constants.
+//! The distance that one f32 update may have from the f64 reference, by a running error analysis without loose
+//! constants.
 //!
-//! Each f32 operation adds at most half an ulp of its result, U times its size, to the errors that it inherits; a
-//! constant rounded from f64 adds as much. (Wilkinson 1963; Higham, "Accuracy and Stability of Numerical
-//! Algorithms", 3.3.) Must bound the update of one step from the same f32 start, so that errors do not pile up.
-//! Painted values stay clear of subnormals, where an ulp is no longer relative.
+//! Each f32 operation adds at most half an ulp of its result, U times its size, to the errors of its inputs. A constant
+//! rounded from f64 adds as much. (Wilkinson 1963; Higham, "Accuracy and Stability of Numerical Algorithms", 3.3.) The
+//! analysis must bound the update of one step from the same f32 start, so that errors do not accumulate. Painted values
+//! are far from subnormals, where an ulp is no longer relative.
 
 use instep::Moments;
 
@@ -15,7 +16,8 @@ use crate::support::reference::{
 /// Unit roundoff of f32.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// Products of two errors, and the reference's own f64 rounding, are below 2^-20 of the bound.
+/// A factor for second-order errors: products of two errors, and the reference's own f64 rounding. Both are below 2^-20
+/// of the bound.
 const SECOND_ORDER: f64 = 1.0 + 1.0 / (1u64 << 20) as f64;
 
 /// An upper bound of |x|, and of the distance between x in f32 and x in exact arithmetic.
@@ -26,12 +28,12 @@ struct Term {
 }
 
 impl Term {
-    /// A stored f32: the start of the step.
+    /// Returns the term of a stored f32, as at the start of a step.
     fn stored(x: f64) -> Term {
         Term { size: x.abs(), error: 0.0 }
     }
 
-    /// Multiplied by a constant that is rounded to f32: one rounding for it, one for the product.
+    /// Returns the product with a constant that is rounded to f32: the constant and the product each have one rounding.
     fn times(self, constant: f64) -> Term {
         let size = self.size * constant.abs();
         Term { size, error: self.error * constant.abs() + 2.0 * U * size }
@@ -42,7 +44,7 @@ impl Term {
         Term { size, error: self.error + other.error + U * size }
     }
 
-    /// A constant that is rounded to f32.
+    /// Returns the term of a constant that is rounded to f32.
     fn constant(x: f64) -> Term {
         Term { size: x.abs(), error: U * x.abs() }
     }
@@ -52,7 +54,7 @@ impl Term {
         Term { size, error: self.error * (other.size + other.error) + other.error * self.size + U * size }
     }
 
-    /// Divided by something whose `size` is its very value. A divisor that may be 0 gives no bound.
+    /// Returns the quotient by a term whose `size` is its exact value. A divisor that may be 0 gives no bound.
     fn over(self, divisor: Term) -> Term {
         let size = self.size / divisor.size;
         let nearest = divisor.size - divisor.error;
@@ -60,8 +62,8 @@ impl Term {
         Term { size, error: error + U * size }
     }
 
-    /// The root of something whose `size` is its very value: the slope at the near end of the interval, or where that
-    /// is steep, |sqrt a - sqrt b| <= sqrt |a - b|.
+    /// Returns the root of a term whose `size` is its exact value. The bound is the slope at the near end of the
+    /// interval or, where that is steep, |sqrt a - sqrt b| <= sqrt |a - b|.
     fn root(self) -> Term {
         let slope = self.error / (2.0 * (self.size - self.error).max(0.0).sqrt());
         let size = self.size.sqrt();
@@ -76,7 +78,7 @@ pub(crate) struct Bound {
     pub states: [f64; 3],
 }
 
-/// The bounds for a tensor's step from `before` (f32 values) to `after` with mean gradients made of f32 sums.
+/// Returns the bounds for a tensor's step from `before` (f32 values) to `after`, with mean gradients made of f32 sums.
 pub(crate) fn bounds(rule: &Rule, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<Bound> {
     let elements = before.iter().zip(after).zip(gradients);
     let mut bounds: Vec<Bound> =
@@ -108,7 +110,7 @@ fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> Bound {
     Bound { param: bound.param * SECOND_ORDER, states: bound.states.map(|error| error * SECOND_ORDER) }
 }
 
-/// g + weight_decay*p, which does not happen without decay.
+/// Returns g + weight_decay*p, or g without decay.
 fn decayed(mean: Term, weight_decay: f64, param: f64) -> Term {
     if weight_decay == 0.0 { mean } else { mean.plus(Term::stored(param).times(weight_decay)) }
 }
@@ -127,15 +129,15 @@ fn sgd_bound(sgd: &Sgd, before: &Scalar, mean: Term) -> Bound {
     Bound { param: param.error, states: [buffer.error, 0.0, 0.0] }
 }
 
-/// Error of an average of a stored `old` and a `new` that is off by `error`.
+/// Returns the error of an average of a stored `old` and a `new` that is wrong by `error`.
 ///
-/// The kernels promise the accurate spelling, from + w*(to - from) with w <= 1/2: the larger part is rounded once,
-/// at the end, and only what is multiplied by w is rounded three times more (difference, weight, product).
+/// The kernels promise the accurate formula, from + w*(to - from) with w <= 1/2. The larger part is rounded once, at
+/// the end. Only the part that is multiplied by w is rounded three times more (difference, weight, product).
 fn average_error(beta: f64, old: f64, new: f64, error: f64) -> f64 {
     counted_error(beta <= 0.5, beta, old, new, error)
 }
 
-/// The same, counted from the new sample with w = beta, or from the old average with w = 1 - beta.
+/// Returns the same error, counted from the new sample with w = beta, or from the old average with w = 1 - beta.
 fn counted_error(from_sample: bool, beta: f64, old: f64, new: f64, error: f64) -> f64 {
     let (old, new) = (old.abs(), new.abs());
     let (kept, w) = if from_sample { (new, beta) } else { (old, 1.0 - beta) };
@@ -164,12 +166,12 @@ fn adam_bound(adam: &Adam, before: &Scalar, after: &Scalar, gradient: f64, mean:
     Bound { param: moved(after, change), states: [m_error, v_error, v_error] }
 }
 
-/// Error of a parameter that a change has been subtracted from.
+/// Returns the error of a parameter after a change has been subtracted from it.
 fn moved(after: &Scalar, change: Term) -> f64 {
     change.error + U * (after.param.abs() + change.error)
 }
 
-/// The gradient that a rule with coupled decay averages: its value, and the error of that.
+/// Returns the gradient that a rule with coupled decay averages, with its error.
 fn decayed_gradient(gradient: f64, maximize: bool, weight_decay: f64, param: f64, mean: Term) -> (f64, Term) {
     let g = (if maximize { -gradient } else { gradient }) + weight_decay * param;
     (g, Term { size: g.abs(), error: decayed(mean, weight_decay, param).error })
@@ -245,7 +247,7 @@ fn rprop_bound(rprop: &Rprop, before: &Scalar, after: &Scalar, gradient: f64) ->
     Bound { param: moved(after, change), states: [prev_error, size_error, 0.0] }
 }
 
-/// Whether rounding may change the sign that Lion takes: the parameter is then off by two steps, or by one.
+/// Returns whether rounding may change the sign that Lion takes: the parameter is then wrong by two steps, or by one.
 pub(crate) fn is_undecided(lion: &Lion, before: &Scalar, gradient: f64) -> bool {
     let g_error = Term::stored(gradient).times(1.0).error;
     let error = average_error(lion.beta1, before.states[0], gradient, g_error);
@@ -326,7 +328,7 @@ fn ademamix_bound(rule: &AdEmaMix, before: &Scalar, after: &Scalar, gradient: f6
     Bound { param: moved(after, change), states: [fast_error, slow_error, v_error] }
 }
 
-/// Bounds of the moments; what becomes of the parameter, they alone do not say.
+/// Returns the bounds of the moments, which do not bound the parameter.
 fn lamb_moments(lamb: &Lamb, before: &Scalar, gradient: f64, mean: Term) -> Bound {
     let (value, g) = decayed_gradient(gradient, lamb.maximize, 0.0, before.param, mean);
     let m_error = average_error(lamb.beta1, before.states[0], value, g.error);
@@ -335,7 +337,7 @@ fn lamb_moments(lamb: &Lamb, before: &Scalar, gradient: f64, mean: Term) -> Boun
     Bound { param: 0.0, states: [m_error, v_error, 0.0] }
 }
 
-/// Error of LAMB's u, the moments of `after` being off by `moments`.
+/// Returns the error of LAMB's u if the moments of `after` are wrong by `moments`.
 fn lamb_change(lamb: &Lamb, before: &Scalar, after: &Scalar, moments: &Bound) -> Term {
     let [m, v] = [0, 1].map(|k| Term { size: after.states[k].abs(), error: moments.states[k] });
     let corrected = v.root().times(1.0 / (1.0 - lamb.beta2.powi(after.steps)).sqrt());
@@ -343,10 +345,10 @@ fn lamb_change(lamb: &Lamb, before: &Scalar, after: &Scalar, moments: &Bound) ->
     decayed(direction.times(1.0 / (1.0 - lamb.beta1.powi(after.steps))), lamb.weight_decay, before.param)
 }
 
-/// Bounds of LAMB's parameters, the moments of `after` being off by `moments`.
+/// Returns the bounds of LAMB's parameters if the moments of `after` are wrong by `moments`.
 ///
-/// Norms are exact but for roundings of f64, so their ratio is off by as much of itself as the changes are together, by
-/// their own norm. With the rate it is rounded once.
+/// Norms are exact except for roundings of f64, so the relative error of their ratio is that of all changes together,
+/// by their own norm. The ratio is rounded once with the rate.
 pub(crate) fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], moments: &[Bound]) -> Vec<f64> {
     // The reference's u is of the parameter that it started from.
     let starts: Vec<Scalar> =
@@ -370,7 +372,7 @@ pub(crate) fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], mome
     changes.iter().zip(after).map(moved).collect()
 }
 
-/// How far a state may be from its value for having been stored: to the nearest, the block's largest being `scale`.
+/// Returns the error of a stored state, rounded to nearest, where `scale` is the block's largest.
 pub(crate) fn storage_error(moments: Moments, is_signed: bool, x: f64, scale: f64) -> f64 {
     match moments {
         Moments::F32 => 0.0,
@@ -380,8 +382,8 @@ pub(crate) fn storage_error(moments: Moments, is_signed: bool, x: f64, scale: f6
     }
 }
 
-/// The same of an 8-bit code: half a code from the root that counts codes, which three roundings have moved, and the
-/// roundings of decoding. What is above zero and has no code becomes the smallest one.
+/// Returns the error of an 8-bit code: half a code from the root, the error of the root after three roundings, and the
+/// roundings of decoding. A value above zero that is too small for a code becomes the smallest code.
 pub(crate) fn code_distance(is_signed: bool, x: f64, scale: f64) -> f64 {
     if scale < 2f64.powi(-90) {
         return x.abs();

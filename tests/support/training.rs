@@ -1,7 +1,7 @@
-//! Carries out a random training, and compares two that should be one.
+//! Carries out a random training, and compares two that must be equal.
 //!
-//! Steppers go through the public interface, and their recorded list is checked each time. Nothing here decides what a
-//! right result is: every property compares two of these runs.
+//! The public interface drives the steppers, and the recorded list of each run is checked. No function here defines a
+//! right result: every property compares two of these runs.
 
 use instep::{
     Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, OffloadPolicy, ParamId, Pass, Recording,
@@ -12,7 +12,7 @@ use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment
 use crate::support::lent::{Ground, Lent, Random};
 use crate::support::{Outcome, Presummed, assert_same_bits, paint, paint_gradient};
 
-/// Whose gradients a stepper gets.
+/// The gradients that a stepper gets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Feed {
     Rank(usize),
@@ -20,17 +20,17 @@ pub(crate) enum Feed {
     Sums,
 }
 
-/// Per pass, which parameters an abandoned one left stepped; none for a finished one.
+/// The parameters that an abandoned pass left stepped, for each pass; none for a finished pass.
 pub(crate) type Kept = Vec<Option<Vec<bool>>>;
 
 pub(crate) struct Trained {
     outcome: Outcome,
-    /// Of the finished passes after which the status was read: skipped, clip, norm, any bucket not finite.
+    /// The statuses that were read after finished passes: skipped, clip, norm, whether any bucket was not finite.
     statuses: Vec<(bool, u64, Option<u64>, bool)>,
     pub kept: Kept,
-    /// Whether it ended in a pass for which no rank had data.
+    /// Whether the training ended in a pass for which no rank had data.
     joined: bool,
-    /// Per parameter, whether it is frozen at the end.
+    /// Whether each parameter is frozen at the end.
     frozen: Vec<bool>,
 }
 
@@ -60,7 +60,7 @@ impl Training {
         if drawn.has_gradient() && !has_gradient { Treatment::Read } else { drawn }
     }
 
-    /// Whether a parameter is frozen in a pass: an odd number of toggles so far.
+    /// Returns whether a parameter is frozen in a pass: an odd number of toggles so far.
     fn is_frozen(&self, at: usize, param: usize) -> bool {
         let toggles = self.passes[..=at].iter().flat_map(|pass| &pass.toggles);
         toggles.filter(|toggle| *toggle % self.params.len() == param).count() % 2 == 1
@@ -114,7 +114,7 @@ impl Training {
         gradient.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::from_bits(0x7fff_ffff));
     }
 
-    /// A single rank that is fed the sums. With `kept`, abandoned passes are replaced by what they left.
+    /// Trains a single rank that gets the sums. With `kept`, abandoned passes are replaced by their results.
     pub(crate) fn run_alone(&self, setup: &Setup, kept: Option<&Kept>) -> Result<Trained> {
         self.run(setup, Presummed(self.world_size), Feed::Sums, kept)
     }

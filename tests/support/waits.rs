@@ -1,7 +1,7 @@
-//! Takes each wait out of a list in turn and asserts that the checker then reports a hazard.
+//! Removes each wait of a list in turn and asserts that the checker then reports a hazard.
 //!
-//! One helper serves simulated and recorded lists. Claims hold for the middle passes only: at the edges nothing follows
-//! that would need a wait. The list itself must be free of hazards. What precedes a deleted wait is judged once for all.
+//! One helper serves simulated and recorded lists. Only the middle passes are tested: at the ends no later op would
+//! need a wait. The list itself must be free of hazards. The checker judges the part before a deleted wait only once.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use instep::hazard::{Checker, Hazard, Traced};
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase};
 
-/// From the second pass's Begin to the last one's, in a recorded list of at least four passes.
+/// Returns the range from the second pass's Begin to the last pass's Begin, in a recorded list of at least four passes.
 pub(crate) fn middle_passes(list: &[Traced]) -> Range<usize> {
     let begins =
         |entry: &Traced| matches!(entry, Traced::Op(Op { action: Action::Control(Phase::Begin), .. }));
@@ -18,12 +18,12 @@ pub(crate) fn middle_passes(list: &[Traced]) -> Range<usize> {
     starts[1]..starts[starts.len() - 1]
 }
 
-/// Whether an entry is a wait, for a stream or for the caller's sum.
+/// Returns whether an entry is a wait, for a stream or for the caller's sum.
 pub(crate) fn is_wait(entry: &Traced) -> bool {
     matches!(entry, Traced::Op(Op { action: Action::Wait(_) | Action::AwaitSum { .. }, .. }))
 }
 
-/// Deletes each wait of `range`, of which there must be `at_least` so many, and expects a race each time.
+/// Deletes each wait of `range`, which must have `at_least` this number, and expects a race each time.
 pub(crate) fn assert_each_is_missed(
     plan: &Plan,
     states: usize,
@@ -46,7 +46,7 @@ pub(crate) fn assert_each_is_missed(
     assert!(waits >= at_least, "{what}: only {waits} waits");
 }
 
-/// Whether the list has a race that goes on with `rest`, and not with the wait before it.
+/// Returns whether the list has a race that continues with `rest`, without the wait before it.
 fn races_without(mut checker: Checker<'_>, rest: &[Traced]) -> bool {
     rest.iter().any(|entry| {
         checker.push(entry);

@@ -1,4 +1,4 @@
-//! Gives the driver's library the name inside (its soname) that cudarc looks for.
+//! Gives the driver's library the soname that cudarc looks for.
 //!
 //! A program may then open the file from any path before cudarc asks for that name.
 

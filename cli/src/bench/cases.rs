@@ -131,7 +131,7 @@ pub(super) enum Shape {
     L3,
     /// 16 Mi elements, one segment, rotated through more than four times the last-level cache.
     Dram,
-    /// 25 MiB of gradients in 50 segments, rotated likewise.
+    /// 25 MiB of gradients in 50 segments, rotated in the same way.
     Bucket,
     /// A size of a sweep, one segment.
     #[value(skip)]
@@ -199,7 +199,7 @@ pub(super) fn parameter(k: usize) -> f32 {
     0.5 + (k % 977) as f32 * 1e-3
 }
 
-/// Bytes of an element in memory, without the scales of 8-bit states, which are few.
+/// Bytes of an element in memory. The few scales of 8-bit states are left out.
 pub(super) fn resident_bytes(case: Case, kind: Kind) -> instep::Result<u64> {
     let (precision, states) = (kind.precision(), case.optimizer()?.state_names().len() as u64);
     let stepped = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();

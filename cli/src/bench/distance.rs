@@ -1,5 +1,5 @@
-//! Arrays 256 MiB apart: the cost of a step's memory traffic if all start at the same offset in a page, and if they are
-//! staggered as in a stepper.
+//! The cost of a step's memory traffic over arrays 256 MiB from each other: if all start at the same offset in a page,
+//! and if they are staggered as in a stepper.
 //!
 //! Both cases run one after the other in each round. On a CPU that distinguishes cache lines by more address bits, both
 //! take equally long.

@@ -93,7 +93,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the nanoseconds per parameter of each stage, `None` if a checkpoint cannot hold so many names.
+/// Returns the nanoseconds per parameter of each stage, `None` if a checkpoint cannot hold this number of names.
 fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.len()], &'static str)> {
     let mut stages = [None; STAGES.len()];
     let mut clock = Instant::now();

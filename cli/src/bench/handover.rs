@@ -1,4 +1,5 @@
-//! The trainer's cost of a hand-over: `grad_ready` inside a bucket, and at its end, where it queues all operations.
+//! The trainer's cost of a hand-over: `grad_ready` inside a bucket, and at the bucket's end, where it queues all
+//! operations.
 //!
 //! Buckets are tiny, so the streams do little work. Their locks and wake-ups are part of the trainer's cost. Only the
 //! trainer's thread is timed.

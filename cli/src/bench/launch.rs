@@ -1,7 +1,7 @@
 //! The overhead of `BucketStep` over its kernel: checks, addresses and the scalars of an update.
 //!
 //! Every round also times only the kernel, on the same memory and one thread. In the last case each parameter's tensors
-//! lie apart, so the kernel is called once per parameter.
+//! are separate, so the kernel is called once per parameter.
 
 use std::time::Instant;
 

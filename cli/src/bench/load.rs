@@ -1,6 +1,6 @@
 //! The share of the machine that other processes used while the benches ran.
 //!
-//! It reads Linux's `/proc`, whose times are in ticks of the same length. On other systems the load is unknown.
+//! It reads Linux's `/proc`, where all times are in ticks of the same length. On other systems the load is unknown.
 
 use std::fs;
 
@@ -42,7 +42,7 @@ impl Watch {
         Watch { start: Ticks::now() }
     }
 
-    /// Returns the load so far, or none if the system does not tell it.
+    /// Returns the load so far, or none if the system does not report it.
     pub(super) fn load(&self) -> Option<Load> {
         Load::between(self.start?, Ticks::now()?)
     }

@@ -1,6 +1,6 @@
 //! The machine and the build that figures belong to, as a header of tables and in JSON.
 //!
-//! It names no user and no path. A fact that the system does not tell is left out.
+//! It names no user and no path. A fact that the system does not report is left out.
 
 use std::fmt;
 use std::fs;
@@ -20,7 +20,7 @@ pub(super) struct Machine {
     /// Threads of a stepper that sets none.
     kernel_threads: usize,
     caches: Vec<CacheSize>,
-    /// Null if the system does not tell it.
+    /// Null if the system does not report it.
     governor: Option<String>,
     /// Instruction sets of the kernels in this build that the processor has.
     isa_available: Vec<&'static str>,

@@ -49,23 +49,24 @@ use sizes::{GPU_BYTES, HOST_BYTES, Sizes};
 enum Bench {
     /// One bucket's step against the ceiling: an in-place loop on the host, the faster of two copies on a GPU.
     Step,
-    /// One bucket's norm against the same copies. On a GPU only.
+    /// One bucket's norm against the same copies. It needs a GPU.
     Norm,
-    /// Begin and Decide, which a pass has once each. On a GPU only.
+    /// Begin and Decide, which a pass has once each. It needs a GPU.
     Control,
-    /// A captured pass's replay against the same pass call by call. On a GPU only.
+    /// A captured pass's replay against the same pass call by call. It needs a GPU.
     Graph,
     /// Optimizer time that the trainer waits for, per mode and bucket cap.
     Overlap,
     /// The trainer's own time in `grad_ready`.
     Handover,
-    /// The overhead of a `BucketStep` over its kernel. On the host only.
+    /// The overhead of a `BucketStep` over its kernel. It runs on the host.
     Launch,
-    /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
+    /// Arrays 256 MiB from each other that start at the same offset in a page, against arrays that are staggered. It
+    /// runs on the host.
     Distance,
-    /// A pass with shards of states, or of parameters too, beside one without. On the host only.
+    /// A pass with shards of states, or of parameters too, beside one without. It runs on the host.
     Sharding,
-    /// Time per parameter of every call, as the number of parameters grows. On the host only.
+    /// Time per parameter of every call, as the number of parameters grows. It runs on the host.
     Growth,
 }
 
@@ -140,7 +141,8 @@ pub struct Arguments {
 ///
 /// # Errors
 /// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if
-/// an option is for another device or a step computes a wrong result: the host's bench ends there, a GPU's after all rows.
+/// an option is for another device or a step computes a wrong result: the host's bench ends there, a GPU's after all
+/// rows.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,

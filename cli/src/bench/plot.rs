@@ -20,7 +20,7 @@ pub(super) struct Point {
     pub(super) percent_of_ceiling: Spread,
 }
 
-/// Draws the points of each line, which stand together and ascend in size.
+/// Draws the points of each line; the points of one line stand together and ascend in size.
 pub(super) fn draw(title: &str, points: &[Point]) -> String {
     // Writing to a String cannot fail.
     try_draw(title, points).unwrap_or_default()

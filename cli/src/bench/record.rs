@@ -99,7 +99,7 @@ fn points(rows: &[StepRow]) -> Vec<Point> {
     points
 }
 
-/// The first line of a compiler's version text. Its name may come after a wrapper's, as in `ccache g++`.
+/// The first line of a compiler's version text. Its name may come after the name of a wrapper, as in `ccache g++`.
 fn compiler(words: &str) -> String {
     let mut words = words.split_whitespace();
     let program = words.next().unwrap_or("c++");

@@ -1,7 +1,7 @@
 //! The figures of a run on the host as JSON, and the rows of its step table.
 //!
-//! Keys that a GPU's report has too have the same names. The file is written anew after each row, so a run that is cut off
-//! leaves what it has measured.
+//! Keys that a GPU's report has too have the same names. The file is written again after each row, so a run that is cut
+//! off leaves its measurements.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::Failure;
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     pub(super) machine: &'a Machine,
-    /// Null while the run goes on, and if the system does not tell the load.
+    /// Null until the run ends, and if the system does not report the load.
     pub(super) load: Option<Load>,
     pub(super) quick: bool,
     pub(super) step: &'a [StepRow],
@@ -55,7 +55,7 @@ pub(super) struct Figure {
     pub(super) case: String,
     pub(super) isa: String,
     pub(super) threads: usize,
-    /// It ends in its unit.
+    /// The quantity's name, which ends in its unit.
     pub(super) quantity: String,
     #[serde(flatten)]
     pub(super) value: Spread,

@@ -160,7 +160,7 @@ fn one(
     record.add_row(row)
 }
 
-/// Returns why a case is skipped, if there is not enough free memory. If the system does not tell how much is free, no
+/// Returns why a case is skipped, if there is not enough free memory. If the system does not report its free memory, no
 /// case is skipped.
 fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Result<Option<String>> {
     let bytes_of = |kind: Kind| {

@@ -62,7 +62,7 @@ pub(super) fn last_level_cache_bytes() -> u64 {
     (0..5).filter_map(size).max().unwrap_or(32 << 20)
 }
 
-/// Returns the memory that programs may still take, if the system tells it.
+/// Returns the memory that programs may still take, if the system reports it.
 pub(crate) fn available_bytes() -> Option<u64> {
     let text = read("/proc/meminfo");
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

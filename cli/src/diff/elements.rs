@@ -14,12 +14,12 @@ use crate::Failure;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Element {
     pub(super) dtype: Dtype,
-    /// In the lower bits.
+    /// The element's bits, in the lower bits of this number.
     pub(super) bits: u64,
 }
 
 impl Element {
-    /// Its value if the type is one of real numbers.
+    /// Returns its value if the type is one of real numbers.
     pub(super) fn real(self) -> Option<f64> {
         match self.dtype {
             Dtype::Bf16 => Some(bf16::from_bits(self.bits as u16).to_f64()),
@@ -49,7 +49,7 @@ impl Element {
     }
 }
 
-/// The shortest digits that read back to the same value.
+/// Writes the shortest digits that read back to the same value.
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.dtype, self.real()) {

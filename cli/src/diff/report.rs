@@ -49,7 +49,7 @@ pub struct Compared {
 /// The largest difference within a tensor, the first of several.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
-    /// Row-major.
+    /// The element's index in row-major order.
     pub index: u64,
     /// The distance; none if one of them is NaN. It is 0 between the two zeros.
     pub ulp: Option<u64>,
@@ -71,14 +71,14 @@ pub struct Located {
     pub element: Worst,
 }
 
-/// A step count that differs; none where a file has none.
+/// A step count that differs; `None` for a file without it.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Count {
     /// Its metadata key.
     pub key: String,
-    /// In the first file.
+    /// The count in the first file.
     pub a: Option<String>,
-    /// In the second file.
+    /// The count in the second file.
     pub b: Option<String>,
 }
 

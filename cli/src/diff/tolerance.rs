@@ -28,7 +28,7 @@ impl Tolerance {
         self.max_ulp.is_none() && self.atol.is_none() && self.rtol.is_none()
     }
 
-    /// Returns whether two elements of one type, whose bits differ, count as equal.
+    /// Returns whether two elements of one type with different bits count as equal.
     ///
     /// With a tolerance, NaN equals NaN and an infinity equals only itself.
     pub(super) fn accepts(&self, a: Element, b: Element) -> bool {

@@ -45,13 +45,13 @@ struct Seen {
     call: Call,
     passed_ns: u64,
     blocked: Vec<Interval>,
-    /// Per op waited for: its stream, and how many ops that stream had been given by then.
+    /// The ops waited for: the stream of each, and how many ops that stream had been given by then.
     awaited: Vec<(Stream, usize)>,
 }
 
 impl Seen {
-    /// A wait lasts until the op has ended. After that the real trainer's thread may wait for a core, which counts as
-    /// its own time. The predicted trainer continues at once.
+    /// A wait lasts until the op has ended. After that the real trainer's thread may wait for a core. This wait counts
+    /// as the thread's own time. The predicted trainer continues at once.
     fn time(&self, ran: &[TimedOp]) -> Timed {
         let end_ns = |&(stream, count): &(Stream, usize)| {
             let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;

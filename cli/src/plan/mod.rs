@@ -39,7 +39,7 @@ const PASSES: u64 = 4;
 /// Size of a bucket, if none is given.
 const BUCKET_CAP_MIB: u64 = 25;
 
-/// Foresees the run of one rank: bytes held, bytes sent, schedule and times
+/// Predicts the run of one rank: bytes in memory, bytes sent, schedule and times
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     /// Parameters and optimizer of the model, as JSON
@@ -58,7 +58,8 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
     /// Steps run on the host, with states, masters and averages in its memory: by this library's stepper, or by
-    /// `instep.torch.offload`, for a plain module or under DDP, or with --strategy=fsdp for shards with CPUOffloadPolicy
+    /// `instep.torch.offload`, for a plain module or under DDP, or with --strategy=fsdp for shards with
+    /// CPUOffloadPolicy
     #[arg(long, value_enum, value_name = "ENGINE", num_args = 0..=1, require_equals = true, default_missing_value = "stepper")]
     pub offload: Option<Engine>,
     /// Page-locked memory for gradients on their way, with --offload=torch [default: all gradients]
@@ -70,7 +71,7 @@ pub struct Arguments {
     /// Free gradients after their step, and those of other ranks' shards after their sum
     #[arg(long)]
     pub release_gradients: bool,
-    /// Times that forward and backward run in a pass, whose gradients add up
+    /// Number of times that forward and backward run in a pass; their gradients add up
     #[arg(long, value_name = "COUNT", default_value = "1", conflicts_with = "measure")]
     pub micro_batches: NonZeroU32,
     /// With shards, ranks sum each micro-batch, and not once a pass

@@ -12,7 +12,7 @@ use crate::replay::Dtypes;
 /// The most parameters that are planned, after repetition.
 const MOST_PARAMS: usize = 1 << 20;
 
-/// A description that is spelled correctly.
+/// A valid description.
 pub(super) struct Model {
     pub(super) layout: Layout,
     /// Per parameter, the number of its repetition, counted from 1; 0 if it does not repeat.
@@ -33,7 +33,7 @@ struct Spelled {
     dtypes: Dtypes,
 }
 
-/// A parameter, or entries that come several times. One struct for both, so that an unknown key is refused by its name.
+/// A parameter, or entries that come several times. Both are one struct, so that an unknown key is refused by its name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {

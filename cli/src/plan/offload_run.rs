@@ -31,7 +31,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Sets the durations of its norm and step. `kept` is the number of bytes of states per element.
+    /// Sets the durations of the bucket's norm and step. `kept` is the number of bytes of states per element.
     pub(super) fn time(&mut self, arguments: &Arguments, model: &Model, lengths: &[u64], kept: f64) {
         let elements = self.params.iter().filter_map(|place| lengths.get(*place)).sum::<u64>() as f64;
         let of = |bytes: u64| elements * bytes as f64;
@@ -42,7 +42,7 @@ impl Bucket {
     }
 }
 
-/// Bytes of states and masters, which lie in one run each, every parameter at a multiple of 256 elements.
+/// Bytes of states and masters. Each state is one run, with every parameter at a multiple of 256 elements.
 pub(super) fn states_of(model: &Model, layout: &Layout, precision: Precision) -> Result<Vec<Held>, Failure> {
     let builder = Stepper::builder(layout, model.optimizer.clone()).precision(precision);
     let builder = builder.unused(Unused::StepZero);
@@ -60,7 +60,7 @@ pub(super) enum Task {
     Arrival(usize),
     /// Steps one of the ready buckets, after the buckets that were sent in the meantime have arrived.
     Next,
-    /// Decides, and steps all.
+    /// Decides, and steps all buckets.
     Decide,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Run<'a> {
     /// The ready buckets. The last one is stepped first, because the next forward pass needs it first.
     ready: BTreeSet<usize>,
     copied: Vec<u64>,
-    /// By bucket, the predicted end of its last upload.
+    /// The predicted end of each bucket's last upload.
     uploaded: Vec<Option<u64>>,
     /// Buckets whose memory in the ring is returned, and the time.
     freed: VecDeque<(u64, usize)>,

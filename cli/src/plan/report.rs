@@ -25,19 +25,19 @@ pub(super) struct Report {
     elements: u64,
     buckets: usize,
     optimizer: &'static str,
-    /// By kind, the peak number of bytes, including padding.
+    /// The peak number of bytes of each kind, including padding.
     memory: Vec<Held>,
     memory_bytes: u64,
     /// The part of these bytes in the host's memory, with offload.
     host_bytes: u64,
     /// The ops of one pass by kind, in order of their streams.
     work: Vec<Work>,
-    /// Sent over each link of a ring in one pass.
+    /// Bytes sent over each link of a ring in one pass.
     bus_bytes: u64,
     /// The part of these bytes that crosses between groups: among all ranks or among replicas.
     bus_bytes_between_groups: u64,
     pass_ns: u64,
-    /// The part of it in which the trainer waited.
+    /// The part of the pass in which the trainer waited.
     blocked_ns: u64,
     optimizer_busy_ns: u64,
     optimizer_exposed_ns: u64,

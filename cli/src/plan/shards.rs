@@ -1,7 +1,8 @@
 //! `--offload=torch --strategy=fsdp`: shards of `fully_shard` with a `CPUOffloadPolicy`, stepped on the host.
 //!
-//! A repetition of the description is a unit, which FSDP gathers and reduces together; the other parameters are the root's.
-//! Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15, for rank 0, whose shards are the longest.
+//! A repetition of the description is a unit. FSDP gathers and reduces a unit together. All other parameters belong to
+//! the root. Order and bytes are those of `python/instep/torch/_offload_fsdp.py` over PyTorch 2.15. They hold for rank
+//! 0, which has the longest shards.
 
 use instep::collective::CollectiveKind;
 use instep::op::Group;
@@ -14,7 +15,7 @@ use super::speeds::{Ranks, bus_bytes};
 use super::{Arguments, PASSES};
 use crate::Failure;
 
-/// Elements of a block of 8-bit states, which lies within a row, and the shortest row that has such states.
+/// Elements of a block of 8-bit states, and the shortest row that has 8-bit states. A block is inside one row.
 const BLOCK: u64 = 256;
 const LEAST_ROW: u64 = 128;
 
@@ -105,7 +106,7 @@ impl Shards {
         Ok(all)
     }
 
-    /// Units as buckets, from the last one back; the root's is last.
+    /// Returns units as buckets, from the last one back. The root's unit is last.
     pub(super) fn cut(&self, arguments: &Arguments, model: &Model) -> Vec<Bucket> {
         let units = model.repetitions.iter().max().map_or(0, |last| last + 1);
         let mut buckets: Vec<Bucket> = (0..units).map(|_| Bucket::default()).collect();
@@ -140,8 +141,8 @@ impl Shards {
     /// Foresees passes. Returns the duration of the last pass, the duration of its forward and backward, and the total
     /// time of its steps.
     ///
-    /// A unit is gathered while the one before is computed. Its step ends before that: FSDP uploads what was stepped. Backward
-    /// waits for a unit's sum and copy, because a hook takes the gradients.
+    /// A unit is gathered while the one before is computed. Its step ends before that: FSDP uploads what was stepped.
+    /// Backward waits for a unit's sum and copy, because a hook takes the gradients.
     pub(super) fn train(&self, mut run: Run<'_>, arguments: &Arguments, model: &Model) -> (u64, u64, u64) {
         let speeds = &arguments.speeds;
         let mut visits: Vec<(usize, u64)> = Vec::new();

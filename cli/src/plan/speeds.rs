@@ -1,8 +1,8 @@
 //! The durations of ops: linear functions of bytes, with speeds that the user gives.
 //!
-//! A collective of a ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce, and (n - 1) / n for its two
-//! halves; nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each
-//! weight and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
+//! A ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce, and (n - 1) / n for each of its two halves.
+//! nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each weight
+//! and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
 
 use std::num::NonZeroU32;
 
@@ -93,7 +93,7 @@ impl Speeds {
         Ok(())
     }
 
-    /// The duration of an op on one of these ranks. With offload, norms and steps are the host's.
+    /// The duration of an op on one of these ranks. With offload, the host makes norms and steps.
     pub(super) fn cost(self, ranks: Ranks, offloads: bool) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
         move |op, bytes| {
             let ns = match op.action {

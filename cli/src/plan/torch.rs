@@ -1,8 +1,9 @@
 //! `--offload=torch`: predicts training with `instep.torch.offload`. Its order comes from its threads, not from a
 //! schedule.
 //!
-//! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`, `_offload_ring.py`).
-//! `cli/tests/offload_plans.json` holds the bytes of both sides; `python/benches/offload.py --plan` compares times.
+//! Buckets, bytes and order are those of `python/instep/torch/` (`offload.py`, `_offload_engine.py`,
+//! `_offload_ring.py`). `cli/tests/offload_plans.json` holds the bytes of both sides; `python/benches/offload.py
+//! --plan` compares times.
 
 use std::fmt;
 
@@ -28,7 +29,7 @@ pub(super) struct Plan {
     elements: u64,
     buckets: usize,
     optimizer: &'static str,
-    /// On the host, by kind.
+    /// Memory on the host, by kind.
     memory: Vec<Held>,
     /// The bytes of mirrors, the ring and a loss scale, as `page_locked_bytes()` returns them.
     page_locked_bytes: u64,

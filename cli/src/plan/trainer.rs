@@ -1,7 +1,7 @@
 //! A trainer that only lets time pass: forward in order of registration, backward in reverse order.
 //!
-//! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and the
-//! next one, and reshards the one before.
+//! It makes the calls of a real trainer, in the same order. With sharded parameters, it unshards the current bucket and
+//! the next one, and reshards the one before.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -13,7 +13,7 @@ use instep::{Device, Foresight, Layout, ParamId, Stepper};
 use super::speeds::Speeds;
 use crate::Failure;
 
-/// The most bytes that each memory has held.
+/// The most bytes that each memory held.
 #[derive(Default)]
 pub(super) struct Peaks {
     held: BTreeMap<Memory, u64>,
@@ -36,7 +36,7 @@ impl Peaks {
         Ok(())
     }
 
-    /// The most bytes that a memory has held, of a run whose ops these are. `now` is what it holds at the end.
+    /// The most bytes that a memory held, in a run with these ops. `now` is what it holds at the end.
     pub(super) fn of(&self, memory: Memory, now: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let held = self.held.get(&memory).copied().unwrap_or(now);
         match (memory, plan.gradients()) {
@@ -45,8 +45,8 @@ impl Peaks {
         }
     }
 
-    /// The most bytes of gradients at a time, of `all`: each from its write until it is released. Whole pages are released,
-    /// so a run holds up to a page more on either side of a gradient.
+    /// The most bytes of gradients at a time, of `all`: each from its write until it is released. Whole pages are
+    /// released, so up to one page stays on either side of a gradient.
     fn unreleased(&self, all: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
         let mut spans: Vec<Span> =
             plan.segments().iter().map(|segment| Span::segment(Memory::Grads, plan, segment)).collect();
@@ -92,7 +92,7 @@ impl Walk {
     /// The current bucket and the next one.
     pub(super) const MOST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
-    /// Comes to a parameter. Returns whether its bucket differs from the last parameter's.
+    /// Comes to a parameter. Returns whether its bucket differs from that of the last parameter.
     pub(super) fn arrive<D: Device>(
         &mut self,
         stepper: &mut Stepper<D>,
@@ -115,7 +115,7 @@ impl Walk {
         Ok(true)
     }
 
-    /// Gives the current bucket up, and starts anew.
+    /// Leaves the current bucket and begins a new one.
     fn leave<D: Device>(&mut self, stepper: &mut Stepper<D>) -> instep::Result<()> {
         self.at.take().map_or(Ok(()), |bucket| stepper.reshard(bucket))
     }

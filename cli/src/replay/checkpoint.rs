@@ -20,7 +20,8 @@ use super::summary::Summary;
 use super::{Config, Options};
 use crate::Failure;
 
-/// Tensors that only some steppers have: where the loss scale of a scaler stands, and the norm to clip the next pass by.
+/// Names of tensors that only some steppers have: the loss scale of a scaler, and the norm by which the next pass is
+/// clipped.
 const SCALE: &str = "scaler.scale";
 const PREVIOUS_NORM: &str = "clip.previous_norm";
 
@@ -41,7 +42,7 @@ impl Resumed {
     /// Builds the stepper and loads the checkpoint.
     ///
     /// # Errors
-    /// `Config` if the configuration asks for what no checkpoint has, `Tensors` if the file is damaged or another
+    /// `Config` if the configuration asks for what no checkpoint has. `Tensors` if the file is damaged or another
     /// optimizer, precision or model saved it.
     pub(super) fn new<R: Read + Seek>(
         config: Config,
@@ -95,8 +96,7 @@ impl Resumed {
     }
 }
 
-/// Refuses a configuration that asks for something that the checkpoint lacks, and a checkpoint that has something that
-/// the configuration lacks.
+/// Refuses a configuration that asks for more than the checkpoint has, or for less.
 fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
@@ -121,7 +121,7 @@ fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses what only a checkpoint has the state for.
+/// Refuses options whose state only a checkpoint has.
 pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> {
     let needs = [
         ("dynamic loss_scale", matches!(config.loss_scale, LossScale::Dynamic(_)), "use a number"),
@@ -162,8 +162,8 @@ fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
     Ok(builder.build()?)
 }
 
-/// Refuses a checkpoint of wider types than the configuration's, because the replay would silently continue from
-/// rounded values.
+/// Refuses a checkpoint with wider types than those of the configuration, because the replay would silently continue
+/// from rounded values.
 fn refuse_rounded_tensors<R: Read + Seek>(
     config: &Config,
     stepper: &Stepper,

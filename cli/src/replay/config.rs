@@ -21,10 +21,10 @@ use crate::Failure;
 /// Dynamic loss scaling pads every bucket to a multiple of the ranks, so their number is limited.
 const MOST_SCALED_RANKS: u32 = 4096;
 
-/// A configuration that is spelled correctly.
+/// A valid configuration.
 #[derive(Debug)]
 pub struct Config {
-    /// At least one.
+    /// There is at least one group.
     pub groups: Vec<Group>,
     /// The number of ranks over which gradients were summed, at least 1.
     pub world_size: u32,
@@ -36,7 +36,7 @@ pub struct Config {
     pub skip_nonfinite: bool,
     /// Element types of all tensors.
     pub precision: Precision,
-    /// Each parameter once more, in this type.
+    /// The type of a copy of each parameter.
     pub copy: Option<DType>,
     /// Decay rate of the parameters' moving averages, if they are kept.
     pub ema: Option<f64>,
@@ -63,7 +63,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Names in order of registration, each with the index of its group.
+    /// Returns names in order of registration, each with the index of its group.
     pub fn params(&self) -> impl Iterator<Item = (&String, usize)> {
         let groups = self.groups.iter().enumerate();
         groups.flat_map(|(index, group)| group.params.iter().map(move |name| (name, index)))
@@ -130,7 +130,7 @@ fn spelled(error: serde_json::Error) -> Failure {
     Failure::json(&error)
 }
 
-/// The one key that says how the others are to be read.
+/// The only key that says how to read the other keys.
 #[derive(Deserialize)]
 struct Kind {
     optimizer: String,

@@ -26,7 +26,7 @@ pub(super) const COUNT_END: u64 = 1 << 63;
 /// The input, sorted.
 #[derive(Debug)]
 pub struct Input {
-    /// In the configuration's order.
+    /// The parameters, in the configuration's order.
     pub params: Vec<Param>,
     /// Number of passes that have gradients.
     pub passes: u64,
@@ -41,11 +41,11 @@ pub struct Param {
     pub name: String,
     /// Index of its group.
     pub group: usize,
-    /// Whether it is not stepped.
+    /// Whether the parameter is frozen, so that no step changes it.
     pub frozen: bool,
     /// Its value before the first pass.
     pub value: Tensor,
-    /// Its master, copy and moving average, as far as given.
+    /// The parameter's master, copy and moving average, if they are given.
     pub companions: BTreeMap<Companion, Tensor>,
     /// Its states, if it comes from a checkpoint.
     pub states: BTreeMap<String, Tensor>,
@@ -210,8 +210,8 @@ impl Found {
     }
 }
 
-/// Refuses a file in which only some averages are given, and an average without a step count, which the first update
-/// would replace.
+/// Refuses a file in which only some averages are given. It also refuses an average without a step count, because the
+/// first update would replace the average.
 fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     let is_given = |param: &&Param| param.companions.contains_key(&Companion::Ema);
     let is_first =

@@ -20,7 +20,7 @@ pub enum Companion {
 impl Companion {
     const ALL: [Companion; 3] = [Companion::Master, Companion::Copy, Companion::Ema];
 
-    /// The part of the tensor's name before the parameter's.
+    /// The part of the tensor's name before the name of the parameter.
     pub fn prefix(self) -> &'static str {
         match self {
             Companion::Master => "master",

@@ -10,7 +10,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// A policy of dynamic loss scaling, as `torch.amp.GradScaler` spells it.
+/// A policy of dynamic loss scaling, with the names of `torch.amp.GradScaler`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Scaler {
@@ -26,7 +26,7 @@ impl Default for Scaler {
     }
 }
 
-/// Reads the norm to clip to. A replay has buckets of its own, so it cannot repeat a clip per bucket.
+/// Reads the largest norm that a clip leaves. A replay chooses buckets itself, so it cannot repeat a clip per bucket.
 pub(super) fn clip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Clip>, D::Error> {
     let Some(Unique(spelled)) = Option::<Unique<f64>>::deserialize(deserializer)? else { return Ok(None) };
     let mut spelled = spelled.into_iter();

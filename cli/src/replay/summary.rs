@@ -27,7 +27,7 @@ pub(super) struct Summary {
     /// The factor by which clipping multiplied the gradients of the last pass; 1 without clipping.
     clip_factor: f64,
     isa: &'static str,
-    /// From the start of the command until the output was written.
+    /// Seconds from the start of the command until the output was written.
     seconds: f64,
 }
 

@@ -33,7 +33,7 @@ HOLD
 echo "test one ... ok"
 "#;
 
-/// For tools that run what follows their options.
+/// Stands for tools that run the command after their options.
 const TOOL: &str = r#"#!/bin/sh
 while [ "${1#./}" = "$1" ]; do shift; done
 exec "$@"
@@ -67,7 +67,7 @@ for k in range(3):
         time.sleep(1000)
 "##;
 
-/// A program of the Python package, which finds the package and its native half.
+/// A program of the Python package; it finds the package and its native half.
 const PYTHON: &str = r##"
 import os, pathlib, time
 package = pathlib.Path(os.environ["PYTHONPATH"])
@@ -81,7 +81,7 @@ if os.path.basename(os.environ["RESULTS"]) == os.environ.get("DRY_HOLD"):
 /// An empty file as xz packs it.
 const EMPTY_XZ: &[u8] = b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4F\0\0\0\0\x1c\xdfD!\x1f\xb6\xf3}\x01\0\0\0\0\x04YZ";
 
-/// A folder like a bundle's, with `out` as $OUT and NVIDIA's tools in `bin`.
+/// A folder like that of a bundle, with `out` as $OUT and NVIDIA's tools in `bin`.
 pub(super) struct Bundle {
     folder: Folder,
 }
@@ -133,7 +133,7 @@ impl Bundle {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Makes a program a file that cannot be run.
+    /// Removes the permission to run a program.
     pub(super) fn forget_mode(&self, name: &str) {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o644)).unwrap();
     }
@@ -154,7 +154,7 @@ impl Bundle {
         command
     }
 
-    /// Starts run.sh, waits until this stage is held in its middle, and kills every process of the run.
+    /// Starts run.sh, waits until this stage stops in its middle, and kills every process of the run.
     pub(super) fn kill_in(&self, stage: &str) {
         let held = self.path("held");
         let mut command = self.command(&[]);

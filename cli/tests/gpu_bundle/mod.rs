@@ -1,7 +1,8 @@
-//! A dry run of benches/gpu/run.sh: a run that is killed in the middle of any stage leaves all that was finished before.
+//! A dry run of benches/gpu/run.sh: a run that is killed in the middle of any stage leaves all that was finished
+//! before.
 //!
-//! The bundle is one of stand-ins (`bundle.rs`). The benches are the real ones on the stand-in driver. A stage is held in
-//! its middle, and then every process of the run is killed, so no test depends on a time.
+//! The bundle consists of stand-ins (`bundle.rs`). The benches are the real ones on the stand-in driver. A stage stops
+//! in its middle, and then every process of the run is killed, so no test depends on a time.
 
 mod bundle;
 
@@ -49,7 +50,7 @@ fn check(bundle: &Bundle, finished: &[String]) {
     }
 }
 
-/// The rows of the bench that is held, in the file that it writes as it goes.
+/// The rows of the stopped bench, in the file that it writes while it runs.
 fn rows_so_far(bundle: &Bundle, stage: &str) -> usize {
     let folder = bundle.path(&format!("out/now/{stage}"));
     let mut count = 0;
@@ -194,7 +195,7 @@ fn a_pass_beside_pytorch_has_eight_buckets_beyond_the_cache_and_the_bucket_case_
     }
 }
 
-/// The dry run's `instep`: a bench on the stand-in driver, of small sizes, held after its first row where it is told to.
+/// The dry run's `instep`: a bench of small sizes on the stand-in driver. If told to, it stops after its first row.
 #[test]
 #[ignore = "cli/tests/gpu_bundle/bundle.rs: its `instep` runs this as a process of its own"]
 fn instep_of_the_dry_run() {

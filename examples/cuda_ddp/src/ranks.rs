@@ -1,6 +1,6 @@
-//! What stands around the program: how its ranks start and find each other, their data, and the same steps on the CPU.
+//! The code around the program: how its ranks start and find each other, their data, and the same steps on the CPU.
 //!
-//! NCCL's id is made by the process that starts the ranks, which outlives them.
+//! The process that starts the ranks makes NCCL's id, because it outlives the ranks.
 
 use std::env;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::{LENGTH, STEPS};
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// What a rank knows of itself.
+/// What a rank knows about itself.
 pub(crate) struct Own {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -29,7 +29,7 @@ fn world_size() -> usize {
     number("WORLD_SIZE").unwrap_or(1)
 }
 
-/// Returns what [`start`] has told this process, if it is a rank.
+/// Returns the values that [`start`] gave to this process, if it is a rank.
 pub(crate) fn own() -> Outcome<Option<Own>> {
     let (Some(rank), Ok(digits)) = (number("RANK"), env::var("ID")) else { return Ok(None) };
     let byte = |k: usize| u8::from_str_radix(digits.get(2 * k..2 * k + 2)?, 16).ok();
@@ -41,7 +41,8 @@ pub(crate) fn own() -> Outcome<Option<Own>> {
     Ok(Some(Own { rank, world_size: world_size(), device, id: Id::uninit(id) }))
 }
 
-/// Starts every rank as a process. NCCL's id is of this one, which waits for them: that is how they find each other.
+/// Starts every rank as a process. This process makes NCCL's id, by which the ranks find each other, and waits for the
+/// ranks.
 pub(crate) fn start() -> Outcome {
     let id = Id::new().map_err(told)?;
     let digits: String = id.internal().iter().map(|byte| format!("{:02x}", *byte as u8)).collect();

@@ -130,8 +130,8 @@ impl FusedOptimizer {
         }
     }
 
-    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step. Returns the
-    /// learning rate.
+    /// Refuses a step that cannot be made, before the module is consumed. Makes the model in the first step. Returns
+    /// the learning rate.
     fn prepare<M: Module>(
         &mut self,
         module: &M,
@@ -158,8 +158,8 @@ impl FusedOptimizer {
         }
     }
 
-    /// Returns the norm of the last step's gradients and what followed from it; `None` before the first step, and if
-    /// the options need no norm.
+    /// Returns the norm of the last step's gradients, and whether it clipped or skipped the step. Returns `None` before
+    /// the first step, and if the options need no norm.
     pub fn decision(&self) -> Option<Decision> {
         self.decision
     }

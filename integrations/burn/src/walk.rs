@@ -1,7 +1,7 @@
 //! The walks over a module: find its parameters, take their memory out for a step, and put it back.
 //!
-//! burn moves a module by value. If no other tensor shares a parameter's memory, taking it out and putting it back copy no
-//! element on burn's CPU backend `flex`; otherwise the parameter gets memory of its own, as in every operation of burn.
+//! burn moves a module by value. If no other tensor shares a parameter's memory, taking it out and putting it back copy
+//! no element on burn's CPU backend `flex`; otherwise the parameter gets new memory, as in every operation of burn.
 
 use std::collections::HashSet;
 use std::iter::Peekable;

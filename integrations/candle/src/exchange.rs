@@ -1,8 +1,8 @@
 //! The memory of a variable, taken out of it for a step.
 //!
-//! candle lends memory for writing only to an operation in place, one tensor at a time, and a step writes all of them at
-//! once. So an operation moves each `Vec` out of its tensor, and the same operation puts it back on drop, also after an
-//! error or a panic. No element is copied.
+//! candle lends memory for writing only to an operation in place, one tensor at a time. A step writes all tensors at
+//! once. An operation therefore moves each `Vec` out of its tensor. The same operation puts it back on drop, also after
+//! an error or a panic. No element is copied.
 
 use std::cell::Cell;
 use std::mem;
@@ -15,7 +15,7 @@ pub(crate) struct Taken<'a> {
     memory: Exchange,
 }
 
-/// Memory that changes places with a tensor's.
+/// Memory that is exchanged with that of a tensor.
 struct Exchange(Cell<Vec<f32>>);
 
 impl InplaceOp1 for Exchange {

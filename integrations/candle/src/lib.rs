@@ -1,4 +1,4 @@
-//! candle's variables on the CPU, stepped by instep: one launch for all of them, where they lie.
+//! Steps candle's variables on the CPU, with one launch for all of them, in their own memory.
 //!
 //! [`FusedOptimizer`] is a [`candle_nn::Optimizer`]. It takes [`ParamsAdamW`] in place of [`candle_nn::AdamW`], or any
 //! optimizer of instep:
@@ -42,8 +42,8 @@ use model::{Model, Saved};
 /// An optimizer of instep for candle's variables in f32 on the CPU.
 ///
 /// As candle-nn's optimizers do, it leaves out variables of integers, and a step skips a variable without a gradient.
-/// Every step counts for all variables, as in candle-nn's AdamW: after missing gradients, the bias correction goes on
-/// from the number of steps. (NAdam alone counts a variable's own steps.)
+/// Every step counts for all variables, as in candle-nn's AdamW: after missing gradients, the bias correction uses the
+/// number of all steps. (Only NAdam counts the steps of each variable.)
 ///
 /// # Ordering
 /// During a step the variables are empty. Nothing else may use them meanwhile.
@@ -189,8 +189,8 @@ impl FusedOptimizer {
         self.steps
     }
 
-    /// Returns the norm of the last step's gradients and what followed from it; `None` before the first step, and if
-    /// the options need no norm.
+    /// Returns the norm of the last step's gradients, and whether it clipped or skipped the step. Returns `None` before
+    /// the first step, and if the options need no norm.
     pub fn decision(&self) -> Option<Decision> {
         self.decision
     }

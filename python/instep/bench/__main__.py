@@ -4,8 +4,9 @@ It takes about a minute, longer on a busy machine. The first use of DeepSpeed or
 Before any is timed, all candidates make their first steps from the same values, and are compared with AdamW in f64.
 Then every round runs each candidate once, and ratios divide times of the same round.
 
-With --offload it times the step of training whose states lie in the host's memory: from f32 gradients there, it makes f32
-parameters and bf16 copies of them for the device. instep's step writes both. The others copy after theirs.
+With --offload it times the step of training whose states lie in the host's memory: from f32 gradients there, it makes
+f32 parameters and bf16 copies of them for the device. instep's step writes both. The other libraries copy after their
+step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SAMPLE_ELEMENTS = 4 << 20
 
 
 class Progress:
-    """Progress on the standard error: one line that is rewritten in a terminal, else a line for every stage."""
+    """Shows progress on the standard error: one line that is rewritten in a terminal, else a line for every stage."""
 
     def __init__(self, stages: int) -> None:
         self.stages, self.done, self.told = stages, 0, ""

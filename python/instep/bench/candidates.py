@@ -119,10 +119,10 @@ FORMATS = list(dict.fromkeys(candidate.format for candidate in CANDIDATES))
 
 @functools.cache
 def _values(count: int) -> tuple[Tensor, Tensor]:
-    """Gradients and first values of parameters, which bf16 holds exactly. Tensor k gets the values from index k on.
+    """Gradients and first values of parameters; bf16 holds them exactly. Tensor k gets the values from index k on.
 
-    No gradient is 0 or subnormal, and all are within a factor of 2, which bounds the error of 8-bit states.
-    Parameters are below 2^-6, so a step of 1e-3 survives rounding to bf16.
+    No gradient is 0 or subnormal, and all are within a factor of 2. This bounds the error of 8-bit states. Parameters
+    are below 2^-6, so a step of 1e-3 survives rounding to bf16.
     """
     k = torch.arange(count)
     grads = (128 + k % 113).float() * 2**-14 * (1 - 2 * (k % 3 == 0).float())
@@ -162,13 +162,13 @@ class Made:
             self.copies = [p.data if candidate.keeps_masters else p.detach().bfloat16() for p in self.params]
 
     def step(self) -> None:
-        """One step."""
+        """Makes one step."""
         self.optimizer.step()
         if self.copies and not self.candidate.keeps_masters:
             torch._foreach_copy_(self.copies, [param.data for param in self.params])
 
     def steps(self, count: int) -> None:
-        """Several steps."""
+        """Makes several steps."""
         for _ in range(count):
             self.step()
 

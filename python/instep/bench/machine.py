@@ -24,7 +24,7 @@ def processor() -> str:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core, or 32 MiB if the system does not tell."""
+    """Bytes of the largest cache of the first core, or 32 MiB if the system does not report it."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((_bytes(path.read_text().strip()) for path in sizes), default=32 << 20)
 
@@ -45,13 +45,13 @@ def version(package: str) -> Optional[str]:
 
 
 class Others:
-    """The share of all cores' time that other processes and virtual machines take from now on. Only Linux tells it."""
+    """The share of all cores' time that other processes and virtual machines take from now on. Only Linux reports it."""
 
     def __init__(self) -> None:
         self.start = _seconds_of_cores()
 
     def share(self) -> Optional[float]:
-        """The share, from 0 to 1, or None if the system does not tell."""
+        """The share, from 0 to 1, or None if the system does not report it."""
         end = _seconds_of_cores()
         if self.start is None or end is None:
             return None

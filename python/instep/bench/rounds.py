@@ -26,11 +26,11 @@ class Spread:
         return cls(statistics.median(samples), min(samples), max(samples))
 
     def show(self, digits: int) -> str:
-        """As ``median (low-high)``."""
+        """Formats the spread as ``median (low-high)``."""
         return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
 
     def row(self, digits: int) -> str:
-        """As ``median,low,high``."""
+        """Formats the spread as ``median,low,high``."""
         return f"{self.median:.{digits}f},{self.low:.{digits}f},{self.high:.{digits}f}"
 
 

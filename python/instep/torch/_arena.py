@@ -1,9 +1,9 @@
 """Parameters of one kind, their optimizer states, and the native steps over them.
 
-States lie in the order in which parameters were registered, each at a multiple of 256 elements. No state therefore moves when
-DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. Step counts are in the native steps.
-These also write the counts as float32 numbers into a vector, which ``optimizer.state`` shows. When a rebuilt bucket takes
-over parameters, it takes over their counts too.
+States lie in the order in which parameters were registered, each at a multiple of 256 elements. No state therefore
+moves when DDP rebuilds its buckets. The tensors in ``optimizer.state`` are views of this memory. Step counts are in the
+native steps. The native steps also write the counts as float32 numbers into a vector, which ``optimizer.state`` shows.
+When a rebuilt bucket takes over parameters, it takes over their counts too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Progress = tuple[int, float]
 
 
 class Arena:
-    """See the module."""
+    """The parameters of one kind, with their states and native steps."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class Arena:
         return views if self.master is None else views | {"master": part(self.master)}
 
     def own_names(self, index: int, held: dict[str, Any]) -> set[str]:
-        """The entries of a dict that are this arena's tensors at the same address. If writes must be detected, only tensors
-        that were not written.
+        """The entries of a dict that are this arena's tensors at the same address. If writes must be detected, only
+        tensors that were not written count.
         """
         shown, marks = self.shown[index], self.marks[index]
         return {name for name in shown if held.get(name) is shown[name] and self._mark(index, name) == marks[name]}
@@ -173,7 +173,9 @@ class Arena:
         return view.data_ptr(), *versions
 
     def watched_as(self, index: int, name: str) -> list[Tensor]:
-        """The tensors whose versions count the writes to a state, if it is watched. A write to a ``DTensor`` counts there."""
+        """The tensors whose versions count the writes to a state, if it is watched. A write to a ``DTensor`` is
+        counted in the ``DTensor`` itself.
+        """
         if name not in self.watched or name not in self.local[index]:
             return []
         local, shown = self.local[index][name], self.shown[index][name]
@@ -310,7 +312,7 @@ class Arena:
         return start, start + ELEMENT
 
     def step_over(self, indices: tuple[int, ...], grad_dtype: torch.dtype) -> _native.Step:
-        """The native step over these parameters, which takes over their counts from earlier native steps."""
+        """The native step over these parameters. It takes over their counts from earlier native steps."""
         key = indices, grad_dtype
         step = self.live.get(key)
         if step is None:

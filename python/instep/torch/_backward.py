@@ -17,7 +17,7 @@ from .optimizer import FusedOptimizer
 
 
 class BackwardOptimizer(FusedOptimizer):
-    """See the module."""
+    """An optimizer whose steps run in backward."""
 
     _runs_in_backward = True
     _own: set[Tensor]
@@ -69,8 +69,8 @@ class BackwardOptimizer(FusedOptimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients. Warns if they were changed after they were stepped, because a loop may not call ``step``, which
-        refuses this.
+        """Clears gradients. Warns if they were changed after they were stepped. `step` would refuse this, but a loop
+        may never call it.
         """
         self._stepped.warn_if_changed()
         super().zero_grad(set_to_none)

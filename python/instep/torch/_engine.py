@@ -109,7 +109,7 @@ class Decided:
 
 
 class Engine:
-    """See the module."""
+    """The arenas of an optimizer's parameters, and steps over some of them."""
 
     def __init__(
         self,
@@ -302,8 +302,8 @@ def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Te
 def starts_in(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
 ) -> Optional[list[int]]:
-    """The byte of a bucket at which each gradient starts; None if a gradient cannot be stepped in place, or is not this
-    optimizer's.
+    """The byte of a bucket at which each gradient starts; None if a gradient cannot be stepped in place, or belongs to
+    another optimizer.
     """
     starts = []
     for param, grad in zip(params, grads):

@@ -50,7 +50,7 @@ def joined(futures: list[Future[Any]]) -> Future[Any]:
 
 
 def wait_for(futures: list[Future[Any]]) -> None:
-    """Raises the error of any of them. On a GPU, makes the current stream wait for all of them.
+    """Raises the error of any of the futures. On a GPU, makes the current stream wait for all of them.
 
     A callback runs on a separate stream, which waits only for the future that called it. For collected futures, this is the
     last future.

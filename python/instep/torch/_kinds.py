@@ -76,7 +76,9 @@ def states_of(key: str, formats: Formats, dtype: torch.dtype, hyper: Hyper) -> t
 
 
 def first_state(key: str, formats: Formats, param: Tensor, hyper: Hyper) -> dict[str, Any]:
-    """The states whose first value is a hyperparameter, as in torch before a first step; none if they cannot be made."""
+    """The states whose first value is a hyperparameter, with their values in torch before a first step; none if they
+    cannot be made.
+    """
     if is_lazy(param) or param.is_meta:
         return {}
     _, word = states_of(key, formats_of(formats, param), param.dtype, hyper)

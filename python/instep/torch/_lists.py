@@ -107,8 +107,8 @@ def clip_(
 ) -> Clipped:
     """Clips the norm of all elements of a list's tensors to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_`` does.
 
-    With ``in_place=False`` it writes nothing. Give the step ``gradient_scale=coefficient`` instead, which saves a pass over
-    the gradients. As in torch, an infinite norm gives a coefficient of 0, and NaN gives NaN.
+    With ``in_place=False`` it writes nothing. Give the step ``gradient_scale=coefficient`` instead. This saves a pass
+    over the gradients. As in torch, an infinite norm gives a coefficient of 0, and NaN gives NaN.
     """
     clipped = Clipped(*_measured(tensors, max_norm, threads))
     if error_if_nonfinite and not math.isfinite(clipped.norm):

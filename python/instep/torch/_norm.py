@@ -24,10 +24,10 @@ INFINITY_BITS = 0x7F800000
 
 
 class GlobalNorm:
-    """See the module."""
+    """The norms of a pass, and their decisions over all ranks."""
 
     def __init__(self, device: torch.device, instead: Optional[Mapping[dist.ProcessGroup, dist.ProcessGroup]] = None) -> None:
-        """``instead`` maps groups of ranks to CPU groups of the same ranks, which are used for the sums."""
+        """``instead`` maps groups of ranks to CPU groups of the same ranks, and the sums use the CPU groups."""
         self.device, self.instead = device, instead or {}
         self.of_groups: Callable[[], Mapping[int, Optional[float]]] = dict
         """The limits of groups that are clipped alone, as in `GroupSnapshot.limits`."""
@@ -89,7 +89,7 @@ class GlobalNorm:
             own.copy_(torch.where(worst >= INFINITY_BITS, worst, own))
 
     def last(self) -> float:
-        """The norm of the last decision. On a GPU this waits for it."""
+        """The norm of the last decision. On a GPU this waits for the decision."""
         return self._parts[TOGETHER, ()].decision()[0]
 
     def _sum_of(self, part: _native.Norm) -> tuple[Tensor, Tensor]:
@@ -99,8 +99,8 @@ class GlobalNorm:
 
 
 def _sum_over(sums: list[tuple[Tensor, Tensor]], group: dist.ProcessGroup, device_type: str) -> None:
-    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes, for which each rank has its own
-    entry.
+    """Adds up the sums of a group's ranks, and takes the largest of their magnitudes. Each rank has a separate entry
+    for its magnitude.
     """
     rank, count = dist.get_rank(group), _native.NORM_LIMBS
     rows = torch.zeros(len(sums), count + dist.get_world_size(group), dtype=torch.int64, device=device_type)

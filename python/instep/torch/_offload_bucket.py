@@ -47,7 +47,7 @@ class Bucket:
         """Whether the trainer's work already waits for the last upload."""
 
     def views(self, memory: Tensor, start: int) -> list[Tensor]:
-        """Its gradients in a run of the ring, each with the layout of its parameter's mirror."""
+        """The bucket's gradients in a run of the ring, each with the layout of its parameter's mirror."""
         assert self.mirrors is not None, "parameters of the host's have no place in the ring"
         key = (memory.data_ptr(), start)
         if key not in self._views:
@@ -57,7 +57,7 @@ class Bucket:
         return self._views[key]
 
     def forget_views(self) -> None:
-        """Drops its references to the ring's memory. No copy may be running."""
+        """Drops the bucket's references to the ring's memory. No copy may be running."""
         self._views.clear()
 
 

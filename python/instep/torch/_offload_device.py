@@ -29,7 +29,7 @@ class Event(Protocol):
         """Blocks the calling thread until the event is reached. Other Python threads run."""
 
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the event is reached."""
 
 
 class Device(Protocol):
@@ -57,7 +57,7 @@ class Device(Protocol):
         """Receives reports of what the engine does, for tests."""
 
     def bind(self) -> None:
-        """Prepares the calling thread, which steps."""
+        """Prepares the calling thread, on which steps run."""
 
     def close(self) -> None:
         """Ends the device's threads."""
@@ -156,7 +156,7 @@ def _unlock(registered: dict[int, Tensor], streams: Iterable[torch.cuda.Stream])
 
 
 def stay_near(device: torch.device) -> None:
-    """Binds the calling thread, and threads that it starts, to the cores near a GPU, if the system tells which these are."""
+    """Binds the calling thread, and threads that it starts, to the cores near a GPU, if the system reports these cores."""
     import os
     from pathlib import Path
 

@@ -6,29 +6,30 @@
     queue of uploads                                                  [bucket 2][1][0]
     trainer's thread                                            forward: waits, module by module
 
-Threads. Autograd's thread, or one of DDP's or FSDP's, hands gradients over (`take`, `send`) and continues. It waits only for
-room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls the native norm
-and step, which run on the library's threads without the interpreter's lock. The trainer's thread waits in `gate`, before the
-forward pass of a module, for the steps of the buckets that have the module's parameters. The device waits for their uploads.
+Threads. Autograd's thread, or a thread of DDP or FSDP, hands gradients over (`take`, `send`) and continues. It waits
+only for room in the ring. The worker is one Python thread for each optimizer. It waits for a bucket's copy, then calls
+the native norm and step. Both run on the library's threads without the interpreter's lock. The trainer's thread waits
+in `gate`, before the forward pass of a module. It waits for the steps of the buckets that have the module's parameters.
+The device waits for their uploads.
 
-Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied up.
-Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip, a scaler,
-`skip_nonfinite`), the ring has room for all of them. Otherwise it has a given size, and backward waits if a copy is slow.
-Parameters that already lie on the host (FSDP's with `CPUOffloadPolicy`) need neither: their gradients are stepped where FSDP
-puts them.
+Memory. A parameter on a device has a mirror in page-locked memory. The step updates the mirror, which is then copied
+up. Gradients are copied down into a ring of page-locked memory. If a pass needs a decision over all gradients (a clip,
+a scaler, `skip_nonfinite`), the ring has room for all of them. Otherwise it has a given size, and backward waits if a
+copy is slow. Parameters that are already on the host (FSDP's with `CPUOffloadPolicy`) need no mirror and no ring. Their
+gradients are stepped where FSDP puts them.
 
-Order. Events and the order of the worker's queue order the work on one bucket: the work that writes its gradients, the copy
-down, the norm or the step, the copy up, and the forward pass that reads it. Of the buckets that may be stepped, the one that
-forward needs first is stepped first. Backward makes its gradients last. If there is a decision, norms are added as buckets
-arrive, and all steps run after the decision. A pass is `begin`, any number of buckets, `end`. `prepare` waits for all steps
-of the previous pass, so hyperparameters and states are read while nothing runs.
+Order. Events and the order of the worker's queue order the work on one bucket. This work is the write of its gradients,
+the copy down, the norm or the step, the copy up, and the forward pass that reads the bucket. Of the buckets that may be
+stepped, the one that forward needs first is stepped first. Backward makes its gradients last. If there is a decision,
+norms are added as buckets arrive, and all steps run after the decision. A pass is `begin`, any number of buckets,
+`end`. `prepare` waits for all steps of the previous pass, so hyperparameters and states are read while nothing runs.
 
-Failures. If the worker raises, the trainer's next call here raises the same error, with the number of buckets that were
-stepped. If backward has raised, its pass is still open when the next forward pass begins. It is dropped, and if buckets were
-stepped, the forward pass raises.
+Failures. If the worker raises, the trainer's next call of the engine raises the same error, with the number of buckets
+that were stepped. If backward has raised, its pass is still open when the next forward pass begins. The engine then
+drops the open pass, and if buckets were stepped, the forward pass raises.
 
 The library's own `StepperBuilder::offload` is another engine: it writes ops for its own buckets onto the driver's streams in
-advance. Here gradients come when autograd has them, in PyTorch's tensors. Both call the same native step and norm.
+advance. In this engine, PyTorch's autograd decides when gradients come. Both call the same native step and norm.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Worker:
         return self._lane.is_current
 
     def refuse_child(self) -> None:
-        """Refuses a forked child, which has no such thread."""
+        """Refuses a forked child, because it has no such thread."""
         if os.getpid() != self._home:
             raise RuntimeError("optimizer: made by a process that has forked since; make it in the child, or use spawn")
 
@@ -108,7 +109,7 @@ class Worker:
 
 
 class Offload:
-    """See the module."""
+    """The engine of one optimizer, with its threads, buckets and ring."""
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class Offload:
         self.worker.put(partial(self._guarded, partial(self._begin, current)))
 
     def follow(self) -> None:
-        """Copies parameters that other code than a step has written into their mirrors."""
+        """Updates the mirrors of parameters that other code than a step has written."""
         for bucket in self.buckets:
             for param, mirror in zip(bucket.params, bucket.mirrors or ()):
                 now = (param.data_ptr(), param._version)
@@ -249,7 +250,9 @@ class Offload:
             self.worker.put(partial(self._end, self.current, drops))
 
     def gate(self, buckets: Iterable[Bucket]) -> None:
-        """Before parameters of these buckets are read: waits for the steps, and makes the device wait for the uploads."""
+        """Waits for the steps of these buckets before their parameters are read, and makes the device wait for the
+        uploads.
+        """
         for bucket in buckets:
             if bucket.is_settled:
                 continue

@@ -19,7 +19,7 @@ from ._wrapped import OfOneModel
 
 
 class Gates:
-    """See the module."""
+    """The hooks that make a model wait for its steps."""
 
     def __init__(self, model: nn.Module, offload: Offload) -> None:
         self.model, self.offload = model, offload
@@ -43,7 +43,7 @@ class Gates:
 
     @torch.compiler.disable
     def _open(self, *_: Any) -> None:
-        """Before the model's forward pass: drops a backward pass that has raised."""
+        """Drops a backward pass that has raised, before the model's forward pass."""
         if self.offload.is_open and not in_backward():
             self.offload.abandon()
 
@@ -61,7 +61,7 @@ class Gates:
             self.offload.wait()
 
     def note_pass(self, with_gradient: Sequence[Tensor]) -> None:
-        """After a backward pass: finds parameters that were read although their module was not called."""
+        """Finds parameters that were read although their module was not called, after a backward pass."""
         called, self.called = self.called, set()
         strays = [param for param in with_gradient if id(param) not in called]
         for bucket in (self.offload.place_of[id(param)][0] for param in strays):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Limit(TorchDispatchMode):
-    """See the module."""
+    """A mode in which tensors count towards the limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class Slot:
 
 
 class Ring:
-    """See the module."""
+    """A ring buffer over given page-locked memory."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory, self.size = memory, memory.numel()

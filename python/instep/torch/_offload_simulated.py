@@ -2,7 +2,7 @@
 
 Work and copies end late, in an order that a seed draws. A gradient is NaN until its work has ended, and the target of a copy
 is NaN until the copy has ended. It stays NaN if the source was freed before. A step or a forward pass that runs too early
-therefore gets other bits.
+therefore changes bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Done:
 
 
 class Simulated:
-    """See the module.
+    """A device that is simulated by two memories of the host.
 
     Arguments:
         seed: the seed of the delays, and of the order in which parts of a copy are made.
@@ -142,7 +142,7 @@ class Simulated:
             return self._streams[name]
 
     def _delay(self) -> float:
-        """A delay, which is often zero and sometimes long."""
+        """Returns a delay, which is often zero and sometimes long."""
         return self._random.choice((0.0, 0.0, 0.3, 1.0)) * self._random.random() * self.late
 
     def wait(self, event: Event) -> None:

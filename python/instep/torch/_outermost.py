@@ -1,8 +1,8 @@
 """The backward pass to which a step belongs: the outermost one, if reentrant checkpoints run others inside it.
 
 A checkpoint with ``use_reentrant=True`` runs a second backward pass inside a node of the first one. Parameters then get
-gradients in several passes, which all belong to one step. If a pass ends with an error, autograd drops its callbacks without
-calling them.
+gradients in several passes, and these all belong to one step. If a pass ends with an error, autograd drops its
+callbacks without calling them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optimizers that run inside backward: no other optimizer may step their parameters.
 
-A second optimizer would silently step them again. This module has no weak reference to a parameter, because torch does not
-swap tensors with weak references, and could not convert a sharded model.
+A second optimizer would silently step them again. This module has no weak reference to a parameter. torch does not swap
+tensors that have weak references, and could then not convert a sharded model.
 """
 
 from __future__ import annotations

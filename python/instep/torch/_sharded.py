@@ -26,12 +26,12 @@ PLAIN = (torch.nn.Parameter, Tensor)
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a ``DTensor``."""
+    """Whether the tensor is a ``DTensor``."""
     return type(tensor) not in PLAIN and hasattr(tensor, "to_local")
 
 
 def shard_of(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor. If the tensor is not a ``DTensor``, it is the tensor itself."""
+    """This rank's shard of a tensor. If the tensor is not a ``DTensor``, this is the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     with torch.no_grad():
@@ -73,7 +73,7 @@ def rows_of(param: Tensor) -> Optional[Rows]:
 
 
 def formats_of(formats: Formats, param: Tensor) -> Formats:
-    """The formats of a parameter, which do not depend on the number of ranks."""
+    """The formats of a parameter; they do not depend on the number of ranks."""
     return formats.of_size(param.numel(), row_of(param) if is_distributed(param) else None)
 
 

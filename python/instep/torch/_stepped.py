@@ -65,7 +65,9 @@ class SteppedGradients:
             raise RuntimeError(_CHANGED)
 
     def warn_if_kept(self) -> None:
-        """Warns if backward is about to add to gradients that a step has already used. Zeros may stay."""
+        """Warns if backward is about to add to gradients that a step has already used. Gradients of zeros cause no
+        warning.
+        """
         if self._then is None or self._passes > PASSES_WATCHED:
             return
         kept = [look for look, then in zip(self._now(), self._then) if look is not None and look == then]

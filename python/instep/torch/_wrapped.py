@@ -95,7 +95,7 @@ class WrappedByDDP(Wrapped):
         self._note_storages()
 
     def refuse_changed(self) -> None:
-        """Raises if DDP would not find a gradient, or if its strides would differ from the parameter's."""
+        """Raises if DDP would not find a gradient, or if its strides would differ from those of the parameter."""
         self.refuse_converted()
         strides = list(map(Tensor.stride, self.params))
         if strides != self._strides:
@@ -151,7 +151,9 @@ def _node_of(param: Tensor) -> Optional[Node]:
 
 
 def of_one_that_lives(call: Callable[..., Any]) -> Callable[..., None]:
-    """A method as a hook of a parameter, which keeps no object alive: the garbage collector does not see such hooks."""
+    """A method as a hook of a parameter. It keeps no object alive, because the garbage collector does not see such
+    hooks.
+    """
     method = weakref.WeakMethod(call)
 
     def hook(*given: Any) -> None:

@@ -170,7 +170,7 @@ class DDPOptimizer(BackwardOptimizer):
             )
 
     def _refuse_unhooked(self) -> None:
-        """Before a forward pass: checks that DDP's hooks are on the tensors that will get gradients."""
+        """Checks before a forward pass that DDP's hooks are on the tensors that will get gradients."""
         self._wrapped.refuse_changed()
         self._wrapped.refuse_unfrozen("unfreeze it before you wrap the model")
 
@@ -238,7 +238,9 @@ class DDPOptimizer(BackwardOptimizer):
         return sum_then_step
 
     def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
-        """The gradients of a bucket: as addresses if all are stepped in place, which is faster, otherwise as tensors."""
+        """The gradients of a bucket. They are addresses if all are stepped in place, which is faster, and tensors
+        otherwise.
+        """
         params = bucket.parameters()
         key = (buffer.dtype, buffer.numel(), *map(id, params))
         known = self._starts.get(key)
@@ -273,7 +275,9 @@ class DDPOptimizer(BackwardOptimizer):
     def _arrive(
         self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
     ) -> None:
-        """Steps a bucket whose sum is complete. If a norm decides, only the last sum steps, and then all buckets."""
+        """Steps a bucket whose sum is complete. If a norm decides, no bucket is stepped before the last sum, and then
+        all buckets are.
+        """
         self._opt_called = True  # What schedulers of torch look for.
         route = self._engine.route(params)
         others = [grads[place] for place in route.others]

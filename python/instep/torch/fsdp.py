@@ -1,10 +1,10 @@
 """FSDP with the optimizer fused into the reduction of its units.
 
-FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have arrived,
-one launch on a separate stream steps them, so the next unit's reduction does not wait for the step. A clip or a gradient
-scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's `register_fsdp` raises
-NotImplementedError. This module uses PyTorch's hooks after a gradient's accumulation (FSDP2) and its optimizers in backward
-(FSDP1).
+FSDP reduces the gradients of a unit during backward, and gives each rank its shards. Once all shards of a unit have
+arrived, one launch on a separate stream steps them. The next unit's reduction therefore does not wait for the step. A
+clip or a gradient scaler needs the norm of all shards first, so all units are then stepped together. PyTorch's
+`register_fsdp` raises NotImplementedError. This module uses PyTorch's hooks after a gradient's accumulation (FSDP2) and
+its optimizers in backward (FSDP1).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def register_fsdp(
 ) -> FSDPOptimizer:
     """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
 
-    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()`` then
-    updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass, which waits for each unit's step
-    before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for schedulers,
-    scalers and checkpoints. Its ``step`` does nothing.
+    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass. ``backward()``
+    then updates the shards. With ``CPUOffloadPolicy``, steps overlap with the next forward pass. It waits for each
+    unit's step before it uses the unit. Call ``wait()`` before other code reads shards. The result is an optimizer for
+    schedulers, scalers and checkpoints. Its ``step`` does nothing.
 
     Arguments:
         module: the root module to which `fully_shard` (FSDP2) was applied, or a ``FullyShardedDataParallel`` module (FSDP1)
@@ -163,7 +163,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
             raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
 
     def _follow_conversions(self) -> None:
-        """Before a forward pass: moves the hooks if torch has moved parameters to other tensors."""
+        """Moves the hooks before a forward pass, if torch has moved parameters to other tensors."""
         self._backward.forget()
         converted = self._wrapped.converted()
         if any(not is_distributed(param) for _, param in converted):
@@ -288,7 +288,7 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
                 param.grad = None
 
     def _stream_on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Makes the optimizer's own stream wait for the current stream, and returns it, on a GPU."""
+        """On a GPU, makes the optimizer's stream wait for the current stream, and returns the optimizer's stream."""
         if device.type != "cuda":
             return contextlib.nullcontext()
         if device not in self._streams:
@@ -299,13 +299,16 @@ class FSDPOptimizer(Waiting, BackwardOptimizer):
     def page_locked_bytes(self) -> int:
         """Bytes of page-locked memory that ``CPUOffloadPolicy`` and a scaler need: shards with padding, and a loss scale.
 
-        PyTorch's allocator of page-locked memory rounds each shard up to a power of two, which is not counted.
+        PyTorch's allocator of page-locked memory rounds each shard up to a power of two. The figure does not include
+        this.
         """
         return 0 if self._offload is None else self._offload.page_locked_bytes()
 
     @torch.no_grad()
     def _end(self) -> None:
-        """After backward and FSDP's own callback: steps the units that wait, and lets the caller's stream wait for them."""
+        """Steps the units that wait, after backward and FSDP's own callback, and makes the caller's stream wait for
+        them.
+        """
         with self._guard:
             if not self._has_begun:
                 return
@@ -357,7 +360,7 @@ class Arrival:
 
 
 def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> Any:
-    """Makes torch call ``arrive`` for each reduced gradient of a parameter. Returns the hook's handle, which removes it."""
+    """Makes torch call ``arrive`` for each reduced gradient of a parameter. Returns a handle that removes the hook."""
     if is_distributed(param):
         return param.register_post_accumulate_grad_hook(of_one_that_lives(arrive))
     arrival = Arrival(param, arrive)

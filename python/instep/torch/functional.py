@@ -1,7 +1,8 @@
 """Steps over lists of the caller's tensors, one function for each optimizer. They keep no state.
 
-Written by scripts/functional-optimizers.py. A call reads addresses, counts and values from the tensors, checks all of them,
-and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the CPU:
+scripts/functional-optimizers.py writes this file. A call reads addresses, counts and values from the tensors, checks all
+of them, and steps them without the GIL, in one launch for each combination of element types. Tensors are dense and on the
+CPU:
 
 - ``params``: float32, bfloat16 or float16, in any mix.
 - ``grads``: any of these types, with the parameter's shape and strides. They are only read. A parameter is skipped if its

@@ -140,7 +140,9 @@ _theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
 
 
 def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
-    """Returns the hook that DDP asks for: PyTorch's hook if all optimizers are PyTorch's, otherwise this module's."""
+    """Returns the hook that DDP asks for: PyTorch's hook if all optimizers are of PyTorch, otherwise the hook of this
+    module.
+    """
     hooks: list[Callable[..., Future[Tensor]]] = []
 
     def either(weak_ddp, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.

@@ -1,7 +1,7 @@
 """A class for each optimizer, with the signature of ``torch.optim``, so that only the name changes in a program.
 
-Written by scripts/named-optimizers.py. If torch has the optimizer, the class is a subclass of torch's,
-for ``isinstance``. Of torch's code it uses only that of ``torch.optim.Optimizer``.
+scripts/named-optimizers.py writes this file. If torch has the optimizer, the class is a subclass of torch's class,
+for ``isinstance``. It uses no code of torch except that of ``torch.optim.Optimizer``.
 """
 
 # fmt: off

@@ -1,7 +1,7 @@
 """Training with states and steps on the host, during the device's forward and backward.
 
-The kind of model decides what `offload` steps: FSDP's shards, which already lie on the host; DDP's buckets after their
-all-reduce; or the gradients of a plain module. All three use the engine of `_offload_engine.py`.
+The kind of model decides what `offload` steps. These are FSDP's shards, which already lie on the host, or DDP's buckets
+after their all-reduce, or the gradients of a plain module. All three use the engine of `_offload_engine.py`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def offload(
 
     Arguments:
         module: a plain module, a ``DistributedDataParallel``, or a module to which `fully_shard` was applied with a
-            ``CPUOffloadPolicy``. For the last, this is `register_fsdp` with ``gradients="clear"``.
+            ``CPUOffloadPolicy``. After `fully_shard`, this call is `register_fsdp` with ``gradients="clear"``.
         params: the parameters to step, or param groups of them; None for all that take a gradient.
-        max_norm: clips by the exact global norm. Steps then run beside the next forward pass, in its order.
+        max_norm: clips by the exact global norm. Steps then run during the next forward pass, in its order.
         grad_scaler: the scaler whose scale the step divides gradients by. The step is skipped if one gradient is infinite
             or NaN. Still call ``scaler.step(optimizer)`` and ``scaler.update()``.
         skip_nonfinite: skips the step if one gradient is infinite or NaN.
@@ -73,7 +73,7 @@ def offload(
         bucket_bytes: the approximate bytes of gradients that are copied and stepped together.
         ring_bytes: page-locked memory for gradients that are being copied, at least one bucket. If it holds less than all
             gradients, backward waits for steps that are slower. By default, and with a clip, a scaler or
-            ``skip_nonfinite``, it holds all.
+            ``skip_nonfinite``, it holds all gradients.
         numa: whether the steps' threads stay on the cores near the GPU.
         device: replaces the module's own device. `Simulated` rehearses the flow between two memories of the host.
         options: hyperparameters and options of `FusedOptimizer`. ``threads`` is the number of threads of a step; if it is

@@ -142,9 +142,7 @@ class FusedOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves its scale in gradients. It does with ``fused=True``, as in torch, and if backward
-        steps.
-        """
+        """Whether GradScaler leaves its scale in gradients: with ``fused=True``, as in torch, or if backward steps."""
         return self._runs_in_backward or bool(self.defaults.get("fused"))
 
     def last_norm(self) -> Optional[float]:
@@ -374,7 +372,9 @@ class FusedOptimizer(Optimizer):
             arena.show(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in ``torch.optim``'s format, which torch's optimizer of this name loads. The tensors are not copies."""
+        """The state in ``torch.optim``'s format, so that torch's optimizer of this name can load it. The tensors are
+        not copies.
+        """
         self._count_on_gpu()
         return super().state_dict()
 
@@ -434,7 +434,9 @@ class FusedOptimizer(Optimizer):
 
 
 def _clipped_as(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved group with the clip of the optimizer's own group. A group's clip is not loaded, like ``max_norm=``."""
+    """Returns a saved group with the clip of the optimizer's own group. A group's clip is not loaded, and neither is
+    ``max_norm=``.
+    """
     clip = {name: own[name] for name in ("max_norm",) if name in own}
     return {name: value for name, value in saved.items() if name != "max_norm"} | clip
 

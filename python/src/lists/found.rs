@@ -39,7 +39,7 @@ pub(super) struct Format {
 pub(super) struct Found {
     pub(super) formats: Vec<Format>,
     pub(super) lens: Vec<u64>,
-    /// By list; one that is not there is empty. A gradient at 0 is none.
+    /// The addresses of each list; a list that was not given is empty. A gradient at address 0 is missing.
     pub(super) addresses: Vec<Addresses>,
     pub(super) progress: Vec<(u64, f64)>,
 }
@@ -47,13 +47,13 @@ pub(super) struct Found {
 /// The reader of an optimizer's lists.
 pub(super) struct Finder {
     pub(super) descriptor: &'static Descriptor,
-    /// All that the optimizer may keep, in the order of the lists.
+    /// All states that the optimizer may keep, in the order of the lists.
     pub(super) states: Vec<&'static str>,
     pub(super) reader: Reader,
 }
 
 impl Finder {
-    /// Stands for the address of an empty tensor, which may be 0.
+    /// Stands for the address of an empty tensor; that address may be 0.
     const EMPTY: usize = 64;
 
     pub(super) fn hyper(&self, values: &Bound<'_, PyTuple>) -> PyResult<Vec<Value>> {
@@ -248,7 +248,7 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that is carried with it. None if the count is no whole number.
+/// Reads a count and the number that is carried with it. Returns `None` if the count is no whole number.
 ///
 /// # Safety
 /// The addresses are those of initialised numbers of these types.
@@ -309,8 +309,8 @@ pub(super) fn refuse_unfit(
     Ok(())
 }
 
-/// Refuses a view whose memory has the other sign. The two numbers of a complex one lie side by side, so that of more than one
-/// element is not dense.
+/// Refuses a view whose memory has the other sign (torch's `is_neg`). Only views of one element can arrive here. Other
+/// such views skip the imaginary parts of a complex tensor, so they are not dense.
 pub(super) fn refuse_negative(
     view: &View<'_>,
     tensor: &Bound<'_, PyAny>,

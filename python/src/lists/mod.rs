@@ -37,20 +37,20 @@ use plan::{Key, Plan, optimizer};
 /// length.
 const MOST_PLANS: usize = 64;
 
-/// The lists of a call. They keep its tensors.
+/// The lists of a call. They keep the call's tensors alive.
 type TensorLists<'py> = Vec<Option<Bound<'py, PyList>>>;
 
 /// The plans and memory that calls leave for later calls.
 #[derive(Default)]
 struct Idle {
     plans: Vec<Plan>,
-    /// Memory alone.
+    /// Memory for what a call finds.
     found: Vec<Found>,
     /// Hyperparameters, and a bit for each list of states that they need.
     kept: Option<(Vec<Value>, u32)>,
 }
 
-/// Functions of torch, and the address of its OpenMP runtime's or 0.
+/// Functions of torch, and the address of its OpenMP runtime's `GOMP_parallel`, or 0.
 struct Torch {
     get_num_threads: Py<PyAny>,
     increment_version: Py<PyAny>,
@@ -71,9 +71,9 @@ pub(crate) struct Lists {
 pub(crate) struct Prepared {
     owner: Owner,
     descriptor: &'static Descriptor,
-    /// And whether the plan has stepped these tensors.
+    /// The plan, the tensors, and whether the plan has stepped these tensors.
     inner: Mutex<(Plan, Found, bool)>,
-    /// Storages, which keep the memory alive.
+    /// Storages keep the memory alive.
     _keeps: Vec<Py<PyAny>>,
 }
 
@@ -97,8 +97,8 @@ impl Lists {
         Ok(Lists { finder, torch, owner: Owner::current(), idle: Mutex::default() })
     }
 
-    /// Steps. `lists` are parameters, gradients, counts, copies, carried numbers and all states, each a list or None; `hyper`
-    /// has every hyperparameter in order.
+    /// Steps the tensors of these lists. `lists` are parameters, gradients, counts, copies, carried numbers and all
+    /// states, each a list or None; `hyper` has every hyperparameter in order.
     fn step(
         &self,
         py: Python<'_>,
@@ -180,7 +180,7 @@ impl Lists {
         Ok((decision.norm, decision.clip))
     }
 
-    /// Copies a list's tensors into another's, or adds them there.
+    /// Copies the tensors of one list into those of another list, or adds them there.
     fn r#move(
         &self,
         py: Python<'_>,
@@ -263,7 +263,7 @@ impl Lists {
 
 #[pymethods]
 impl Prepared {
-    /// Steps. `lr` is the learning rate from now on.
+    /// Steps the tensors. `lr` is the learning rate from now on.
     #[pyo3(signature = (*, lr=None, gradient_scale=1.0))]
     fn __call__(&self, py: Python<'_>, lr: Option<f64>, gradient_scale: f64) -> PyResult<()> {
         self.owner.refuse_child()?;
@@ -292,7 +292,8 @@ impl Prepared {
 }
 
 impl Lists {
-    /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the tensors.
+    /// Reads the lists and finds the plan for them, with these hyperparameters. The lists that it returns keep the
+    /// tensors.
     fn plan<'py>(
         &self,
         py: Python<'py>,
@@ -342,7 +343,8 @@ impl Lists {
         })
     }
 
-    /// torch's threads do not exist in a child by fork.
+    /// Returns the address of the OpenMP runtime's entry. In a forked child it returns 0, because torch's threads do
+    /// not exist there.
     fn openmp(&self) -> usize {
         if self.owner.is_elsewhere() { 0 } else { self.torch.openmp }
     }
@@ -383,7 +385,7 @@ impl Lists {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns memory for what a call finds.
+    /// Returns memory for the addresses and counts that a call finds.
     fn memory(&self, lists: usize) -> Found {
         let mut found = self.idle().found.pop().unwrap_or_default();
         found.formats.clear();
@@ -415,7 +417,7 @@ impl Lists {
     }
 }
 
-/// The step that multiplies each gradient by this factor.
+/// Returns the scaling that multiplies each gradient by this factor.
 fn scaling(gradient_scale: f64) -> PyResult<Scaling> {
     if !(gradient_scale.is_finite() && gradient_scale >= 0.0) {
         let text =

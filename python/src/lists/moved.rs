@@ -1,7 +1,7 @@
 //! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
 //!
-//! A sum is of float32 and is rounded once, to the nearest even, when it is stored. No tensor is written before all have been
-//! checked.
+//! A sum is of float32 and is rounded once, to the nearest even, when it is stored. No tensor is written before all
+//! have been checked.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -44,8 +44,8 @@ struct Run<'a> {
 /// Copies every tensor, or adds it.
 ///
 /// # Safety
-/// The addresses are those of `len` initialised elements of float32 or bfloat16, aligned to them, and no other memory that
-/// is read or written here overlaps what is written.
+/// The addresses belong to `len` initialised elements of float32 or bfloat16, and are aligned to them. No other memory
+/// that is read or written here overlaps the written elements.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
     let mut elements = 0;
     let ends: Vec<usize> = moves
@@ -156,7 +156,7 @@ impl Run<'_> {
     }
 }
 
-/// What makes each element of a block of its own value and the other tensor's.
+/// Returns a function that makes each element of a block from its own value and the other tensor's value.
 #[inline(always)]
 fn each<T: Copy, U: Copy>(made: impl Fn(T, U) -> T) -> impl Fn(&mut [T], &[U]) {
     move |into, from| into.iter_mut().zip(from).for_each(|(own, value)| *own = made(*own, *value))
@@ -173,19 +173,19 @@ fn prefetch<T>(block: &[T]) {
     }
 }
 
-/// A bfloat16's value.
+/// Returns a bfloat16's value.
 #[inline(always)]
 fn wide(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest bfloat16, or its one NaN that PyTorch stores.
+/// Returns the nearest bfloat16, or the one NaN that PyTorch stores.
 #[inline(always)]
 fn narrow(value: f32) -> u16 {
     if value.is_nan() { 0x7fc0 } else { rounded(value) }
 }
 
-/// The nearest bfloat16 of what is no NaN.
+/// Returns the nearest bfloat16 of a value that is not NaN.
 #[inline(always)]
 fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();

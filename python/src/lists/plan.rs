@@ -40,7 +40,8 @@ pub(super) struct Plan {
     pub(super) parts: Vec<Part>,
     /// One element for each list of each empty parameter, because the updates of an empty parameter are counted too.
     pub(super) spare: Vec<u64>,
-    /// Start, end and number of each run of memory, as sorted in the last call: the next call's are nearly in this order.
+    /// Start, end and number of each run of memory, as sorted in the last call. The runs of the next call are nearly in
+    /// this order.
     pub(super) spans: Vec<(usize, usize, u32)>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Part {
     pub(super) carries: bool,
     /// The step's counts, so that only counts that differ are set.
     pub(super) progress: Vec<(u64, f64)>,
-    /// Its members', where the call has more than it.
+    /// The addresses of the part's members, if the call has more parts than this one.
     pub(super) addresses: Vec<Addresses>,
 }
 
@@ -159,8 +160,8 @@ impl Plan {
         }
     }
 
-    /// Finds two tensors that share memory, one of which is written. A number is that of the parameter times the number of
-    /// lists, and the list's.
+    /// Finds two tensors that share memory, one of which is written. A tensor's number is the number of its parameter
+    /// times the number of lists, plus the number of its list.
     pub(super) fn overlap(&mut self, found: &Found) -> Option<(u32, u32)> {
         let lists = found.addresses.len();
         let span = |number: u32| {
@@ -210,7 +211,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Steps, and writes counts and carried numbers. `again` says that the last call of this plan had the same addresses.
+    /// Steps, and writes counts and carried numbers. `again` says that the last call of this plan had the same
+    /// addresses.
     pub(super) fn run(&mut self, found: &Found, scaling: Scaling, again: bool) -> instep::Result<()> {
         if let [part] = &mut *self.parts {
             return part.run(&found.addresses, scaling, again);

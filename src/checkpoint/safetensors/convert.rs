@@ -13,7 +13,7 @@ use crate::dtype::DType;
 /// Passes each value to `take`.
 ///
 /// # Errors
-/// The first value that no f32 is equal to, or NaN if the type does not hold real numbers.
+/// The first value that f32 cannot represent, or NaN if the type does not hold real numbers.
 pub(in crate::checkpoint) fn floats(
     dtype: Dtype,
     bytes: &[u8],
@@ -42,12 +42,12 @@ pub(in crate::checkpoint) fn floats(
     Ok(())
 }
 
-/// Returns whether [`floats`] reads it.
+/// Returns whether [`floats`] reads this type.
 pub(in crate::checkpoint) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
-/// The exact real value of one element.
+/// Returns the exact real value of one element.
 pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     match dtype {
         Dtype::F32 => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
@@ -100,7 +100,7 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Its dimensions; none for a scalar.
     pub shape: Vec<u64>,
-    /// Their product.
+    /// The product of the dimensions.
     pub elements: u64,
     pub(super) start_bytes: u64,
 }
@@ -169,7 +169,7 @@ impl Tensor {
 mod tests {
     use super::*;
 
-    /// Converts f16 by its definition, in f64, which is exact.
+    /// Converts f16 by its definition in f64, without rounding.
     fn defined(bits: u16) -> f64 {
         let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
         let magnitude = match exponent {

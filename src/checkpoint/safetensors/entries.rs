@@ -1,9 +1,9 @@
 //! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
 //!
-//! A header takes a small multiple of its own bytes in memory, however it is made: dimensions and metadata are counted
-//! before they are kept, and unknown types are shortened. serde's derives leave two shapes open: a derived struct also
-//! takes an array of its fields, and a map keeps the last of two equal keys. In both cases a broken file would be read
-//! as a different valid file, so the types here refuse both.
+//! A header takes memory of a small multiple of its bytes, whatever it contains. Dimensions and metadata are counted
+//! before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived struct also
+//! takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken file be
+//! read as a different valid file, so the types here refuse both.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for Entries {
 /// A derived struct that must be a JSON object, not an array.
 pub struct Object<T>(pub T);
 
-/// Keys of one object. More would take far more memory than the text that spells them.
+/// The most keys of one object. More keys would take far more memory than the text that spells them.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
 /// An object with any keys: at most 65,536, and none of them twice.

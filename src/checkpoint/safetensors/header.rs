@@ -14,13 +14,13 @@ use crate::text::{quoted, sentence};
 /// Bytes of the length before the header.
 const LENGTH_BYTES: u64 = 8;
 
-/// The format's own limit.
+/// The format's limit on the length of a header.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The contents of a file.
 #[derive(Debug)]
 pub struct Header {
-    /// By name.
+    /// The tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
     /// Free text by key.
     pub metadata: BTreeMap<String, String>,
@@ -83,7 +83,7 @@ impl Header {
     /// Refuses all types except those of tensors that are stepped.
     ///
     /// # Errors
-    /// `Checkpoint`, which names the first tensor of any other type.
+    /// `Checkpoint` with the name of the first tensor of any other type.
     pub fn require_stepped(&self) -> Result<()> {
         match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
             Some((name, tensor)) => {
@@ -100,7 +100,7 @@ impl Header {
     }
 }
 
-/// Every byte of the data belongs to exactly one tensor.
+/// Checks that every byte of the data belongs to exactly one tensor.
 fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<()> {
     let mut places: Vec<_> = tensors.iter().map(|(name, entry)| (entry.data_offsets, name)).collect();
     places.sort_unstable();

@@ -1,8 +1,8 @@
 //! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
 //!
-//! This module is stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory
-//! and writes metadata in random order. The tests also read files with that crate. This module never allocates more
-//! than a small multiple of the header's length.
+//! This module is stricter than the `safetensors` crate. That crate accepts duplicate names, needs the whole file in
+//! memory and writes metadata in random order. The tests also read files with that crate. This module never allocates
+//! more than a small multiple of the header's length.
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
@@ -86,7 +86,7 @@ impl<R: Read + Seek> Data<R> {
     /// Reads elements of an F32, BF16 or F16 tensor from number `first` on, until `values` is full.
     ///
     /// # Errors
-    /// `Checkpoint` if it is of another type, `File` as [`stream`](Self::stream).
+    /// `Checkpoint` if the tensor is of another type. Other errors as for [`stream`](Self::stream).
     pub fn read(&mut self, tensor: &Tensor, first: u64, values: &mut [f32]) -> Result<()> {
         let refused = || {
             Error::checkpoint(
@@ -121,7 +121,7 @@ pub fn regular_file(path: &Path) -> Result<File> {
     File::open(path).map_err(Error::file(path.display()))
 }
 
-/// Says which file an error is about.
+/// Adds the path of a file to an error about this file.
 pub(crate) fn inside(path: &Path, error: Error) -> Error {
     let path = path.display();
     match error {

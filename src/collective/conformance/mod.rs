@@ -96,9 +96,9 @@ impl std::error::Error for Failures {}
 /// call. A property fails if it takes longer than twice `patience`. A `patience` of 20 seconds suffices on a busy
 /// machine.
 ///
-/// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It tests
-/// all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The collective must
-/// reach the host's memory.
+/// The suite tests sums of f32 and of every other type for which [`Collective::sums`] is true, on up to 256 ranks. It
+/// tests all-reduce, broadcast, and all other kinds of calls that the collective [knows](Collective::knows). The
+/// collective must reach the host's memory.
 ///
 /// # Errors
 /// The properties that fail on this rank. Some failures occur on only one rank, so check every rank's result.
@@ -186,7 +186,7 @@ fn other_type(rank: &Rank) -> Result<(), String> {
     expect_mismatch(rank, CallKey { dtype, ..rank.key(kind, DType::F32, len) })
 }
 
-/// Makes one all-reduce, which the last rank calls with another key.
+/// Makes one all-reduce in which the last rank uses another key.
 fn differ(rank: &Rank, otherwise: fn(CallKey) -> CallKey) -> Result<(), String> {
     let key = rank.key(CollectiveKind::AllReduce, DType::F32, 4 * ELEMENTS);
     expect_mismatch(rank, if rank.is_last() { otherwise(key) } else { key })

@@ -139,7 +139,7 @@ pub(super) fn groups(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// Odd ranks begin with the calls on the second communicator, and the others with those on the first.
+/// Odd ranks begin with the calls on the second communicator, and even ranks begin with the calls on the first.
 pub(super) fn second_order(rank: &Rank) -> Result<(), String> {
     let second = match rank.comm.duplicate() {
         Ok(second) => second,

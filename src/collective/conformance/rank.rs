@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// Returns whether this is the rank that behaves differently, in checks in which one rank does.
+    /// Returns whether this rank is the one that behaves differently, in checks with one such rank.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }
@@ -57,7 +57,7 @@ impl Rank {
         CallKey { kind, pass: self.pass.get(), bucket: None, dtype, bytes: bytes as u64, agreement: 0x1257 }
     }
 
-    /// Makes a call about whole buffers, the longer of which must be as long as the key says.
+    /// Makes a call on complete buffers. The longer buffer must have the length that the key gives.
     pub(super) fn enqueue(
         &self,
         key: CallKey,
@@ -72,7 +72,7 @@ impl Rank {
         self.comm.enqueue(&mut Call::on_host(&*self.comm, key, source, target, deadline)?)
     }
 
-    /// Runs a call that must succeed, and returns the bytes that it leaves.
+    /// Runs a call that must succeed, and returns the resulting bytes.
     pub(super) fn run(
         &self,
         kind: CollectiveKind,
@@ -120,7 +120,7 @@ impl Rank {
     }
 }
 
-/// Returns a pseudo-random number of both arguments (the finalizer of SplitMix64).
+/// Returns a pseudo-random number that depends on both arguments (the finalizer of SplitMix64).
 pub(super) fn hash(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -152,7 +152,8 @@ pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Guard bytes around the contents. Also the largest alignment that a [`Call`](crate::collective::Call) promises.
+/// Number of guard bytes before and after the contents. It is also the largest alignment that a
+/// [`Call`](crate::collective::Call) promises.
 const MARGIN: usize = 64;
 const UNTOUCHED: u8 = 0xa5;
 
@@ -163,7 +164,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Holds `contents`, `offset` bytes after a multiple of 64.
+    /// Makes a buffer whose `contents` start `offset` bytes after a multiple of 64.
     pub(super) fn new(contents: &[u8], offset: usize) -> Buffer {
         let mut bytes = vec![UNTOUCHED; contents.len() + offset + 3 * MARGIN];
         let start = MARGIN + bytes[MARGIN..].as_ptr().align_offset(MARGIN) + offset;

@@ -1,8 +1,8 @@
 //! Tests sums, broadcasts and comparisons: results have the same bits on every rank, and are exact if all values are
 //! representable.
 //!
-//! Every rank can compute every other rank's values, so expected results need no communication. A broadcast is a copy for
-//! every element type: it rounds nothing and changes no NaN.
+//! Every rank can compute every other rank's values, so expected results need no communication. A broadcast is a copy
+//! for every element type: it rounds nothing and changes no NaN.
 
 use crate::collective::CollectiveKind;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, encode, hash, whole_number};
@@ -117,7 +117,7 @@ fn compare(summed: &[f32], expected: impl Fn(usize) -> f32, what: &str) -> Resul
     Ok(())
 }
 
-/// Bytes in which every other four are an f32 NaN with a payload; half of them are signalling.
+/// Returns bytes in which every second group of four is an f32 NaN with a payload. Half of these NaNs are signalling.
 fn arbitrary_bytes(of: u64, len: usize) -> Vec<u8> {
     let word = |at: usize| {
         let bits = hash(of, at as u64) as u32;

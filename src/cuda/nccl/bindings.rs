@@ -1,7 +1,7 @@
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Calling one that the loaded library lacks panics, so
-//! `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. Calling one that the loaded library lacks panics,
+//! so `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]
 

@@ -1,7 +1,7 @@
 //! One rank's end of a group of GPUs. NCCL makes the sums, and a host collective may report failures.
 //!
-//! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator returns
-//! it. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
+//! The first failure of any communicator is kept and sent to the other ranks. Every later call on any communicator
+//! returns it. Work goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -31,28 +31,29 @@ use crate::poll::{Wall, poll};
 /// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank; the host rounds it once.
 ///
 /// When a stepper is built, ranks compare layout and options. In a pass after a parameter was
-/// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of 144
-/// bytes, for which the thread waits. Learning rates, frozen parameters and abandoned passes are compared only
-/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger there is no `Mismatch` for them:
-/// ranks that differ drift apart, or hang until the stepper's deadline. Replays of captured passes are never compared.
+/// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of
+/// 144 bytes, and the thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only
+/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger there is no `Mismatch` for
+/// them: ranks that differ drift apart, or hang until the stepper's deadline. Replays of captured passes are never
+/// compared.
 ///
-/// With a host collective, the other ranks learn which rank has failed or died. Without one, they wait for the stepper's
-/// deadline, unless NCCL itself reports an error.
+/// With a host collective, the other ranks learn which rank has failed or died. Without one, they wait for the
+/// stepper's deadline, unless NCCL itself reports an error.
 ///
 /// # Ordering
-/// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator;
-/// their first passes, in which NCCL connects, begin in the same order on every rank. If the program has its own
-/// communicator on the same device, every rank must issue the collectives of that communicator and of the stepper in the
-/// same order, and from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the program's
-/// communicator.
+/// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator. NCCL
+/// connects in their first passes, which must begin in the same order on every rank. If the program has its own
+/// communicator on the same device, every rank must issue that communicator's and the stepper's collectives in the same
+/// order. They must come from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the
+/// program's communicator.
 ///
 /// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers, and with
-/// [groups](crate::StepperBuilder::shard_size) one for its group and one for its replicas. They fail, are aborted and are
-/// closed together with the first communicator. All ranks make a further communicator at the same point, even if it is only
-/// for a group, because its id is sent over the first communicator.
+/// [groups](crate::StepperBuilder::shard_size) one for its group and one for its replicas. They fail, are aborted and
+/// are closed together with the first communicator. All ranks make a further communicator at the same point, even if it
+/// is only for a group. Its id is sent over the first communicator.
 ///
-/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends
-/// before that thread does, or if a panic drops the handle, the group takes it as a failure of this rank.
+/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The group takes it
+/// as a failure of this rank in two cases: the program ends before that thread does, or a panic drops the handle.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
@@ -109,8 +110,8 @@ impl Nccl {
         Nccl { shared: Arc::new(shared), further: None }
     }
 
-    /// Makes another communicator of these ranks. Its id is sent over the group's first communicator, because the oldest
-    /// supported NCCL cannot split a communicator.
+    /// Makes another communicator of these ranks. Its id is sent over the group's first communicator, because the
+    /// oldest supported NCCL cannot split a communicator.
     fn another(&self, ranks: &[u32]) -> Result<Nccl> {
         let rank = place_in(ranks, self.rank(), self.world_size())?;
         let own = self.further.as_ref();
@@ -161,7 +162,7 @@ impl Nccl {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
-    /// Returns warnings, one per line, about settings that are likely to make it slow, or to make it hang beside a
+    /// Returns warnings, one per line, about settings that are likely to make NCCL slow, or to make it hang beside a
     /// framework's communicator. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
@@ -174,8 +175,8 @@ impl Nccl {
     /// Drop captured passes of its steppers first, because NCCL does not end while a graph has its collectives.
     ///
     /// # Errors
-    /// `Order` while such a captured pass is alive; nothing has changed then. If an error has ended the group before, that
-    /// error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
+    /// `Order` while such a captured pass is alive; nothing has changed then. If an error has ended the group before,
+    /// this call returns that error. `PeerLost`, `Deadline` or `Collective` if a rank does not take part.
     pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
         let captured = Arc::strong_count(&self.shared.captured) - 1;

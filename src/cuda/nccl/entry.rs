@@ -13,8 +13,9 @@ use crate::op::difference;
 pub(super) enum Entry {
     /// A stepper with this agreement.
     Stepper(u64),
-    /// A further communicator of `count` ranks, as one of them sees it. Communicators that are made at the same point have
-    /// no rank in common. `first` is the rank that is number 0 in the communicator, and makes the communicator's id.
+    /// A further communicator of `count` ranks, as one of them sees it. Communicators that are made at the same point
+    /// have no rank in common. `first` is the rank that is number 0 in the communicator, and makes the communicator's
+    /// id.
     Communicator { first: u32, count: u32 },
 }
 
@@ -55,8 +56,8 @@ impl Record {
     /// Reads and judges the records of all ranks, in their order.
     ///
     /// # Errors
-    /// `Mismatch` if two ranks are about to make different things, or if a communicator would lack a rank, for which NCCL
-    /// would wait until the deadline. `PeerLost` if a rank has sent no record.
+    /// `Mismatch` if two ranks are about to make different communicators, or if a communicator would lack a rank. NCCL
+    /// would wait for a missing rank until the deadline. `PeerLost` if a rank has sent no record.
     pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Record>> {
         let (records, _) = bytes.as_chunks::<{ Record::BYTES }>();
         let decode =
@@ -73,7 +74,8 @@ impl Record {
     }
 }
 
-/// Refuses a communicator if one of its members asks for another one, or if its members differ in the number of members.
+/// Refuses a communicator if one of its members asks for another one, or if its members differ in the number of
+/// members.
 fn refuse_partial(entries: &[Entry]) -> Result<()> {
     for (rank, ours) in (0u32..).zip(entries) {
         let Entry::Communicator { first, count } = *ours else { continue };

@@ -1,7 +1,7 @@
 //! The id of a group in a file. Rank 0 writes the file, and the others read it in a folder that all ranks see.
 //!
-//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. If a rank has read the id of an
-//! earlier run of the same name, it notices that rank 0 replaces the file, and joins again.
+//! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. If a rank has read the id of
+//! an earlier run of the same name, it notices that rank 0 replaces the file, and joins again.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -20,11 +20,11 @@ use crate::error::{Error, Result};
 /// How often a rank reads the file.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Ids by which ranks of this process have joined, or tried to. A later group of this process has another id, and so has a
-/// later try.
+/// Ids by which ranks of this process have joined, or tried to. A later group of this process has another id, and so
+/// has a later try.
 static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
-/// The first id that this process has written. It is in every file of this process, and in no other's.
+/// The first id that this process has written. It is in every file of this process, and in no file of another process.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
 /// The contents of a file.
@@ -136,7 +136,7 @@ fn read(options: &Options, path: &Path) -> Result<Found, String> {
     }
 }
 
-/// Writes the complete file or nothing, readable for this user alone.
+/// Writes the complete file or nothing; only this user can read it.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = OsString::from(path);
     beside.push(format!(".{}", std::process::id()));
@@ -164,12 +164,12 @@ mod tests {
         (folder, path)
     }
 
-    /// What a process writes of which this is the run.
+    /// Returns the text that a process of run `run` writes.
     fn of(options: &Options, run: u8, id: u8) -> String {
         text(options, &Found { run: [run; 128], id: [id; 128] })
     }
 
-    /// Joins with an id that all ranks have to have, as NCCL does.
+    /// Joins with an id that all ranks must have, as in NCCL.
     fn join(rank: u32, path: &Path, made: u8) -> Result<UniqueId> {
         let options = options(rank, "a test", Duration::from_secs(60));
         meet(&options, path, || Ok([made; 128]), |id, _, _| Ok(*id))

@@ -1,7 +1,8 @@
-//! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the ledger.
+//! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the
+//! ledger.
 //!
-//! NCCL does not do the last two: with NCCL alone, other ranks hang if a rank disagrees or dies. The collective's `check`
-//! determines how soon a rank learns of a failure.
+//! NCCL does not do the last two: without a host, other ranks hang if a rank disagrees or dies. The collective's
+//! `check` determines how soon a rank learns of a failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 /// Room for one key, each byte a number.
 const KEY: usize = CallKey::BYTES;
 
-/// One rank's end.
+/// One rank's end of the host collective.
 pub(super) struct Host(pub(super) Arc<dyn Collective>);
 
 impl Host {
@@ -29,7 +30,7 @@ impl Host {
     /// Waits until every rank is about to make the same call.
     ///
     /// # Errors
-    /// `Mismatch` or `LeftPass`, the same on every rank; else as for [`Collective::enqueue`].
+    /// `Mismatch` or `LeftPass`, the same on every rank. Other errors as for [`Collective::enqueue`].
     pub(super) fn compare(&self, key: &CallKey, deadline: Duration) -> Result<()> {
         let (rank, ranks) = (self.0.rank() as usize, self.0.world_size() as usize);
         // The sum of every rank's numbers beside zeros: all collectives know all-reduces.
@@ -51,7 +52,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits until no rank has a call under way, so that the end of one is no failure.
+    /// Waits until no rank has a call in progress. A rank that ends afterwards then does not count as failed.
     pub(super) fn part(&self, deadline: Duration) -> Result<()> {
         self.run(CollectiveKind::AllReduce, 3, &mut [0.0], deadline)
     }

@@ -20,11 +20,11 @@ const OLDEST: u32 = 21400;
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) version: u32,
-    /// Keeps it loaded.
+    /// Keeps the library loaded.
     _symbols: Symbols,
 }
 
-/// Returns the address of a loaded library's symbol, or null. It keeps the library loaded.
+/// Returns the address of a loaded library's symbol, or null. The closure keeps the library loaded.
 type Symbols = Box<dyn Fn(&str) -> *const c_void + Send + Sync>;
 
 /// Loads a file, or takes what this process has loaded.
@@ -123,7 +123,7 @@ impl Library {
 }
 
 /// # Safety
-/// Null, or a string that nothing changes meanwhile.
+/// `string` is null, or a string that nothing changes during the call.
 unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
@@ -144,7 +144,7 @@ pub fn version() -> Result<u32> {
 /// have joined.
 ///
 /// # Errors
-/// `NcclUnavailable`; `Collective` if there is no network interface to listen on.
+/// `NcclUnavailable` if there is no usable library. `Collective` if there is no network interface to listen on.
 pub fn unique_id() -> Result<UniqueId> {
     let library = Library::get()?;
     let mut id = ncclUniqueId { internal: [0; 128] };

@@ -1,8 +1,8 @@
 //! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
-//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. Ranks need 128 bytes to meet, NCCL's id, and NCCL does the
-//! networking. The id comes from the caller, from a file, or over a [`Collective`] of the host. This crate opens no
-//! port.
+//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. Ranks need 128
+//! bytes to meet, NCCL's id, and NCCL does the networking. The id comes from the caller, from a file, or over a
+//! [`Collective`] of the host. This crate opens no port.
 #![allow(unsafe_code)]
 
 mod bindings;
@@ -32,9 +32,9 @@ use crate::error::{Error, Result};
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
-    /// Joins the group that torchrun's environment variables describe ([`Options::from_environment`]), on this rank's GPU.
-    /// Every process of the group calls it. `INSTEP_ID_FILE` names the file of [`from_file`](Self::from_file). A group of
-    /// one process needs no file.
+    /// Joins the group that torchrun's environment variables describe ([`Options::from_environment`]), on this rank's
+    /// GPU. Every process of the group calls it. `INSTEP_ID_FILE` names the file of [`from_file`](Self::from_file). A
+    /// group of one process needs no file.
     ///
     /// ```no_run
     /// use instep::Collective;
@@ -47,10 +47,10 @@ impl Nccl {
     /// ```
     ///
     /// # Ordering
-    /// As for [`from_file`](Self::from_file).
+    /// Ordering as for [`from_file`](Self::from_file).
     ///
     /// # Errors
-    /// `Config` names a variable; else as for [`from_file`](Self::from_file).
+    /// `Config` with the name of a variable. Other errors as for [`from_file`](Self::from_file).
     pub fn from_environment() -> Result<Nccl> {
         let options = Options::from_environment()?;
         if options.world_size == 1 {
@@ -64,39 +64,39 @@ impl Nccl {
         Nccl::from_file(&options, path)
     }
 
-    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes it to the
-    /// file with the [job](Options::job); other ranks see the complete file or none. Rank 0 removes the file once all ranks
-    /// have joined.
+    /// Joins the ranks that read the same file, in a folder that all of them see. Rank 0 makes the id and writes it to
+    /// the file with the [job](Options::job); other ranks see the complete file or none. Rank 0 removes the file once
+    /// all ranks have joined.
     ///
-    /// A user who can write in the folder can take a rank's place. Only the owner can read the file. NCCL's own connections
-    /// are not authenticated.
+    /// A user who can write in the folder can take a rank's place. Only the owner can read the file. NCCL's own
+    /// connections are not authenticated.
     ///
     /// # Ordering
-    /// Returns once all ranks have joined. If processes make several groups by one file, they make them in the same order
-    /// on every rank.
+    /// Returns once all ranks have joined. If processes make several groups by one file, they make them in the same
+    /// order on every rank.
     ///
     /// # Errors
     /// `Config` for an empty job, or for a ledger. `NcclUnavailable`, `DriverUnavailable` and `Unsupported` say what
-    /// this machine lacks. `File` if rank 0 cannot write; `Deadline` if another rank does not find rank 0's file;
+    /// this machine lacks. `File` if rank 0 cannot write. `Deadline` if another rank does not find rank 0's file.
     /// `Collective` if NCCL cannot connect, or if a rank does not come within the deadline.
     pub fn from_file(options: &Options, path: impl AsRef<Path>) -> Result<Nccl> {
         options.refuse_job()?;
         Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
     }
 
-    /// Joins the ranks that have the same id. One of them makes it by [`unique_id`], and the caller sends it to all. The job
-    /// in the options is not used.
+    /// Joins the ranks that have the same id. One of them makes it by [`unique_id`], and the caller sends it to all.
+    /// The job in the options is not used.
     ///
     /// # Errors
-    /// As for [`from_file`](Self::from_file), without files.
+    /// Errors as for [`from_file`](Self::from_file), except those of files.
     pub fn with_id(options: &Options, id: UniqueId) -> Result<Nccl> {
         Nccl::open(options, |connect| connect(&id, options.deadline, &|| Ok(())))
     }
 
-    /// Joins the ranks of `host`, under the same numbers. `host` is MPI, your own collective such as `examples/tcp_ranks`, or
-    /// a framework's store. It sends NCCL's id, and reports failures: if a rank fails or is lost, the others learn the cause
-    /// as soon as the host's [`check`](Collective::check) returns it, and no rank waits for its deadline. With
-    /// [`Options::ledger`], ranks also compare every call over `host`.
+    /// Joins the ranks of `host`, under the same numbers. `host` is MPI, your own collective such as
+    /// `examples/tcp_ranks`, or a framework's store. It sends NCCL's id, and reports failures. If a rank fails or is
+    /// lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it, and no rank
+    /// waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
     ///
     /// It uses device, deadline and ledger of the options, and no other option.
     ///
@@ -104,8 +104,8 @@ impl Nccl {
     /// Returns once all ranks have joined. After that, only this group may use `host`.
     ///
     /// # Errors
-    /// As for [`with_id`](Self::with_id) and the host's [`enqueue`](Collective::enqueue). A rank that fails here ends the
-    /// host, so the others fail too.
+    /// Errors as for [`with_id`](Self::with_id) and for the host's [`enqueue`](Collective::enqueue). A rank that fails
+    /// here ends the host, so the others fail too.
     pub fn beside(host: impl Collective + 'static, options: &Options) -> Result<Nccl> {
         let (rank, world_size) = (host.rank(), host.world_size());
         Nccl::open_beside(Arc::new(host), &Options { rank, world_size, ..options.clone() })
@@ -113,18 +113,20 @@ impl Nccl {
 
     /// Uses a framework's communicator, an `ncclComm_t`. Rank, number of ranks and GPU are those of the communicator.
     ///
-    /// The framework still owns it: [`close`](Self::close) and [`abort`](Collective::abort) end only the communicators that
-    /// this crate has made beside it. So if a rank is lost, its group's calls on the stream end only once the framework
-    /// aborts the communicator. The memory of gradients is not registered with it.
+    /// The framework still owns it: [`close`](Self::close) and [`abort`](Collective::abort) end only the communicators
+    /// that this crate has made beside it. If a rank is lost, its group's calls on the stream therefore end only once
+    /// the framework aborts the communicator. The memory of gradients is not registered with it.
     ///
     /// # Errors
-    /// `NcclUnavailable`; `Config` for a null communicator or a deadline of zero; `Collective` if NCCL does not know it.
+    /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`
+    /// if NCCL does not know it.
     ///
     /// # Safety
-    /// The communicator was made on this process's GPU, by the same library whose version [`version`] returns; a library
-    /// that the process has already loaded takes precedence. It lives until every handle of this group, and every stepper
-    /// that has one, has been closed or dropped. Nothing else calls NCCL with it at the same time. Every rank adopts its
-    /// own communicator, and all ranks make the same calls in the same order, those of the framework included.
+    /// The communicator was made on this process's GPU, by the same library whose version [`version`] returns; a
+    /// library that the process has already loaded takes precedence. It lives until every handle of this group, and
+    /// every stepper that has one, has been closed or dropped. Nothing else calls NCCL with it at the same time. Every
+    /// rank adopts its own communicator, and all ranks make the same calls in the same order, those of the framework
+    /// included.
     pub unsafe fn adopt(communicator: *mut c_void, deadline: Duration) -> Result<Nccl> {
         let options = Options { deadline, ..Options::default() };
         options.refuse()?;

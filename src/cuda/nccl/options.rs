@@ -15,8 +15,8 @@ pub struct Options {
     pub world_size: u32,
     /// Ordinal of this rank's GPU, among those that the process sees.
     pub device: u32,
-    /// Name of this run, which [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes beside the id. It must differ from
-    /// the name of an earlier run that may have left its file.
+    /// Name of this run, which [`Nccl::from_file`](crate::cuda::Nccl::from_file) writes beside the id. It must differ
+    /// from the name of an earlier run that may have left its file.
     pub job: String,
     /// Longest wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
@@ -32,7 +32,8 @@ pub struct Options {
 /// chooses.
 ///
 /// # Source
-/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL ignores fields that it lacks.
+/// `maxCTAs`, `CTAPolicy` (NCCL 2.27) and `nvlsCTAs` (2.28) of `ncclConfig_t`; an older NCCL ignores fields that it
+/// lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ctas {
     /// Largest number of blocks of one collective: `maxCTAs`.
@@ -44,7 +45,7 @@ pub struct Ctas {
 }
 
 impl Default for Options {
-    /// A group of one.
+    /// Returns the options of a group of one rank.
     fn default() -> Self {
         let (job, deadline, ctas) = (String::new(), Duration::from_secs(60), Ctas::default());
         Options { rank: 0, world_size: 1, device: 0, job, deadline, ledger: false, ctas }

@@ -1,8 +1,8 @@
 //! An NCCL communicator as a value: its owner may call NCCL with it, and ending the communicator consumes the value.
 //!
 //! It never blocks inside NCCL (`blocking = 0`). A call in progress is polled until it is done, late or no longer
-//! wanted, and nothing else touches its stream before that. An abort may wait for NCCL's threads, so it runs on a separate
-//! thread. Two threads never use a communicator at once.
+//! wanted, and nothing else touches its stream before that. An abort may wait for NCCL's threads, so it runs on a
+//! separate thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -33,8 +33,8 @@ const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
 
-/// Time for which a wait does not sleep. NCCL starts a thread for each collective, which ends within microseconds unless it
-/// has to connect.
+/// Time for which a wait does not sleep. NCCL starts a thread for each collective. It ends within microseconds unless
+/// it has to connect.
 const AWAKE: Duration = Duration::from_micros(50);
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
@@ -125,8 +125,8 @@ impl Raw {
         Ok(Raw { library, driver, comm, seat, is_borrowed: true })
     }
 
-    /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them; `None`
-    /// after the deadline.
+    /// Gathers the same number of bytes of every rank on all ranks, in the order of the ranks, and waits for them;
+    /// `None` after the deadline.
     pub(super) fn gather(
         &self,
         own: &[u8],
@@ -332,7 +332,7 @@ pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
 }
 
-/// Returns NCCL_CONFIG_INITIALIZER, which is a macro, with non-blocking calls.
+/// Returns NCCL_CONFIG_INITIALIZER (a macro) with non-blocking calls.
 fn config(ctas: Ctas) -> ncclConfig_t {
     let number = |ctas: Option<u32>| ctas.map_or(UNDEFINED, |ctas| ctas as i32);
     ncclConfig_t {

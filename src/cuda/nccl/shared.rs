@@ -1,7 +1,7 @@
 //! The state that one rank's handles, allocations and ending threads share: communicators, host, first failure.
 //!
-//! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once and
-//! never during a call. If one communicator fails, all return that first failure. A drop does not block.
+//! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once
+//! and never during a call. If one communicator fails, all return that first failure. A drop does not block.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// The place of one communicator: `None` once it is being ended.
 pub(super) type Slot = Mutex<Option<Raw>>;
 
-/// See the module: every handle holds one reference.
+/// The state that all handles of one rank share. Every handle holds one reference.
 pub(super) struct Shared {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) seat: Seat,
@@ -50,7 +50,8 @@ impl Shared {
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Sends every rank's record to all ranks over the first communicator; returns the records in the order of the ranks.
+    /// Sends every rank's record to all ranks over the first communicator; returns the records in the order of the
+    /// ranks.
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`; the group has ended then.
@@ -75,7 +76,7 @@ impl Shared {
         self.host.as_ref().map_or(Ok(()), |host| host.0.check())
     }
 
-    /// Returns an error if nothing of the group is waited for any more.
+    /// Returns an error if no caller waits for the group any more.
     pub(super) fn wanted(&self) -> Result<()> {
         self.refuse().and_then(|()| self.look())
     }
@@ -85,8 +86,9 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that is recorded instead,
-    /// because it explains NCCL's error. A `Mismatch` is kept: all ranks know it, and a rank may have left because of it.
+    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that is recorded
+    /// instead, because it explains NCCL's error. A `Mismatch` is kept: all ranks know it, and a rank may have left
+    /// because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };
@@ -127,13 +129,13 @@ impl Drop for Shared {
     }
 }
 
-/// A further communicator, of all ranks or of some, which ends with its last handle.
+/// A further communicator, of all ranks or of some. It ends with its last handle.
 pub(super) struct Further {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: Arc<Slot>,
-    /// The numbers of its ranks in the whole group.
+    /// The numbers of this communicator's ranks in the whole group.
     pub(super) ranks: Vec<u32>,
-    /// This rank's number in it.
+    /// This rank's number in this communicator.
     pub(super) rank: u32,
 }
 

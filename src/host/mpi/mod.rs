@@ -2,7 +2,7 @@
 //!
 //! This file adds the values itself, because the order in which MPI adds may depend on the rank. Rank r adds the r-th
 //! part of each window in rank order, so the bits are those of ranks in one process. Messages use only memory of this
-//! file. It is leaked if a call fails, because MPI may still write to it.
+//! file. This memory is leaked if a call fails, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
@@ -77,7 +77,7 @@ impl Mpi {
     ///
     /// # Errors
     /// `Order` if MPI is not initialized, `Unsupported` if it was initialized without support for several threads,
-    /// `Deadline` if a rank does not take part; `Config`, `Unsupported` or `Arithmetic` for an instruction set that
+    /// `Deadline` if a rank does not take part. `Config`, `Unsupported` or `Arithmetic` for an instruction set that
     /// cannot be used.
     pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
         let kernels = Kernels::load(Isa::from_environment()?)?;

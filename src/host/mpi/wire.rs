@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
 }
 
-/// This rank's end of a communicator, which only this library uses.
+/// This rank's end of a communicator that only this library uses.
 pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
@@ -83,7 +83,7 @@ impl Wire {
         Wire { comm: original.as_raw(), rank, ranks, members: None, all: ranks }.duplicated(deadline)
     }
 
-    /// Duplicates this wire, which needs to live only until the call returns.
+    /// Duplicates this wire; it needs to live only until the call returns.
     pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
         let mut wire = Wire { members: self.members.clone(), ..*self };
         // If the call fails, this is leaked, because the library may still write to it.
@@ -127,7 +127,8 @@ impl Wire {
     /// Starts to send a message.
     ///
     /// # Safety
-    /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message or forever.
+    /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message. If it never does,
+    /// this holds forever.
     pub(super) unsafe fn send(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<Message> {
         // SAFETY: the caller's promise.
         let request = unsafe { self.send_to(self.name_of(to), tag, from, bytes) }?;

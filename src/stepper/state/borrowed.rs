@@ -1,7 +1,7 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
 //! This serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the checker
-//! reads the same list; only the addresses are the caller's. Tensors that overlap are refused, because the checker
+//! reads the same list; only the addresses come from the caller. Tensors that overlap are refused, because the checker
 //! assumes that memories are disjoint.
 
 use std::ptr::NonNull;
@@ -34,7 +34,7 @@ impl Address {
 }
 
 impl Borrowed {
-    /// Returns a set without tensors, to add them to.
+    /// Returns an empty set, to which you add tensors.
     pub fn new() -> Borrowed {
         Borrowed::default()
     }
@@ -115,7 +115,7 @@ impl Borrowed {
     }
 }
 
-/// One tensor of the caller's.
+/// One tensor that the caller owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lent {
     /// A parameter, by its index in the layout.

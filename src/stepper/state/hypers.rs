@@ -1,9 +1,9 @@
 //! Finds and sets hyperparameters of a stepper's optimizers between passes, and holds the learning-rate schedules.
 //!
-//! A change is checked as a whole before it takes effect: ranges, relations between hyperparameters, multiplied
-//! learning rates, and the states that are kept. The check depends only on the list of optimizers; the caller copies
-//! the change to the settings. A schedule's step counts finished and joined passes, because all ranks make these
-//! together. Abandoned passes do not count.
+//! A change is checked as a whole before it takes effect. The check covers ranges, relations between hyperparameters,
+//! multiplied learning rates, and the states that are kept. The check depends only on the list of optimizers; the
+//! caller copies the change to the settings. A schedule's step counts finished and joined passes, because all ranks
+//! make these together. Abandoned passes do not count.
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -13,7 +13,7 @@ use crate::optim::{LrSchedule, Optimizer, Value};
 use crate::stepper::state::optimizers::{OptimizerId, OptimizerKey, Optimizers, check_rate};
 
 impl Optimizers {
-    /// Returns the optimizer of that number, or the only one of a group.
+    /// Returns the optimizer that `key` names: by its number, or as the only optimizer of a group.
     pub(crate) fn find(&self, key: OptimizerKey<'_>) -> Result<OptimizerId> {
         let group = match key {
             OptimizerKey::Id(id) if (id.0 as usize) < self.entries.len() => return Ok(id),
@@ -51,8 +51,8 @@ impl Optimizers {
         checked
     }
 
-    /// Sets hyperparameters of an optimizer of this stepper, all of the given ones or none, and returns its complete
-    /// new set.
+    /// Sets hyperparameters of an optimizer of this stepper, and returns all of its hyperparameters. If a value is
+    /// refused, none is set.
     pub(crate) fn set_hyper<V: Into<Value> + Copy>(
         &mut self,
         id: OptimizerId,
@@ -110,7 +110,7 @@ impl Optimizers {
         Err(Error::config("states", states, wrong, remedy))
     }
 
-    /// Refuses hyperparameters that are out of range, alone or with a parameter's learning-rate multiplier.
+    /// Refuses hyperparameters that are out of range, with or without a parameter's learning-rate multiplier.
     fn check(&self, id: OptimizerId) -> Result<InstepHyper> {
         let optimizer = &*self.entries[id.0 as usize].optimizer;
         // The learning rate is checked first, so that the error names a NaN as such.

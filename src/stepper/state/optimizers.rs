@@ -23,13 +23,13 @@ pub(crate) struct Registered {
 /// The parameters that an optimizer steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// This group, as its first optimizer, instead of the stepper's default one.
+    /// A group; the optimizer becomes its first one and replaces the stepper's default.
     Group(String),
-    /// This group, as a further optimizer after those that the group has.
+    /// A group; the optimizer runs after those that the group has.
     Further(String),
-    /// These parameters (indices into the layout), instead of their group's optimizer.
+    /// Parameters (indices into the layout); the optimizer replaces that of their group.
     Params(Vec<usize>),
-    /// These parameters, as a further optimizer after those that they have.
+    /// Parameters; the optimizer runs after those that they have.
     FurtherParams(Vec<usize>),
     /// No parameter: the optimizer is listed with these parameters and steps nothing.
     Nothing(Vec<usize>),
@@ -38,11 +38,11 @@ pub(crate) enum Target {
 /// The optimizers of one stepper, and the parameters that each steps.
 #[derive(Clone)]
 pub(crate) struct Optimizers {
-    /// In the settings' order: the layout's groups first.
+    /// The optimizers in the settings' order: the layout's groups first.
     pub(super) entries: Vec<Entry>,
     /// The entries of each group that has any.
     pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
-    /// Per parameter, the entries that step it, in order.
+    /// The entries that step each parameter, in order.
     pub(super) lists: Vec<Vec<u32>>,
     /// Pairs of a parameter and an entry that is listed with it but steps nothing, sorted.
     attached: Vec<(usize, u32)>,
@@ -50,15 +50,15 @@ pub(crate) struct Optimizers {
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
     /// Pairs of an entry and one of its parameters that has a multiplier.
     pub(super) multiplied: BTreeSet<(u32, usize)>,
-    /// Per round and kernel, the names of its states: those of the optimizer with the most states.
+    /// The names of each kernel's states in each round: those of the optimizer with the most states.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// All states that have had an index so far. The optimizer may now use only the first of them. An index is never
-    /// reused for another state, because its old values stay.
+    /// All states that have had an index so far. The optimizer may now use fewer states: a prefix of this list. An
+    /// index is never reused for another state, because its old values stay.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -213,8 +213,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// Returns a list with one further optimizer, which comes after those that its parameters have. If `group` has a
-    /// name, it is that group's optimizer.
+    /// Returns a list with one further optimizer. It comes after those that its parameters have. If `group` has a name,
+    /// it is that group's optimizer.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -393,11 +393,11 @@ pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<(
     multiplied.as_rule().hyper().map(drop).map_err(refused)
 }
 
-/// One of a stepper's optimizers.
+/// The number of an optimizer in its stepper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(pub(crate) u32);
 
-/// Names one of a stepper's optimizers: by its number, or as the only one of a group
+/// Names an optimizer of a stepper: by its number, or as the only optimizer of a group
 /// ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names no groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptimizerKey<'a> {
@@ -425,11 +425,12 @@ impl From<OptimizerId> for OptimizerKey<'_> {
     }
 }
 
-/// One of a stepper's optimizers, as [`Stepper::optimizers`](crate::Stepper::optimizers) lists it.
+/// An optimizer of a stepper, as [`Stepper::optimizers`](crate::Stepper::optimizers) lists it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Attached<'a> {
-    /// The number for [`Stepper::set_lr`](crate::Stepper::set_lr) and [`Stepper::set_hyper`](crate::Stepper::set_hyper).
+    /// The number for [`Stepper::set_lr`](crate::Stepper::set_lr) and
+    /// [`Stepper::set_hyper`](crate::Stepper::set_hyper).
     pub id: OptimizerId,
     /// The layout's group that the optimizer was given to; `None` if it was given to single parameters.
     pub group: Option<&'a str>,

@@ -73,7 +73,7 @@ pub struct OffloadPolicy {
 }
 
 impl Default for OffloadPolicy {
-    /// With page-locked memory, as in PyTorch.
+    /// Returns a policy with page-locked memory, as in PyTorch's default.
     fn default() -> Self {
         OffloadPolicy { pin_memory: true }
     }
@@ -82,7 +82,7 @@ impl Default for OffloadPolicy {
 /// What a pass does with a parameter whose gradient was not written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
-    /// If no rank wrote the gradient, the parameter's value, states and step count do not change. Borrowed buckets
+    /// The parameter's value, states and step count do not change if no rank wrote the gradient. Borrowed buckets
     /// cannot count ranks, so their trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. A
     /// parameter that *some* rank used is stepped on all ranks.
     #[default]
@@ -123,15 +123,16 @@ pub struct Status {
     /// gradient is. It is `None` if no option or mode needs the norm, if the pass was abandoned, and with
     /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) needs the norm.
     pub norm: Option<f64>,
-    /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping, in
-    /// a skipped pass, and with [`Clip::PerBucket`](crate::Clip::PerBucket), where each bucket has its own factor.
+    /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping
+    /// and in a skipped pass. With [`Clip::PerBucket`](crate::Clip::PerBucket) it is 1 too, because each bucket has its
+    /// own factor.
     pub clip: f64,
     /// The loss scale that was divided out of the gradients.
     pub loss_scale: f64,
     /// Index of the first bucket in which a gradient to be stepped is infinite or NaN.
     /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. Eager steps the bucket
-    /// anyway, and so does every mode without skipping. If the pass makes a decision, the mean is tested, which a small
-    /// loss scale can make infinite although the sum is finite. Otherwise the sum is tested. With [sharded
+    /// anyway, and so does every mode without skipping. If the pass makes a decision, the mean is tested. A small loss
+    /// scale can make the mean infinite although the sum is finite. Otherwise the sum is tested. With [sharded
     /// states](crate::Strategy) it is the smallest index of all ranks; with
     /// [`shard_size`](crate::StepperBuilder::shard_size), the smallest of the rank's group. All groups have the same
     /// sums, so they agree, except about local parameters.

@@ -1,6 +1,6 @@
 //! Connects schedule and device: it submits the schedule's ops to the device. No other code sees both.
 //!
-//! On the host, a Wait of the compute stream is deferred: the trainer's thread executes the Wait before its next access
+//! On the host, a Wait of the compute stream is deferred. The trainer's thread executes the Wait before its next access
 //! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because only the stream
 //! waits. Every op and every access is recorded before it happens.
 
@@ -26,7 +26,7 @@ pub(crate) struct Run<D> {
 /// Waits of the compute stream that are deferred.
 #[derive(Default)]
 struct Debt {
-    /// Per stream, the tick for which the trainer must wait before it continues.
+    /// The tick of each stream for which the trainer must wait before it continues.
     owed: [u64; STREAMS],
     paid: [u64; STREAMS],
 }
@@ -136,7 +136,8 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
-    /// Waits until the trainer may access its own scaler: in a pass its flag, between passes scale and flag.
+    /// Waits until the trainer may access its own scaler: in a pass only the flag, between passes both the scale and
+    /// the flag.
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
         self.touch(Schedule::touch_scaler)?;
         if self.schedule.is_offloaded() {
@@ -165,7 +166,7 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Ends a device that has failed, after which no op touches memory. Does nothing if there was no failure.
+    /// Ends a device that has failed. No op touches memory afterwards. Does nothing if there was no failure.
     pub(crate) fn rescue(&mut self) {
         self.schedule.synchronize();
         if let Err(failure) = self.settle() {
@@ -176,7 +177,7 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Refuses to go on after a rescue, with the failure that led to it.
+    /// Refuses further calls after a rescue, with the failure that led to it.
     pub(crate) fn refuse_rescued(&self) -> Result<()> {
         self.rescued.clone().map_or(Ok(()), Err)
     }
@@ -197,7 +198,7 @@ impl<D: Device> Run<D> {
         self.recording.is_some()
     }
 
-    /// Returns the entries recorded since the last call; after a failure, those of submitted ops.
+    /// Returns the entries recorded since the last call. After a failure, these are the entries of submitted ops.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;
         recording.ran = self.device.take_timed_ops().unwrap_or_default();

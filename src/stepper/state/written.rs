@@ -21,7 +21,7 @@ pub(crate) struct ParamsWritten {
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
-    /// Per parameter, a hash of written values that no broadcast makes equal; 0 if there are none.
+    /// For each parameter, a hash of written values that no broadcast makes equal; 0 if there are none.
     values: Vec<u64>,
     /// The buckets of written parameters, found when a pass opens. The list stays allocated, so later writes allocate
     /// nothing.
@@ -63,8 +63,8 @@ impl ParamsWritten {
         !self.is_shared || self.is_any
     }
 
-    /// Returns whether ranks must have written the same parameters. Returns false before the first pass, which
-    /// broadcasts all parameters of rank 0.
+    /// Returns whether ranks must have written the same parameters. Returns false before the first pass, because that
+    /// pass broadcasts all parameters of rank 0.
     pub(crate) fn is_compared(&self) -> bool {
         self.is_shared && self.is_any
     }
@@ -147,12 +147,12 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Records that a value was set, so that a rank that set another value, or none, is detected.
+    /// Records that a value was set. A rank that set another value, or none, is then detected.
     pub(crate) fn note(&mut self, what: usize, value: u64) {
         self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
     }
 
-    /// Records that a parameter was written, so that a rank that wrote other values, or none, is detected in this and
+    /// Records that a parameter was written. A rank that wrote other values, or none, is then detected in this and
     /// later passes.
     pub(crate) fn note_param(&mut self, param: usize, hash: u64) {
         let written = fold(fold(0, &(param as u64).to_le_bytes()), &hash.to_le_bytes());

@@ -1,7 +1,7 @@
-//! The driver's calls of a steady pass, counted in the software GPU's trace: what a stepper costs backward's thread.
+//! The software GPU's trace counts the driver's calls of a steady pass: the cost of a stepper on backward's thread.
 //!
-//! The program's own calls are left out, and so are those of the first passes. A change that saves a call lowers a
-//! figure of the tables here.
+//! The count leaves out the program's own calls, and the first passes. A change that saves a call lowers a figure in
+//! the tables here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,17 +16,18 @@ use super::memory::Gpu;
 use super::nccl::ranks_play_with;
 use crate::support::{MODES, layout};
 
-/// Names the file of the trace; `%p` in it is the process's number.
+/// The environment variable with the trace's file; `%p` in it stands for the process's number.
 const TRACE: &str = "INSTEP_GPU_TRACE";
 
 const BUCKETS: usize = 3;
 const LENGTH: usize = 5000;
 const PASSES: usize = 20;
-/// From then on, a pass uses the place of an earlier one for its settings, and asks first whether that is free.
+/// From this pass on, a pass reuses an earlier pass's place for its settings, and first asks whether that place is
+/// free.
 const FIRST_STEADY: usize = 8;
 
-/// Calls of begin, of asking for all addresses of gradients, of each hand-over, of finish, and of the whole pass with
-/// its three buckets. A launch is in the row of its kernel.
+/// The calls of begin, of asking for all addresses of gradients, of each hand-over, of finish, and of the whole pass
+/// with its three buckets. A launch is counted in the row of its kernel.
 const BY_CALLER: &str = "
 Sequential            begin addresses bucket finish pass
 cuCtxGetCurrent           1         0      1      2    6
@@ -109,8 +110,8 @@ ncclAllReduce             0         0      1      0    3
 all                       5         2      7     10   38
 ";
 
-/// The same of a stepper with buckets in the caller's memory, apart, and with its own, where neighbours share launches: the
-/// calls of a whole pass.
+/// The calls of a whole pass for two steppers. The first has separate buckets in the caller's memory. The second owns
+/// its memory, and neighbouring buckets share launches.
 const OWN: &str = "
                         3 buckets    24 buckets
 Sequential             apart  own   apart  own
@@ -124,7 +125,7 @@ instep_step_adam           3    2      24    2
 all                       26   24     131   87
 ";
 
-/// This process's trace, read as it grows.
+/// This process's trace; the test reads it as it grows.
 struct Trace {
     path: String,
     read: usize,
@@ -144,7 +145,7 @@ impl Trace {
     }
 }
 
-/// Counts of the calls of each part of a pass, by the name of the call, and of a launch also by the kernel.
+/// The number of calls in each part of a pass, by the name of the call; a launch is counted by its kernel.
 type Counts = BTreeMap<String, [usize; PARTS]>;
 
 const PARTS: usize = 3 + BUCKETS;
@@ -153,7 +154,7 @@ const ADDRESSES: usize = 1;
 const FIRST_BUCKET: usize = 2;
 const FINISH: usize = PARTS - 1;
 
-/// Returns the call of a line, or a launch's kernel.
+/// Returns the call of a line, or the kernel of a launch.
 fn name_of(line: &str) -> &str {
     let mut words = line.split(' ');
     let call = words.next().unwrap();
@@ -203,8 +204,8 @@ fn traced(
     parts
 }
 
-/// Returns the table of the calls of a steady pass; `hand` is what the program enqueues for a bucket before its
-/// hand-over, and the event after its own sum, if it sums.
+/// Returns the table of the calls of a steady pass. `hand` enqueues the program's work on a bucket before its
+/// hand-over, and the event after the program's own sum, if it sums.
 fn table(
     (mode, is_current): (Mode, bool),
     sums: impl Into<Sums>,
@@ -263,7 +264,7 @@ fn assert_tables<const N: usize>(found: [String; N], expected: &str) {
     assert!(found == expected.trim_start(), "the calls are now\n{found}");
 }
 
-/// The program sums buckets itself, on a stream of its own.
+/// The program sums buckets itself, on its own stream.
 fn of_caller() {
     let gpu = Gpu::open();
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
@@ -336,7 +337,7 @@ fn of_pass(mode: Mode, is_own: bool, buckets: usize, gpu: &Gpu, cuda: &Cuda) -> 
     counts
 }
 
-/// The program's sums again, with 3 buckets and with 24.
+/// The program sums buckets itself again, with 3 buckets and with 24.
 fn of_own() {
     let gpu = Gpu::open();
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
@@ -355,7 +356,7 @@ fn of_own() {
     assert!(found == OWN, "the calls are now{found}");
 }
 
-/// A scene of a rank of two, for `nccl.rs`.
+/// A scene of one rank of two, for `nccl.rs`.
 pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
     let of = |mode| {
@@ -368,8 +369,8 @@ pub(super) fn of_nccl(comm: Nccl, gpu: &Gpu) {
     comm.close().unwrap();
 }
 
-/// A scene of a rank of two: a forward and a backward unshard each bucket, one ahead of its use. From the second pass on
-/// they take memory that is mapped already, although the host waits for the GPU after each.
+/// A scene of one rank of two: forward and backward unshard each bucket, one bucket ahead of its use. From the second
+/// pass on, buckets use memory that is already mapped, although the host waits for the GPU after each.
 pub(super) fn of_unsharding(comm: Nccl, gpu: &Gpu) {
     let layout = layout(&[LENGTH, 700, 3 * LENGTH, LENGTH]);
     let cuda = Cuda::open(0).unwrap().compute_stream(gpu.stream());
@@ -510,7 +511,7 @@ fn of_slices() {
     assert!(found == SLICES.trim_start_matches('\n'), "the calls are now\n{found}");
 }
 
-/// Runs a test's scene in a process of its own, whose calls go to a file.
+/// Runs a test's scene in a separate process, and records the process's calls in a file.
 fn alone(test: &str, scene: impl FnOnce()) {
     if std::env::var_os(TRACE).is_some() {
         return scene();

@@ -1,7 +1,7 @@
-//! Captures that fail after streams have forked into them: the stepper goes on as if they had not begun.
+//! Captures fail after streams have joined them: the stepper goes on as if the capture had not begun.
 //!
-//! A stream that has not joined stays in its capture on the software GPU, because CUDA does not say that it leaves. A stream
-//! of an invalid capture leaves with its end, which CUDA says.
+//! On the software GPU, a stream that has not joined back stays in its capture, because CUDA does not say that it
+//! leaves. CUDA says that a stream leaves an invalid capture when the capture ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use instep::{Collective, Error, Layout, Pass, Place, Result, collective};
 use super::memory::Gpu;
 use crate::support::{MODES, Options, Outcome, few_optimizers, layout, paint_params, painted, pass};
 
-/// A group of one rank, whose calls fail once they are told to.
+/// A group of one rank, whose calls fail once the test says so.
 #[derive(Clone, Default)]
 struct Failing(Arc<AtomicBool>);
 
@@ -42,7 +42,7 @@ impl Collective for Failing {
     fn abort(&self, _: &Error) {}
 }
 
-/// Hands over every gradient of a pass; calls `midway` after the first.
+/// Hands over all gradients of a pass; calls `midway` after the first one.
 fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout, midway: impl FnOnce()) -> Result<()> {
     let mut midway = Some(midway);
     for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {

@@ -1,8 +1,8 @@
-//! Conversions to and from 16 bits on a GPU equal the CPU's, for every value.
+//! Conversions to and from 16 bits on a GPU equal those on the CPU, for every value.
 //!
-//! The kernels use the GPU's instructions where the CPU uses integers (`kernels/numeric/math.h`). `compare.cu` compares
-//! the two, and checks stochastic rounding and split masters against their definitions. It tries all inputs: 2^32 f32
-//! and 2^16 f16. From bf16 both only shift.
+//! The kernels use the GPU's instructions where the CPU computes with integers (`kernels/numeric/math.h`). `compare.cu`
+//! compares both, and checks stochastic rounding and split masters against their definitions. It tries all inputs: 2^32
+//! f32 and 2^16 f16. A conversion from bf16 only shifts on either device.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,7 @@
-//! A bucket step on cudarc's own types: its streams and events as handles, its slices as tensors.
+//! A bucket step on cudarc's own types: its streams and events are handles, its slices are tensors.
 //!
-//! The host's step gives the bits to compare with. `calls.rs` counts what cudarc's tracking of slices adds.
+//! The bits are compared with those of the host's step. `calls.rs` counts the calls that cudarc's tracking of slices
+//! adds.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -24,7 +25,7 @@ fn painted(row: usize) -> Vec<f32> {
     (0..LENGTH).map(|k| paint(row, k)).collect()
 }
 
-/// Opens the driver, which cudarc finds only then if `INSTEP_CUDA` names it.
+/// Opens the driver; cudarc then finds the driver that `INSTEP_CUDA` names.
 pub(super) fn on_gpu() -> BucketStep<OnGpu> {
     BucketStep::builder(&layout(&[LENGTH]), optimizer()).cuda(&Cuda::open(0).unwrap()).unwrap()
 }

@@ -1,7 +1,7 @@
-//! The four ways in which ranks join a group over NCCL, and the environment that the parent gives them for it.
+//! Ranks join a group over NCCL in four ways, through environment variables of the parent process.
 //!
-//! The host collective is the example's, over TCP: it tells of ranks that die. `adopt` plays the framework: it makes a
-//! blocking communicator with NCCL's own function, which this crate never calls.
+//! The host collective is that of the example, over TCP: it reports ranks that die. `adopt` plays the framework: it
+//! makes a blocking communicator with NCCL's own function, which this crate never calls.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::net::TcpListener;
@@ -17,7 +17,7 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Which way a scene's ranks take.
+/// The way in which a scene's ranks join.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Door {
     File,
@@ -26,7 +26,7 @@ pub(super) enum Door {
     Adopt,
 }
 
-/// What one group's ranks have in common, until it is dropped.
+/// What the ranks of one group share, until it is dropped.
 pub(super) struct Threshold {
     folder: tempfile::TempDir,
     door: Door,
@@ -58,7 +58,7 @@ fn id() -> nccl::UniqueId {
     std::array::from_fn(byte)
 }
 
-/// Joins as the environment says.
+/// Joins the group that the environment variables describe.
 pub(super) fn join() -> Nccl {
     let options = nccl::Options::from_environment().unwrap();
     let (rank, ranks) = (options.rank, options.world_size);
@@ -78,7 +78,7 @@ pub(super) fn join() -> Nccl {
     }
 }
 
-/// What a framework does: `Gpu::open` has made the device's context current.
+/// Makes a communicator as a framework does: `Gpu::open` has made the device's context current.
 fn communicator(rank: u32, ranks: u32) -> *mut c_void {
     #[repr(C)]
     struct Id([u8; 128]);

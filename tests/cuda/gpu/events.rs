@@ -1,6 +1,6 @@
-//! What an event after the caller's sum has to say, held by the software GPU: one that says less is a race, and named.
+//! An event must follow the caller's sum: the software GPU reports an event that comes too early as a named race.
 //!
-//! Each scene is a process of its own, which a race ends. The library cannot see what an event was recorded after.
+//! Each scene is a separate process, and a race ends it. The library cannot see what an event was recorded after.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use crate::support::{MODES, layout};
 const SCENE: &str = "INSTEP_EVENT_SCENE";
 const LENGTH: usize = 5000;
 
-/// When the event is recorded that is handed over.
+/// The moment at which the event of a hand-over is recorded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Recorded {
     AfterSumAndReads,
@@ -25,7 +25,7 @@ enum Recorded {
 
 use Recorded::*;
 
-/// A GPU, and a stepper of two ranks' sums on its stream, with one parameter and the gradient that it lies beside.
+/// A GPU, and a stepper of one parameter on its stream. Its sums have two ranks.
 struct Scene {
     gpu: Gpu,
     id: ParamId,
@@ -84,7 +84,7 @@ fn play(recorded: Recorded, mode: Mode) {
     stepper.close().unwrap();
 }
 
-/// Two passes, the second one captured and replayed if `captures`: the parameters after it.
+/// Makes two passes, the second one captured and replayed if `captures`; returns the parameters.
 fn trained(captures: bool) -> Vec<f32> {
     let Scene { gpu, id, values, gradients, mut stepper } = Scene::new(Mode::default());
     let sums = gpu.beside();

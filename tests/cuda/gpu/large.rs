@@ -1,6 +1,6 @@
-//! A parameter of more than 2^31 elements on a GPU, which a 32-bit index, signed or not, would get wrong.
+//! A parameter of more than 2^31 elements on a GPU, where 32-bit indices, signed or not, would be wrong.
 //!
-//! It is zero except for windows, and a short parameter on the host holds the same windows. Steps are elementwise and
+//! It is zero outside some windows, and a short parameter on the host holds the same windows. Steps are elementwise and
 //! zeros add nothing to the norm, so bits and norm must be equal. Adam needs 33 GiB of GPU memory.
 
 use instep::cuda::Cuda;
@@ -11,12 +11,13 @@ use crate::support::hardware;
 use crate::support::{Options, Outcome, few_optimizers, layout, paint, paint_gradient};
 
 const ELEMENTS: usize = (1 << 31) + 4097;
-/// Starts of windows, multiples of a norm's leaf: the first, those around 2^32 bytes and 2^31 elements, the last.
+/// Starts of the windows, all multiples of a norm's leaf: at the beginning, around 2^32 bytes and 2^31 elements, and at
+/// the end.
 const WINDOWS: [usize; 4] = [0, (1 << 30) - 2048, (1 << 31) - WINDOW, 1 << 31];
 const WINDOW: usize = 4096;
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Fills the windows, one after the other; the last has the remaining elements.
+/// Returns the contents of the windows, one after the other; the last window has the remaining elements.
 fn filled(value: impl Fn(usize) -> f32) -> Vec<f32> {
     (0..(WINDOWS.len() - 1) * WINDOW + ELEMENTS - WINDOWS[3]).map(value).collect()
 }

@@ -1,7 +1,7 @@
 //! Device memory and a stream for tests: f32 in and out, and a wait with a deadline.
 //!
-//! It calls the driver past the library, which it is to judge. [`Gpu::open`] makes the device's context current, so
-//! every call comes from the thread that called it.
+//! It calls the driver directly, because the tests judge the library. [`Gpu::open`] makes the device's context current,
+//! so all calls must come from the same thread.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ const NOT_READY: i32 = 600;
 
 macro_rules! driver {
     ($($name:ident: $symbol:literal($($type:ty),*);)*) => {
-        /// The driver's functions, whose types `cuda.h` gives.
+        /// The driver's functions, with the types of `cuda.h`.
         struct Driver {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
         }
@@ -101,7 +101,7 @@ impl Gpu {
         Gpu { stream, ..*self }
     }
 
-    /// Makes an event, which lives as long as the process.
+    /// Makes an event that lives as long as the process.
     pub(crate) fn event() -> EventHandle {
         let mut event = std::ptr::null_mut();
         // SAFETY: the out-pointer leads to a local; 2 is an event without times.
@@ -119,7 +119,7 @@ impl Gpu {
         assert_eq!(unsafe { (driver().wait)(self.stream, event.0 as *mut c_void, 0) }, SUCCESS);
     }
 
-    /// Lets the stream wait for an event for which it must not wait now.
+    /// Asserts that the stream may not wait for this event now.
     pub(crate) fn is_refused(&self, event: EventHandle) {
         // SAFETY: as above.
         assert_ne!(unsafe { (driver().wait)(self.stream, event.0 as *mut c_void, 0) }, SUCCESS);
@@ -143,7 +143,7 @@ impl Gpu {
         StreamHandle(self.stream.expose_provenance())
     }
 
-    /// Allocates memory with `values`, which is never freed.
+    /// Allocates memory with `values`, and never frees it.
     pub(crate) fn upload(&self, values: &[f32]) -> *mut f32 {
         let mut address = 0;
         // SAFETY: writes one address.
@@ -159,7 +159,7 @@ impl Gpu {
         assert_eq!(unsafe { (driver().upload)(address.addr() as u64, from, bytes) }, SUCCESS);
     }
 
-    /// Reads after all work on the stream.
+    /// Reads memory after all work on the stream.
     pub(crate) fn read(&self, address: *mut f32, count: usize) -> Vec<f32> {
         self.wait(Duration::from_secs(30), || {});
         let mut values = vec![0.0; count];

@@ -1,7 +1,9 @@
-//! NCCL on one GPU: a group of one, and groups of processes that share the device, of which NCCL 2.30 permits two.
+//! NCCL on one GPU: a group of one rank, and groups of processes that share the device. NCCL 2.30 permits two such
+//! processes.
 //!
-//! Each rank is this binary again, with the scene in environment variables; the parent kills a rank that hangs. A scene for
-//! several ranks never passes with one, because NCCL launches nothing there. Only the software GPU has three ranks.
+//! Each rank starts this binary again, with the scene in environment variables; the parent kills a rank that hangs. A
+//! scene for several ranks never passes with one rank, because NCCL then launches nothing. Only the software GPU runs
+//! three ranks.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,10 +20,10 @@ use super::{calls, shards};
 use crate::cuda::training::learn_as_a_rank_of_two;
 
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
-/// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
+/// Sizes around NCCL's chunks, and a bucket of 25 MiB.
 const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
 
-/// A group of one.
+/// Returns a group of one rank.
 pub(super) fn alone() -> Nccl {
     Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap()
 }
@@ -38,7 +40,7 @@ fn enqueue(
     enqueue_of(DType::F32, comm, gpu, kind, (src, dst), count as u64 * 4, pass)
 }
 
-/// Enqueues a call of so many bytes of any type.
+/// Enqueues a call of this many bytes of any type.
 fn enqueue_of(
     dtype: DType,
     comm: &Nccl,
@@ -141,7 +143,7 @@ fn a_gpu_that_is_not_there_is_named() {
 
 // The scenes for two ranks, with the outcome that each rank expects; those of shards are in `shards.rs`.
 
-/// Pairs of small whole numbers of 16 bits, as the bits of floats.
+/// Returns pairs of small whole numbers of 16 bits, as the bits of floats.
 fn pairs(dtype: DType, count: usize, value: impl Fn(usize) -> f32) -> Vec<f32> {
     let bits = |value: f32| match dtype {
         DType::BF16 => bf16::from_f32(value).to_bits(),
@@ -271,7 +273,7 @@ fn dying(comm: Nccl, gpu: &Gpu) {
     assert_eq!(comm.check(), Err(lost));
 }
 
-/// Rank 1 dies, and no host tells of it: rank 0 waits for its deadline.
+/// Rank 1 dies, and no host reports it: rank 0 waits for its deadline.
 fn dying_unheard(comm: Nccl, gpu: &Gpu) {
     comm.agree(3, DEADLINE).unwrap();
     if comm.rank() == 1 {
@@ -328,7 +330,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
     std::thread::sleep(Duration::from_secs(5));
 }
 
-/// Ranks meet again and again by one file.
+/// Ranks join groups again and again through one file.
 fn meeting_again(first: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
     let groups = [first, join(), join()];
@@ -372,7 +374,7 @@ const SCENES: [Scene; 28] = [
     ("shards_with_ledger", |comm, _| shards::train(comm, 1)),
 ];
 
-/// Not a test of its own: one of the tests below starts it as a rank.
+/// This test is one rank. Another test below starts it.
 #[test]
 #[ignore = "tests/cuda/gpu/nccl.rs starts it: a process of its own per rank"]
 fn rank_of_several() {

@@ -1,7 +1,8 @@
-//! Ranks that are processes with GPUs and share out states or parameters: NCCL's calls, the second communicator, whole trainings.
+//! Ranks are processes with GPUs and shard states or parameters: NCCL's calls, the second communicator, complete
+//! trainings.
 //!
-//! `cuda::shards` has the trainings and compares them with the host's. Here are scenes of `nccl.rs` for two and three ranks.
-//! One communicator's failure must end the calls of both.
+//! `cuda::shards` has the trainings and compares them with those of the host. This file has the scenes of `nccl.rs` for
+//! two and three ranks. If one communicator fails, the calls of both must end.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::nccl::{DEADLINE, alone, ranks_play};
 use crate::cuda::shards::train_as_a_rank;
 use crate::support::{Outcome, hardware, layout, paint, paint_params};
 
-/// Enqueues a call whose longer buffer has so many bytes.
+/// Enqueues a call whose longer buffer has this many bytes.
 fn enqueue(
     comm: &dyn Collective,
     gpu: &Gpu,
@@ -35,12 +36,12 @@ fn enqueue(
     comm.enqueue(&mut unsafe { Call::new(key, ranks, src.cast(), dst.cast(), DEADLINE, stream) })
 }
 
-/// Small numbers of eighths, whose sums are exact.
+/// Returns small multiples of 1/8, whose sums are exact.
 fn values(rank: u32, count: usize) -> Vec<f32> {
     (0..count).map(|k| ((k * 31 + rank as usize * 17) % 509) as f32 / 8.0).collect()
 }
 
-/// Whole numbers as the bits of floats, to be carried by the helpers.
+/// Returns whole numbers as the bits of floats, because the helpers carry floats.
 fn words(words: &[u32]) -> Vec<f32> {
     words.iter().map(|word| f32::from_bits(*word)).collect()
 }
@@ -49,7 +50,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Every call of a sharded pass, on both communicators, in place and not.
+/// Makes every call of a sharded pass, on both communicators, in place and not.
 pub(super) fn calls(comm: Nccl, gpu: &Gpu) {
     let (rank, ranks) = (comm.rank(), comm.world_size() as usize);
     let own = rank as usize;
@@ -104,7 +105,7 @@ pub(super) fn calls(comm: Nccl, gpu: &Gpu) {
     assert!(comm.duplicate().is_err());
 }
 
-/// Waits until a call on a communicator has told of a failure, aborts as a stepper does, and gets the stream back.
+/// Waits until a call on a communicator reports a failure, aborts as a stepper does, and waits for the stream.
 fn ends_with_a_failure(comm: &dyn Collective, gpu: &Gpu) -> Error {
     let since = Instant::now();
     let error = loop {
@@ -137,7 +138,7 @@ pub(super) fn giving_up(comm: Nccl, gpu: &Gpu) {
     assert_eq!(comm.check(), Err(error), "the failure is that of both");
 }
 
-/// Rank 1 dies; ranks of a group without it have a call that never reaches the others of theirs.
+/// Rank 1 dies; the ranks of another group have a call that never reaches all of them.
 pub(super) fn groups_dying(comm: Nccl, gpu: &Gpu) {
     let neighbours = comm.subgroup(if comm.rank() < 2 { &[0, 1] } else { &[2, 3] }).unwrap();
     let replicas = comm.subgroup(if comm.rank().is_multiple_of(2) { &[0, 2] } else { &[1, 3] }).unwrap();
@@ -183,7 +184,7 @@ pub(super) fn dying(comm: Nccl, gpu: &Gpu) {
     assert_eq!(gathers.check(), Err(error));
 }
 
-/// Ranks with different strategies learn in what they differ before one of them makes a communicator alone.
+/// Ranks with different strategies learn the difference before one of them makes a communicator by itself.
 pub(super) fn differing(comm: Nccl, _: &Gpu) {
     let strategy = [Strategy::Zero, Strategy::Replicated][comm.rank() as usize];
     let layout = layout(&[700]);
@@ -195,7 +196,7 @@ pub(super) fn differing(comm: Nccl, _: &Gpu) {
     }
 }
 
-/// Ranks that unshard other buckets; run with the ledger: without it the ranks would hang.
+/// Ranks unshard different buckets; the scene needs the ledger, without which the ranks would hang.
 pub(super) fn unsharding_others(comm: Nccl, _: &Gpu) {
     let layout = layout(&[700, 5000]);
     let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp).bucket_cap_bytes(1000);
@@ -207,7 +208,7 @@ pub(super) fn unsharding_others(comm: Nccl, _: &Gpu) {
     assert!(matches!(comm.check(), Err(Error::Mismatch { .. })));
 }
 
-/// A trainer's stream reads whole buckets, one ahead, and nothing waits on the host before all are given up.
+/// A trainer's stream reads full buckets, one ahead, and the host waits for nothing until all are resharded.
 pub(super) fn read_by_a_stream(comm: Nccl, gpu: &Gpu) {
     let layout: &'static Layout = Box::leak(Box::new(layout(&LENS)));
     let cuda = hardware::open().compute_stream(gpu.stream());
@@ -253,7 +254,7 @@ const LENS: [usize; 4] = [700, 5, 2049, 300];
 const REPLAYS: usize = 5;
 const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-/// Four ranks are groups of two.
+/// Returns the builder of a rank; four ranks form groups of two.
 fn builder(layout: &'static Layout, mode: Mode, ranks: u32) -> instep::StepperBuilder<'static> {
     let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(4000);
     let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(0.5)) };
@@ -265,7 +266,7 @@ fn gradient(rank: u32, param: usize) -> Vec<f32> {
     (0..LENS[param]).map(|k| (paint(param, k) * 64.0).round() / 64.0 * (rank + 1) as f32).collect()
 }
 
-/// Makes a pass with the same gradients as any other.
+/// Makes a pass, always with the same gradients.
 fn one_pass<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
     let (layout, rank) = (stepper.layout().clone(), stepper.rank());
     let mut pass = stepper.begin()?;

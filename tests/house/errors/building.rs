@@ -1,6 +1,6 @@
-//! Refusals of a layout, of options and of hyperparameters, before a stepper exists.
+//! Refusals of a layout, of options and of hyperparameters, before a stepper is built.
 //!
-//! Each row is the smallest wrong call of the public interface; nothing here depends on the machine.
+//! Each row is the smallest wrong call of the public interface; no row depends on the machine.
 
 use crate::support::Presummed;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use instep::{
 
 use super::Page;
 
-/// A user's own optimizer, which only the host reaches.
+/// A user's own optimizer, which only the host can run.
 struct Own(&'static [&'static str]);
 
 impl StepParam for Own {

@@ -1,7 +1,7 @@
-//! Failures of ranks and devices, and what a machine or a build lacks.
+//! Failures of ranks and devices, and missing parts of a machine or a build.
 //!
-//! The stand-in is the GPU. Errors that need broken hardware, a broken build or a missing library are made by hand, as
-//! the library makes them.
+//! The stand-in replaces the GPU. An error that needs broken hardware, a broken build or a missing library is built by
+//! hand, as the library builds it.
 
 use std::io::ErrorKind;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! The page of errors: every kind of refusal and failure once, as a user reads it.
+//! The page of errors lists every kind of refusal and failure once, as a user reads it.
 //!
-//! `cargo test --test main errors -- --nocapture` prints the page. Most errors come from calls of the public interface.
-//! The form is `<thing>: <what is wrong>; <what to do>`, and every variant of `Error` is on the page.
+//! `cargo test --test main errors -- --nocapture` prints the page. Calls of the public interface cause most of the
+//! errors. Each text has the form `<thing>: <what is wrong>; <what to do>`, and every variant of `Error` is on the
+//! page.
 
 mod building;
 mod devices;
@@ -14,17 +15,17 @@ use std::path::Path;
 
 use instep::{Error, Result};
 
-/// Most characters of a text, without the operations in brackets.
+/// Largest number of characters of a text, without the operations in brackets.
 const LONGEST: usize = 200;
 
-/// Phrases of the old texts that no reader understood at once.
+/// Phrases of earlier texts that no reader understood at once.
 const RIDDLES: [&str; 4] = ["is not available here", "there is ", " is no ", "is none"];
 
-/// Errors in the order in which they are met.
+/// Errors in the order in which users meet them.
 #[derive(Default)]
 struct Page {
     errors: Vec<Error>,
-    /// Places of calls that should have been refused.
+    /// The places of calls that were accepted by mistake.
     accepted: Vec<&'static Location<'static>>,
 }
 
@@ -47,7 +48,7 @@ impl Page {
     }
 }
 
-/// Leaves out what stands between brackets: operations and calls, which say where it happened.
+/// Removes text in brackets: operations and calls, which say where the error happened.
 fn without_operations(text: &str) -> String {
     let mut depth = 0;
     let outside = text.chars().filter(|c| {
@@ -57,7 +58,7 @@ fn without_operations(text: &str) -> String {
     outside.collect()
 }
 
-/// Returns what is wrong with a text, if anything is.
+/// Returns the fault of a text, if it has one.
 fn fault(text: &str, needs_remedy: bool) -> Option<&'static str> {
     let Some((thing, rest)) = text.split_once(": ") else { return Some("names no thing") };
     let mut first = thing.chars();
@@ -78,7 +79,7 @@ fn fault(text: &str, needs_remedy: bool) -> Option<&'static str> {
     }
 }
 
-/// Whether the caller can do something about it that the library knows.
+/// Returns whether the library knows something that the caller can do about it.
 fn needs_remedy(error: &Error) -> bool {
     matches!(
         error,

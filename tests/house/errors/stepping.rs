@@ -1,6 +1,6 @@
 //! Refusals of a pass, of accesses between passes, of borrowed tensors and of checkpoints.
 //!
-//! Every call is made on a small stepper on the host, so nothing here depends on the machine.
+//! Every call is made on a small stepper on the host, so no call depends on the machine.
 
 use std::io::Cursor;
 

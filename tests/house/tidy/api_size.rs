@@ -1,14 +1,15 @@
 //! The size of the interface that trainers call: public methods of a stepper, its passes and their views.
 //!
-//! A framework binds every one of them. A new one replaces another, or several become one that takes a selector.
+//! A framework needs a binding for each method. A new method replaces another, or several methods become one with a
+//! selector.
 
 use super::{code_lines, files, name, read};
 
-/// The types; their builders are not counted.
+/// The counted types, without their builders.
 const TYPES: [&str; 4] = ["Stepper", "Pass", "Params", "Grads"];
 const MOST: usize = 78;
 
-/// The type that an inherent `impl` line is for.
+/// Returns the type of an inherent `impl` line.
 fn implemented(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("impl")?;
     let rest = match rest.strip_prefix('<') {

@@ -1,6 +1,6 @@
-//! The documents: each link leads to a file, and each guarantee names tests that run.
+//! In the documents, each link leads to a file, and each guarantee names tests that run.
 //!
-//! A module that is only listed in a `mod.rs` without being reachable from tests/main.rs does not count as run.
+//! A test counts as run only if its module is reachable from tests/main.rs.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
     assert!(ci.contains("for example in examples/*.rs; do"), "CI runs all examples");
 }
 
-/// A page that grows by a line with every change is read by nobody. What does not fit belongs to a page of docs/.
+/// Nobody reads a page that grows by a line with every change. Longer text belongs to a page of docs/.
 #[test]
 fn the_readme_is_short_narrow_and_without_long_paragraphs() {
     let readme = read(&Path::new(ROOT).join("README.md"));
@@ -64,7 +64,7 @@ fn the_cuda_program_of_the_readme_is_the_examples() {
     );
 }
 
-/// A shard, or full, or local: ten more words for these three hid what a rank has and what it has not.
+/// The page uses three words: shard, full, local. Ten more words for them hid what a rank holds.
 #[test]
 fn the_page_on_sharding_says_shard_full_and_local() {
     let page = read(&Path::new(ROOT).join("docs/sharding.md")).to_lowercase();
@@ -102,7 +102,7 @@ fn names_of_sharding_say_shard_full_and_local() {
     }
 }
 
-/// A reader learns 15 words; the other ones are the field's.
+/// A reader learns 15 words; all others are common in the field.
 #[test]
 fn the_glossary_has_at_most_15_words() {
     let architecture = read(&Path::new(ROOT).join("ARCHITECTURE.md"));
@@ -129,7 +129,7 @@ fn every_guarantee_names_tests_that_exist() {
     }
 }
 
-/// Whether each folder down to this file under `tests/` declares the next.
+/// Returns whether each folder on the path to this file under `tests/` declares the next.
 fn is_in_the_crate(path: &str) -> bool {
     let module = path.trim_start_matches("tests/").trim_end_matches(".rs").trim_end_matches("/mod");
     let mut declared_in = String::from("tests/main.rs");

@@ -1,6 +1,6 @@
-//! Every file: its length, its header, and no test that is ignored without something that runs it.
+//! Rules for every file: its length, its header, and a lane that runs each ignored test.
 //!
-//! Library code has no unwrap and nothing left undone.
+//! Library code has no unwrap and no unfinished part.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! The graph of imports between files: it has no circle, and inside `src/stepper/` it never points up.
+//! The graph of imports between files has no cycle, and inside `src/stepper/` no import points up.
 //!
-//! An import of a name that a `mod.rs` re-exports counts as one of the file that defines it; the re-export itself is no
-//! import. Tests at the end of a file are left out, since they may import anything.
+//! An import of a name that a `mod.rs` re-exports counts as an import of the file that defines the name. The re-export
+//! itself does not count. Tests at the end of a file do not count, because they may import anything.
 
 use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,10 +26,10 @@ const STEPPER: [&[&str]; 16] = [
     &["borrowing", "foresight", "gpu", "together"],
 ];
 
-/// Module paths of a crate with their files, as `["stepper", "pass"]` and `src/stepper/pass.rs`.
+/// The module paths of a crate with their files, such as `["stepper", "pass"]` and `src/stepper/pass.rs`.
 struct Crate {
     modules: BTreeMap<Vec<String>, String>,
-    /// Per module, the names that it re-exports, with the paths that they stand for.
+    /// The names that each module re-exports, with the paths that they stand for.
     reexports: BTreeMap<Vec<String>, BTreeMap<String, Vec<String>>>,
     imports: Vec<(Vec<String>, Vec<String>)>,
 }
@@ -97,7 +97,7 @@ impl Crate {
         }
     }
 
-    /// The path from the root of the crate; `None` for another crate's.
+    /// Returns the path from the root of the crate; `None` for another crate's path.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         let (mut base, mut rest) = (module.to_vec(), path);
         match rest[0].as_str() {
@@ -119,7 +119,7 @@ impl Crate {
         Some(base)
     }
 
-    /// The file that a path leads to, through re-exports.
+    /// Returns the file that a path leads to, through re-exports.
     fn file_of(&self, path: &[String]) -> Option<&str> {
         let depth = (0..=path.len()).rev().find(|depth| self.modules.contains_key(&path[..*depth]))?;
         let exported = path.get(depth).and_then(|name| self.reexports.get(&path[..depth])?.get(name));
@@ -129,7 +129,7 @@ impl Crate {
         }
     }
 
-    /// Per file, the files that it imports.
+    /// Returns the files that each file imports.
     fn edges(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (module, path) in &self.imports {
@@ -142,7 +142,7 @@ impl Crate {
     }
 }
 
-/// Where the next `use` statement starts, visibility included.
+/// Returns the start of the next `use` statement, including its visibility.
 fn next_use(code: &str) -> Option<usize> {
     let mut at = 0;
     for line in code.split_inclusive('\n') {
@@ -156,7 +156,7 @@ fn next_use(code: &str) -> Option<usize> {
     None
 }
 
-/// `a::{b, c::d}` as `[a, b]` and `[a, c, d]`.
+/// Returns `a::{b, c::d}` as `[a, b]` and `[a, c, d]`.
 fn flatten(tree: &str) -> Vec<Vec<String>> {
     let parts = |path: &str| -> Vec<String> {
         path.trim().split("::").filter(|part| !part.is_empty()).map(|part| part.trim().to_owned()).collect()
@@ -183,7 +183,7 @@ fn flatten(tree: &str) -> Vec<Vec<String>> {
     paths
 }
 
-/// A circle of files, if there is one.
+/// Returns a cycle of files, if there is one.
 fn find_circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     fn visit(
         file: &str,
@@ -207,7 +207,7 @@ fn find_circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>
     edges.keys().find_map(|file| visit(file, edges, &mut done, &mut Vec::new()))
 }
 
-/// The sources of each crate, and how many imports between their files the scan finds at least.
+/// The sources of each crate, and the smallest number of imports between its files that the scan must find.
 const CRATES: [(&str, usize); 8] = [
     ("src", 1000),
     ("cli/src", 200),

@@ -1,11 +1,11 @@
-//! The order of the modules: an import never points up, and devices are driven from one place.
+//! The order of the modules: an import never points up, and only one place drives devices.
 //!
-//! ARCHITECTURE.md draws the same table. Each module of `src/` must be in it.
+//! ARCHITECTURE.md shows the same table. The table must have each module of `src/`.
 
 use super::{code_lines, files, name, read};
 use std::path::PathBuf;
 
-/// Lowest first; modules of one row never import each other, and no row imports a higher one.
+/// The lowest row is first; modules of one row never import each other, and no row imports a higher one.
 const LAYERS: [&[&str]; 12] = [
     &["text"],
     &["abi", "dtype", "error", "handle", "sync"],

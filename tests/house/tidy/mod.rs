@@ -1,7 +1,7 @@
 //! House rules as tests: the size of the interface, layers, unsafe files, file lengths, optimizers, documents.
 //!
-//! They read the tree as text and use only std, so this folder also compiles alone:
-//! `rustc --edition 2024 --test tests/house/tidy/mod.rs`, with CARGO_MANIFEST_DIR set to the root.
+//! They read the source files as text and use only std, so this folder also compiles separately: `rustc --edition 2024
+//! --test tests/house/tidy/mod.rs`, with CARGO_MANIFEST_DIR set to the root.
 
 mod api_size;
 mod documents;
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Written by `cargo run -p bindings`, as long and as terse as the header is; and the header of the C library.
+/// `cargo run -p bindings` writes these files, which are as long and as terse as their header. The header of the C
+/// library is generated too.
 pub(crate) const GENERATED: [&str; 5] = [
     "src/abi.rs",
     "src/cuda/nccl/bindings.rs",

@@ -1,13 +1,13 @@
-//! The table of optimizers: each one's header, type and formula once, and its name in every list.
+//! The table of optimizers: each has one header, one type and one formula, and its name in every list.
 //!
-//! The loops around the rules know no rule.
+//! The loops around the rules name no rule.
 
 use std::fs;
 use std::path::Path;
 
 use super::{ROOT, files, name, read};
 
-/// Files that name each optimizer of the table although no compiler asks for it.
+/// Files that must name each optimizer of the table although no compiler requires it.
 const NAMES_EVERY_OPTIMIZER: [&str; 4] =
     ["README.md", "docs/optimizers.md", "tests/numerics/vectors.py", "tests/numerics/vectors.txt"];
 
@@ -47,7 +47,7 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_whe
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// A loop that needs a state or a scalar of one rule by name has begun to write its formula a second time.
+/// A loop that names a state or a scalar of one rule begins to repeat the rule's formula.
 #[test]
 fn no_loop_around_the_rules_names_one_or_what_is_inside_it() {
     let rows = read(&Path::new(ROOT).join("kernels/optimizers.def"));

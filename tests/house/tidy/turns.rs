@@ -1,6 +1,7 @@
-//! What CI checks in turns: eight consecutive turns reach every lane, and every entry of a lane's lists.
+//! CI runs some checks in turns: eight consecutive turns cover every lane, and every entry of a lane's lists.
 //!
-//! The tests run the schedule of `.ci/run` and its `share` in bash. A lane that counts turns by other means fails here.
+//! The tests run the schedule of `.ci/run` and its function `share` in bash. A lane that counts turns in another way
+//! fails here.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +38,7 @@ fn schedule() -> Vec<Vec<Lane>> {
     turns
 }
 
-/// The functions of `.ci/run` whose names begin with `prefix`: the rest of the name, and the body.
+/// Returns the functions of `.ci/run` whose names begin with `prefix`: the rest of the name, and the body.
 fn functions(prefix: &str) -> Vec<(String, String)> {
     let ci = read(&Path::new(ROOT).join(".ci/run"));
     let bodies = ci.split("\n}\n").filter_map(|text| text.rsplit_once("() {\n"));

@@ -1,11 +1,11 @@
 //! Unsafe code: the files that may contain it, and a reason at each block.
 //!
-//! A file that no longer needs `unsafe` must leave the list. A reason stands at its block: one that points to another
-//! reason is a hop that a reader makes, or does not.
+//! A file that no longer needs `unsafe` must leave the list. A reason stands at its block: a reference to another
+//! reason is one that readers may not follow.
 
 use super::{GENERATED, code_lines, files, name, read};
 
-/// The only files that may contain unsafe code, and why is in each one's header.
+/// Only these files may contain unsafe code; each one's header says why.
 const UNSAFE: &[&str] = &[
     "benches/peers/entry/src/gpu.rs",
     "benches/peers/entry/src/lib.rs",

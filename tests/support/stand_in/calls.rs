@@ -1,7 +1,7 @@
 //! A driver call as a value that tests compare.
 //!
 //! It has handles and sizes but no addresses, which differ between runs. Every call that orders work, shapes it or
-//! creates an object (a module, an event, memory) has a variant; a pass in a steady state creates nothing.
+//! creates an object (a module, an event, memory) has a variant. A pass in a steady state creates no object.
 
 use instep::cuda::driver::Shape;
 use instep::{EventHandle, StreamHandle};

@@ -12,7 +12,7 @@ use instep::{DevicePtr, Isa};
 
 use super::super::entries;
 
-/// What the host device does not do in tests of this size, so bits with and without prefetches meet.
+/// The host device does not prefetch in tests of this size, so the tests compare bits with and without prefetches.
 const PREFETCHES: u64 = 2048;
 const COMMON: [&str; 7] = [
     "instep_begin",
@@ -24,7 +24,7 @@ const COMMON: [&str; 7] = [
     "instep_cast",
 ];
 
-/// All kernels; a kernel's index is its handle.
+/// The names of all kernels; a kernel's index is its handle.
 pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let table = include_str!("../../../kernels/optimizers.def").lines();
     let rows = table.filter_map(|line| line.strip_prefix("OPTIMIZER(")?.split_once(','));
@@ -195,7 +195,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
     }
 }
 
-/// Returns the records that a launch is given, each at its place.
+/// Returns the records that a launch gets, each at its place.
 fn given_records(given: &InstepGiven) -> Vec<InstepRecord> {
     given.record_of.iter().map(|known| given.records[usize::from(*known)]).collect()
 }

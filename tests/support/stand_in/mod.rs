@@ -1,8 +1,8 @@
 //! A GPU's driver without a GPU: it records every call and runs the calls in their order.
 //!
-//! Its memory is host memory. Its kernels are the CPU's or, in the lane that compiles them, the `.cu` files as fibers.
-//! The order of the calls is one that streams and events allow, so a run's results must be right; tests compare the
-//! recorded calls to prove the other orders. It knows no mode, op or bucket.
+//! Its memory is host memory. Its kernels are those of the CPU or, in the lane that compiles them, the `.cu` files as
+//! fibers. Streams and events allow this order of calls, so a run's results must be right. Tests compare the recorded
+//! calls to prove the other orders. The stand-in knows no mode, op or bucket.
 #![allow(unsafe_code)]
 
 pub(crate) mod calls;
@@ -18,16 +18,16 @@ use instep::{Error, EventHandle, Result, StreamHandle};
 use calls::Call;
 use commands::{Command, run};
 
-/// An image whose kernels are not the library's: their launches are recorded and do nothing.
+/// An image whose kernels do not belong to the library: their launches are recorded and do nothing.
 pub(crate) const FOREIGN: &[u8] = b"foreign";
 
-/// Largest allocation.
+/// Largest allocation, in bytes.
 const MEMORY_BYTES: u64 = 64 << 20;
 
 /// The trainer's stream in all tests.
 pub(crate) const COMPUTE: StreamHandle = StreamHandle(0x1000);
 
-/// Which events do not pass.
+/// The events that do not pass.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Stalled {
     #[default]
@@ -42,9 +42,9 @@ struct State {
     /// All allocations, by address.
     memory: HashMap<usize, Box<[u64]>>,
     next_handle: usize,
-    /// Number of kernels looked up that are not the library's.
+    /// Number of kernels that were looked up and do not belong to the library.
     foreign: usize,
-    /// Timed events, which order nothing, with the clock at their latest record.
+    /// Timed events with the clock at their latest record. They order nothing.
     timed: HashMap<EventHandle, u64>,
     clock: u64,
     entered: u32,
@@ -53,23 +53,23 @@ struct State {
     /// Calls of this name fail after this many successes.
     broken: Option<(&'static str, usize)>,
     stalled: Stalled,
-    /// The stream on which each event was recorded last.
+    /// The stream on which each event was last recorded.
     recorded_on: HashMap<EventHandle, StreamHandle>,
     /// Whether every copy to the host has one wrong bit.
     flipping: bool,
-    /// Events that were recorded and not queried yet: even an idle GPU takes a moment.
+    /// Events that were recorded and not queried yet: even on an idle GPU they do not pass at once.
     fresh: HashSet<EventHandle>,
     /// Events that were last recorded in a capture; calls outside it may neither wait for nor query them.
     captured: HashSet<EventHandle>,
 }
 
-/// The driver; see the module.
+/// A driver that records every call and runs it on the CPU.
 #[derive(Default)]
 pub(crate) struct StandIn {
     state: Mutex<State>,
     /// Whether kernels run as fibers.
     fibers: bool,
-    /// Called before kernels are loaded, as each stepper does once.
+    /// Runs before kernels are loaded, which each stepper does once.
     gate: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -78,18 +78,18 @@ impl StandIn {
         Arc::new(StandIn::default())
     }
 
-    /// Makes one that runs the `.cu` files' own kernels.
+    /// Returns a stand-in that runs the kernels of the `.cu` files.
     pub(crate) fn with_fibers() -> Arc<StandIn> {
         Arc::new(StandIn { state: Mutex::default(), fibers: true, gate: None })
     }
 
-    /// Makes one that calls `gate` before it loads kernels, for a test that holds a bench between two rows.
+    /// Returns a stand-in that calls `gate` before it loads kernels, for a test that stops a bench between two rows.
     #[allow(dead_code)]
     pub(crate) fn with_gate(gate: impl Fn() + Send + Sync + 'static) -> Arc<StandIn> {
         Arc::new(StandIn { state: Mutex::default(), fibers: false, gate: Some(Box::new(gate)) })
     }
 
-    /// Returns the calls since the last call of this.
+    /// Returns the calls since this was last called.
     pub(crate) fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
     }
@@ -164,7 +164,7 @@ impl StandIn {
         Ok(state)
     }
 
-    /// For calls that cannot fail.
+    /// Asserts that the device is current, in calls that cannot fail.
     fn assert_entered(&self, name: &'static str) {
         assert!(
             self.state().entered > 0 || std::thread::panicking(),

@@ -1,8 +1,8 @@
 //! Writes `src/abi.rs` and `kernels/abi_layout.h` from `kernels/abi.h`, and `src/cuda/nccl/bindings.rs` from NCCL's
 //! header; with `--check`, compares instead and fails on a difference.
 //!
-//! The only place that needs libclang, which is why the output is checked in. Must not be edited by hand: the headers
-//! are the source, and `cargo run -p bindings` the way to change it. `scripts/cuda-toolchain.sh --nccl` gets NCCL's.
+//! Only this program needs libclang, so its output is checked in. The output must not be edited by hand: the headers
+//! are the source, and `cargo run -p bindings` writes it again. `scripts/cuda-toolchain.sh --nccl` gets NCCL's header.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, process::ExitCode};
@@ -10,14 +10,14 @@ use std::{env, fs, process::ExitCode};
 const ABI_HEADER: &str = "\
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only. The compiler holds every size,
-//! alignment and offset to those of the C side.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. It has only plain
+//! data. The compiler compares every size, alignment and offset with that in C.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
 #![allow(unsafe_code, clippy::all)]";
 
-/// Stands before the first struct.
+/// The text before the first struct.
 const LAYOUT_MACRO: &str = "\
-/// Holds a type to the header's size, alignment and offset of every field.
+/// Asserts that a type has the header's size, alignment and offset of every field.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {
@@ -46,7 +46,7 @@ macro_rules! records {
     };
 }";
 
-/// Stands before the functions of a library that is loaded at run time.
+/// The text before the functions of a library that is loaded at run time.
 const FUNCTIONS_MACRO: &str = "\
 use ::core::ffi::{c_char, c_int, c_void};
 
@@ -69,10 +69,10 @@ macro_rules! functions {
     };
 }";
 
-/// A union's bytes, which only the numbers in it can be copied by.
+/// The bytes of a union; a caller can copy the union only by its numbers.
 const HYPER_WORDS: &str = "\
 impl InstepHyper {
-    /// Its bytes as words, all of which were set when it was made: that begins with `words`.
+    /// Returns the bytes as words. Every constructor begins with `words`, so all words are set.
     pub fn to_words(&self) -> [f64; 8] {
         // SAFETY: every bit pattern is a number.
         unsafe { self.words }
@@ -82,7 +82,7 @@ impl InstepHyper {
 const LAYOUT_HEADER: &str = "\
 /* The layout of every struct of abi.h, as Rust has it: what compiles the kernels must see the same.
  *
- * Written by `cargo run -p bindings`; must not be edited by hand. */
+ * `cargo run -p bindings` writes this file; do not edit it by hand. */
 #ifndef INSTEP_ABI_LAYOUT_H
 #define INSTEP_ABI_LAYOUT_H
 
@@ -100,38 +100,40 @@ const LAYOUT_HEADER: &str = "\
 const NCCL_HEADER: &str = "\
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. Calling one that the loaded library lacks panics, so
-//! `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. Calling one that the loaded library lacks panics,
+//! so `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]";
 
 const SOFTWARE_GPU_HEADER: &str = "\
 //! The functions of NVIDIA's driver that the software GPU has, with their types, generated from `cuda.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. `prototypes.rs` holds the exported functions to these.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. `prototypes.rs` compares
+//! the exported functions with these prototypes.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unused_imports, unsafe_code, clippy::all)]";
 
 const SOFTWARE_NCCL_HEADER: &str = "\
 //! The functions of NCCL that the software GPU has, with their types, generated from `nccl.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. `prototypes.rs` holds the exported functions to these.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. `prototypes.rs` compares
+//! the exported functions with these prototypes.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unused_imports, unsafe_code, clippy::all)]";
 
-/// What the software GPU's driver exports.
+/// The functions that the software GPU's driver exports.
 const SOFTWARE_GPU: &str = "tools/software-gpu/src/exported.txt";
 
-/// What is called; everything else of the library stays out.
+/// The functions of NCCL that are called; everything else of the library stays out.
 const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLastError|\
     CommInitRankConfig|CommUserRank|CommCount|CommCuDevice|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
     AllReduce|Broadcast|AllGather|ReduceScatter|GroupStart|GroupEnd|MemAlloc|MemFree|CommRegister|CommDeregister)";
 
-/// The numbers that are used; all others stay out too.
+/// The numbers of NCCL that are used; the bindings leave out all others.
 const NCCL_NUMBERS: &str = "ncclSuccess ncclInProgress ncclSum ncclMin ncclMax ncclUint32 ncclUint64 ncclFloat16 \
     ncclFloat32 ncclBfloat16";
 
-/// What the software GPU has beside these, for other programs.
+/// Further functions that the software GPU has for other programs.
 const SOFTWARE_NCCL_FUNCTIONS: &str = "ncclCommInitRank";
 
 fn main() -> ExitCode {
@@ -177,12 +179,12 @@ struct Layout<'a> {
     offsets: Vec<(&'a str, &'a str)>,
 }
 
-/// What stands before and after the assertions of a struct.
+/// The text before and after the assertions of a struct.
 const ASSERTIONS: (&str, &str) =
     ("#[allow(clippy::unnecessary_operation, clippy::identity_op)]\nconst _: () = {", "\n};\n");
 
 impl<'a> Layout<'a> {
-    /// Reads what stands between [`ASSERTIONS`].
+    /// Reads the text between [`ASSERTIONS`].
     fn read(block: &'a str) -> Result<Layout<'a>, String> {
         let mut layout = Layout { name: "", size: "", alignment: "", offsets: Vec::new() };
         let assertions = block.split("[\"").skip(1);
@@ -209,7 +211,7 @@ impl<'a> Layout<'a> {
         Ok(layout)
     }
 
-    /// As one call of the macro in [`LAYOUT_MACRO`].
+    /// Returns the layout as one call of the macro in [`LAYOUT_MACRO`].
     fn rust(&self) -> String {
         let Layout { name, size, alignment, offsets } = self;
         let offsets: Vec<_> = offsets.iter().map(|(field, at)| format!("{field} at {at}")).collect();
@@ -243,7 +245,7 @@ fn wrapped(text: &str, indent: &str) -> String {
     lines + "\n"
 }
 
-/// The assertions once more for C and C++.
+/// Returns the assertions for C and C++.
 fn layout(bindings: &str) -> Result<String, String> {
     let blocks = bindings.split(ASSERTIONS.0).skip(1);
     let blocks = blocks.map(|block| block.split(ASSERTIONS.1).next().unwrap_or_default());
@@ -252,7 +254,7 @@ fn layout(bindings: &str) -> Result<String, String> {
     Ok(format!("{LAYOUT_HEADER}\n\n{}\n#endif\n", assertions.concat()))
 }
 
-/// Replaces the assertions, some lines for a field, by calls of the macro.
+/// Replaces the assertions by calls of the macro, because they have several lines for each field.
 fn compact(bindings: &str) -> Result<String, String> {
     let mut blocks = bindings.split(ASSERTIONS.0);
     let mut text = blocks.next().unwrap_or_default().to_owned();
@@ -378,7 +380,7 @@ fn generate(builder: bindgen::Builder, header: &str) -> Result<String, String> {
     Ok(format!("{header}\n\n{bindings}"))
 }
 
-/// Writes the file, or compares it with what is there.
+/// Writes the file, or compares it with the existing file.
 fn settle(root: &Path, name: &str, text: &str, check: bool) -> Result<(), String> {
     let path = root.join(name);
     if !check {

@@ -1,28 +1,29 @@
-//! The system's allocator, with a note of how much was asked for.
+//! The system's allocator, which also records how much was requested.
 //!
-//! Counts requests before they are served: one that the system refuses is the worst of all. Must not allocate itself.
+//! Requests are counted before they are served, because a request that the system refuses is the worst of all. This
+//! file must not allocate.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts what goes through it.
+/// Counts the requests that go through it.
 pub(crate) struct Counting;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LARGEST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// What was asked for since the last [`reset`].
+/// The requests since the last [`reset`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     /// The largest single request.
     pub(crate) largest_bytes: usize,
-    /// The most that was held at a time, beyond what was held at the reset.
+    /// The most bytes that were allocated at a time, beyond those at the reset.
     pub(crate) peak_bytes: usize,
 }
 
-/// Starts a new count and returns what is held now.
+/// Starts a new count, and returns the bytes that are allocated now.
 pub(crate) fn reset() -> usize {
     let live = LIVE_BYTES.load(Ordering::Relaxed);
     PEAK_BYTES.store(live, Ordering::Relaxed);
@@ -30,7 +31,7 @@ pub(crate) fn reset() -> usize {
     live
 }
 
-/// The count since [`reset`] returned `held_bytes`.
+/// Returns the requests since [`reset`] returned `held_bytes`.
 pub(crate) fn asked(held_bytes: usize) -> Asked {
     Asked {
         largest_bytes: LARGEST_BYTES.load(Ordering::Relaxed),

@@ -1,7 +1,7 @@
-//! Checkpoints, fed to one stepper that must stay as it is whenever one is refused.
+//! Checkpoints for one stepper; a refused checkpoint must not change it.
 //!
-//! Two in three broken files get true checksums again, or nothing would come past them. Must see the whole state of the
-//! stepper after every input: as a checkpoint, which is compared byte by byte.
+//! Two of three broken files get true checksums again, because otherwise nothing would pass the checksums. The whole
+//! state of the stepper is compared after every input: as a checkpoint, byte by byte.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Cursor;
@@ -19,7 +19,7 @@ use crate::{Subject, mutate};
 
 pub(crate) struct Checkpoint {
     stepper: Stepper,
-    /// The stepper as it is before every input.
+    /// The stepper's checkpoint before every input.
     before: Vec<u8>,
 }
 
@@ -89,7 +89,7 @@ fn written(stepper: &Stepper, extras: &Extras) -> instep::Result<Vec<u8>> {
     checkpoint::write_with(stepper, extras, &mut bytes).map(|()| bytes)
 }
 
-/// A state dict of torch's, by number and by name.
+/// Returns a state dict of torch, by number and by name.
 fn torch(dtype: Dtype) -> Vec<u8> {
     let shape = |who: &str| if who == "0" { vec![1, 3] } else { vec![10] };
     let data = [0; 80];
@@ -112,7 +112,7 @@ fn torch(dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// Where the header can be read and there is room for them.
+/// Corrects the checksums, if the header can be read and there is room for them.
 pub(crate) fn make_checksums_true(bytes: &mut [u8]) {
     let Ok((header, _)) = open(Cursor::new(&*bytes)) else { return };
     let range = |tensor: &Tensor| tensor.start_bytes() as usize..tensor.end_bytes() as usize;

@@ -1,10 +1,10 @@
 //! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, or broken checkpoints to the
-//! library or to `instep replay`; or runs random trainings against a model (`programs/`).
+//! library or to `instep replay`. It can also run random trainings against a model (`programs/`).
 //!
-//! Of files, four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the
-//! files does not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused.
-//! Random without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed
-//! is the same in every run.
+//! For files, four findings end the program with status 1 and leave the input on disk. They are a panic, an allocation
+//! that the length of the files does not justify, a tensor file that the `safetensors` crate would refuse, and a change
+//! by a refused input. Inputs are random, without coverage: the formats are small, and the mutations know them. Every
+//! run must be reproducible: input n of a seed is the same in every run.
 
 mod allocator;
 mod checkpoint;
@@ -28,14 +28,14 @@ use seeds::Pair;
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
 
-/// Bytes that are fine whatever the input: queues, plans, chunks of files, threads.
+/// Bytes that are allowed for any input: queues, plans, chunks of files, threads.
 const FREE_BYTES: usize = 64 << 10;
 
-/// Bytes held at a time per byte of input. A parameter of one element takes 1 KiB in each of up to five memories, 8 to
-/// 16 KiB of queues if it has a bucket of its own, and some 130 bytes of file.
+/// The most bytes allocated at a time per byte of input. A parameter of one element takes 1 KiB in each of up to five
+/// memories, 8 to 16 KiB of queues if it has its own bucket, and some 130 bytes of file.
 const HELD_FACTOR: usize = 256;
 
-/// Bytes asked for at once per byte of input.
+/// The most bytes requested at once per byte of input.
 const REQUEST_FACTOR: usize = 24;
 
 #[derive(Parser)]
@@ -46,7 +46,7 @@ struct Arguments {
     /// How many inputs to try
     #[arg(long, default_value_t = 1_000_000)]
     inputs: u64,
-    /// Stop after so many seconds, wherever that is
+    /// Stop after this number of seconds, in the middle of a program if need be
     #[arg(long)]
     seconds: Option<u64>,
     /// Where random numbers start
@@ -69,15 +69,15 @@ enum Target {
     Programs,
 }
 
-/// A reader that inputs are fed to.
+/// A reader that gets the inputs.
 trait Subject {
-    /// Valid inputs to begin with.
+    /// Returns valid inputs to begin with.
     fn seeds(&mut self) -> Vec<Pair>;
 
     /// Breaks an input.
     fn break_it(&self, pair: &mut Pair, others: &[Pair], random: &mut SmallRng);
 
-    /// Whether the input is accepted, or what is wrong with the answer.
+    /// Returns whether the input is accepted, or what is wrong with the result.
     fn attempt(&mut self, pair: &Pair, number: u64) -> Result<bool, String>;
 }
 

@@ -1,7 +1,7 @@
-//! Ways to break a pair: bits, cuts and splices anywhere; numbers, names and lengths where a parser would trust them.
+//! Ways to break a pair: bits, cuts and splices anywhere; numbers, names and lengths that a parser would trust.
 //!
-//! Bit flips alone die in the JSON parser, so most changes know the syntax and keep the header's length true. Must be
-//! deterministic in its random numbers: a finding is a seed and a number.
+//! The JSON parser refuses nearly all bit flips, so most changes follow the syntax and correct the header's length. The
+//! mutations must be deterministic in their random numbers: a finding is a seed and a number.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 
 use crate::seeds::Pair;
 
-/// Numbers at which arithmetic goes wrong.
+/// Numbers with which arithmetic goes wrong.
 const NUMBERS: [&str; 22] = [
     "0",
     "1",
@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
     "true",
 ];
 
-/// Texts that stand for something, here or there.
+/// Texts that have a meaning somewhere.
 const WORDS: [&str; 50] = [
     "a",
     "layer.0.b",
@@ -136,7 +136,7 @@ fn header(bytes: &[u8]) -> Option<Vec<u8>> {
     bytes.get(8..end).map(<[u8]>::to_vec)
 }
 
-/// The length in front of the header.
+/// Changes the length before the header.
 fn length(bytes: &mut [u8], random: &mut SmallRng) {
     let Some(field) = bytes.first_chunk_mut::<8>() else {
         return;
@@ -152,7 +152,7 @@ fn length(bytes: &mut [u8], random: &mut SmallRng) {
     *field = new.to_le_bytes();
 }
 
-/// Bytes, whatever they mean.
+/// Changes bytes, whatever they mean.
 fn raw(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
     let at = random.random_range(0..=bytes.len());
     match random.random_range(0..4) {
@@ -167,7 +167,7 @@ fn raw(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
     }
 }
 
-/// JSON text: a token is replaced, doubled or dropped, or a piece of another text comes in.
+/// Changes JSON text: a token is replaced, doubled or dropped, or a piece of another text is inserted.
 fn text(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
     let numbers = tokens(bytes, |byte| byte.is_ascii_digit());
     let words = tokens(bytes, |byte| byte.is_ascii_alphanumeric() || b"._".contains(&byte));
@@ -223,7 +223,7 @@ fn tokens(bytes: &[u8], belongs: impl Fn(u8) -> bool) -> Vec<Range<usize>> {
     found
 }
 
-/// From after one comma or bracket to after a later one.
+/// Returns the range from one comma or bracket to a later one.
 fn run(bytes: &[u8], random: &mut SmallRng) -> Range<usize> {
     let ends: Vec<usize> =
         (0..bytes.len()).filter(|at| b",{}[]".contains(&bytes[*at])).map(|at| at + 1).collect();

@@ -1,6 +1,6 @@
-//! `instep replay` and `instep diff`, fed with pairs of configuration and input.
+//! `instep replay` and `instep diff`, with pairs of configuration and input.
 //!
-//! The `safetensors` crate is the judge of tensor files. Must go through the functions that the commands are.
+//! The `safetensors` crate decides which tensor files are valid. The functions of the commands themselves are called.
 
 use std::io::Cursor;
 
@@ -24,7 +24,7 @@ impl Subject for Replay {
         mutate::mutate(pair, others, random);
     }
 
-    /// Runs both commands on the pair and says whether the replay was accepted.
+    /// Runs both commands on the pair, and returns whether the replay was accepted.
     fn attempt(&mut self, pair: &Pair, number: u64) -> Result<bool, String> {
         let mut out = Vec::new();
         let replayed = replay(&pair.config, Cursor::new(&pair.input), &options(number), &mut out).is_ok();
@@ -50,7 +50,7 @@ impl Subject for Replay {
     }
 }
 
-/// A mode and a bucket cap, in turn.
+/// Returns a mode and a bucket cap, in turn.
 pub(crate) fn options(number: u64) -> Options {
     let mode = [Order::Sequential, Order::Eager, Order::Normed][number as usize % 3];
     let bucket_cap_bytes = [None, Some(1)][number as usize / 3 % 2];

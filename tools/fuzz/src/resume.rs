@@ -1,7 +1,7 @@
-//! `instep replay --grads`, fed with pairs of configuration and checkpoint; the gradients stay whole.
+//! `instep replay --grads`, with pairs of configuration and checkpoint; the gradients are never broken.
 //!
-//! Two in three broken checkpoints get true checksums again, or nothing would come past them. What was refused must have
-//! written nothing, and what was written must be a checkpoint that the next replay takes.
+//! Two of three broken checkpoints get true checksums again, because otherwise nothing would pass the checksums. A
+//! refused input must have written nothing, and a written file must be a checkpoint that the next replay accepts.
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -98,7 +98,7 @@ impl Subject for Resume {
     }
 }
 
-/// A configuration and a checkpoint that it goes on from.
+/// Returns a configuration and a checkpoint from which it resumes.
 fn seed(
     optimizer: impl Optimizer + Clone + 'static,
     precision: Precision,
@@ -117,7 +117,7 @@ fn seed(
     Ok(Pair { config: config.as_bytes().to_vec(), input })
 }
 
-/// One pass of ones.
+/// Returns one pass of ones.
 fn gradients() -> Vec<u8> {
     let ones: Vec<u8> = [1f32; 10].iter().flat_map(|one| one.to_le_bytes()).collect();
     let views = PARAMS.iter().map(|(name, len)| {

@@ -1,7 +1,7 @@
-//! Valid pairs of configuration and input, small, so that a mutation hits something that matters.
+//! Valid pairs of configuration and input. They are small, so that a mutation usually hits something that matters.
 //!
-//! Between them every key, every kind of tensor and every state occurs. Must stay valid: `main` checks each before it
-//! breaks it.
+//! Together they have every key, every kind of tensor and every state. All pairs must stay valid: `main` checks each
+//! before it breaks it.
 
 use std::collections::HashMap;
 
@@ -49,7 +49,7 @@ const NADAM: &str = r#"{"optimizer":"nadam","groups":[{"params":["a"],"momentum_
 const RPROP: &str = r#"{"optimizer":"rprop","groups":[{"params":["c","a","layer.0.b"],"etas":[0.5,1.2],
 "step_sizes":[1e-6,50]}]}"#;
 
-/// All of them.
+/// Returns all pairs.
 pub(crate) fn pairs() -> Vec<Pair> {
     let buffer = ["state.a.momentum_buffer"];
     let moments = ["state.a.exp_avg", "state.a.exp_avg_sq", "state.a.max_exp_avg_sq"];
@@ -79,7 +79,8 @@ pub(crate) fn pairs() -> Vec<Pair> {
     pairs
 }
 
-/// Every option of an optimizer at its default, and every state that it keeps with these.
+/// Returns a pair with every option of an optimizer at its default, and every state that the optimizer keeps with
+/// these.
 fn of(descriptor: &Descriptor) -> Pair {
     let options = descriptor.fields.iter().map(|field| format!(r#","{}":{}"#, field.name, field.default));
     let (name, options) = (descriptor.key(), options.collect::<String>());
@@ -94,7 +95,7 @@ fn of(descriptor: &Descriptor) -> Pair {
     pair(&config, &states, &metadata, 1)
 }
 
-/// The same file with zeros of this type, and more tensors beside `param.a`.
+/// Returns the same file with zeros of this type, and more tensors in addition to `param.a`.
 fn retyped(mut pair: Pair, dtype: Dtype, more: &[&str]) -> Pair {
     let data = [0; 64];
     let view = |shape: &[usize]| {
@@ -115,7 +116,7 @@ fn retyped(mut pair: Pair, dtype: Dtype, more: &[&str]) -> Pair {
     pair
 }
 
-/// The most memory per byte of file: one element each, and every state.
+/// Returns the pair that needs the most memory per byte of file: one element each, and every state.
 fn many() -> Pair {
     let names: Vec<String> = (0..40).map(|k| format!("{k}")).collect();
     let config = format!(r#"{{"optimizer":"adam","groups":[{{"params":{names:?},"amsgrad":true}}]}}"#);

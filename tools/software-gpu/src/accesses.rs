@@ -1,6 +1,6 @@
-//! The bytes that one kernel touches, as bits of pages: what it reads of others, and what it writes.
+//! The bytes that one kernel touches, as bits of pages: its reads of values of others, and its writes.
 //!
-//! A read of a byte that the kernel itself has written before is no read of others. It depends on nothing.
+//! A read of a byte that the kernel itself has written before does not count. It depends on nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,7 +43,7 @@ impl Accesses {
         }
     }
 
-    /// Returns the ranges that were read of others, in order.
+    /// Returns the ranges of values of others that were read, in order.
     pub(crate) fn reads(&self) -> Vec<Range<u64>> {
         self.ranges(|page| &page.read)
     }

@@ -1,7 +1,7 @@
-//! Captures: work on streams that becomes a graph in place of running.
+//! Captures: work on streams that becomes a graph instead of running.
 //!
-//! A capture begins on one stream. A stream that waits for an event of it joins it, and must be joined back before the
-//! end. What a capture forbids makes it invalid, and its end then fails.
+//! A capture begins on one stream. A stream that waits for an event of the capture joins it, and must be joined back
+//! before the end. A forbidden call makes the capture invalid, and its end then fails.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use crate::header::cudaError_enum as Code;
 use crate::objects::{Capture, Graph, Joins, Mode, Stream};
 
 thread_local! {
-    /// Which captures forbid unsafe calls on this thread.
+    /// The captures that forbid unsafe calls on this thread.
     static HEEDED: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
 impl Mode {
-    /// Changes which captures forbid unsafe calls on this thread; returns what was so before.
+    /// Changes which captures forbid unsafe calls on this thread, and returns the previous setting.
     pub(crate) fn exchange(self) -> Mode {
         HEEDED.replace(self)
     }
@@ -50,8 +50,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Ends a capture; every stream leaves it, also if it was invalid. CUDA does not say so of a capture that is not joined:
-    /// then all streams but the first stay in it here.
+    /// Ends a capture. Every stream leaves it, also if it was invalid. CUDA does not specify this for a capture that is
+    /// not joined. Here all streams but the first then stay in it.
     pub(crate) fn end_capture(&mut self, stream: usize) -> Answer<usize> {
         let stream = self.stream(stream)?;
         let handle = self.streams.get(stream)?.capture.ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -111,7 +111,8 @@ impl Gpu {
         Err(code)
     }
 
-    /// Refuses a call on a stream whose capture is invalid, and one on a default stream beside a captured stream.
+    /// Refuses a call on a stream whose capture is invalid, and a call on a default stream while another stream is
+    /// captured.
     pub(crate) fn inspect_capture(&mut self, stream: usize) -> Answer<()> {
         let (capture, joins, context) = {
             let row = self.streams.get(stream)?;
@@ -141,7 +142,7 @@ impl Gpu {
         self.forbid_unsafe_calls()
     }
 
-    /// Refuses a call that a capture of this thread, or a global one, forbids.
+    /// Refuses a call that a capture of this thread, or a global capture, forbids.
     pub(crate) fn forbid_unsafe_calls(&mut self) -> Answer<()> {
         let here = thread::current().id();
         let forbids = |capture: &Capture| match (HEEDED.get(), capture.mode) {

@@ -1,7 +1,7 @@
-//! What a program says that the work of a stream may touch: a byte beyond it is a fault.
+//! A program's claims on the memory that the work of a stream may touch. An access to any other byte is a fault.
 //!
 //! The real driver has no such function. A program that knows which bytes its kernels touch, as instep does by
-//! `Op::accesses`, can so have its knowledge held to what they really touch. A graph keeps the claims of its capture.
+//! `Op::accesses`, can have this knowledge compared with the real accesses. A graph keeps the claims of its capture.
 #![allow(unsafe_code, missing_docs)]
 
 use std::ffi::{CStr, c_char};
@@ -12,7 +12,7 @@ use crate::shadow::Access;
 /// The bytes of an f32.
 const ELEMENT: u64 = 4;
 
-/// A range of addresses that work may read, or read and write, or that it may touch only where other ranges say so.
+/// A range of addresses that work may read, or read and write, or that it may touch only if another range allows it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Claimed {
@@ -27,19 +27,19 @@ impl Claimed {
     pub const GUARDED: u64 = 2;
 }
 
-/// All that one piece of work may touch. Ranges are in order, and none touch each other.
+/// All memory that one piece of work may touch. Ranges are in order, and no two ranges touch each other.
 pub(crate) struct Claim {
-    /// Who claims.
+    /// The name of the claimant.
     pub(crate) name: String,
     read: Vec<Range<u64>>,
     written: Vec<Range<u64>>,
-    /// Where the claim holds; everywhere, if this is empty.
+    /// The memory for which the claim holds; if empty, it holds for all memory.
     guarded: Vec<Range<u64>>,
 }
 
 impl Claim {
     /// # Safety
-    /// A string, and as many ranges as it says.
+    /// `name` is a string, and `claimed` has `count` ranges.
     pub(crate) unsafe fn new(name: *const c_char, claimed: *const Claimed, count: usize) -> Claim {
         // SAFETY: by the contract.
         let (name, claimed) = unsafe {
@@ -61,12 +61,12 @@ impl Claim {
         Claim { written: self.written.into_iter().map(shorter).collect(), ..self }
     }
 
-    /// Returns what is claimed everywhere, read and written; nothing, if the claim holds for some memory alone.
+    /// Returns the claimed ranges for reads and for writes, if the claim holds for all memory; otherwise none.
     pub(crate) fn whole(&self) -> [&[Range<u64>]; 2] {
         if self.guarded.is_empty() { [&self.read, &self.written] } else { [&[], &[]] }
     }
 
-    /// Returns the first bytes of a range that this does not claim.
+    /// Returns the first bytes of a range that this claim does not have.
     pub(crate) fn lacks(&self, range: Range<u64>, access: Access) -> Option<Range<u64>> {
         let claimed = if access == Access::Read { &self.read } else { &self.written };
         let beyond = outside(&range, claimed);
@@ -79,7 +79,7 @@ impl Claim {
     }
 }
 
-/// Puts ranges in order and joins those that touch.
+/// Puts ranges in order and joins ranges that touch each other.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
@@ -92,7 +92,7 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     merged
 }
 
-/// Returns the parts of a range that lie in none of the others, which are in order.
+/// Returns the parts of a range that lie in none of the other ranges; those ranges are in order.
 fn outside(range: &Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let (mut gaps, mut from) = (Vec::new(), range.start);
     let first = others.partition_point(|other| other.end <= range.start);

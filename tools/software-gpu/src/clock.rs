@@ -1,9 +1,9 @@
-//! Vector clocks: how far each lane had come when an operation was enqueued, so that two operations can be compared.
+//! Vector clocks: the position of each lane when an operation was enqueued, so that two operations can be compared.
 //!
-//! A lane is a queue of work: a stream, or one branch of a graph. Positions on a lane count from 1. The host is no lane;
-//! it has a clock of its own, which grows when a call waits for work.
+//! A lane is a queue of work: a stream, or one branch of a graph. Positions on a lane count from 1. The host is no
+//! lane. It has a separate clock, which grows when a call waits for work.
 
-/// Per lane, the last position that comes before something.
+/// For each lane, the last position that comes before something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 
@@ -20,7 +20,7 @@ impl Clock {
         self.0[lane] = self.0[lane].max(position);
     }
 
-    /// Adds all that comes before something else.
+    /// Adds everything that comes before something else.
     pub(crate) fn join(&mut self, other: &Clock) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);

@@ -1,17 +1,17 @@
-//! The codes of `cuda.h` that calls of this driver answer, and their names.
+//! The codes of `cuda.h` that this driver returns, and their names.
 //!
-//! A code that is not named here is answered only where the environment asks for it.
+//! A code without a name here is returned only if the environment asks for it.
 
 use std::ffi::CStr;
 
 use crate::header::cudaError_enum as Code;
 
-/// What a call answers: a value, or the code of an error.
+/// The result of a call: a value, or the code of an error.
 pub(crate) type Answer<T> = Result<T, Code>;
 
 macro_rules! named {
     ($($name:ident)*) => {
-        /// Returns the name of a code that this driver answers.
+        /// Returns the name of a code that this driver returns.
         pub(crate) fn name(code: Code) -> Option<&'static CStr> {
             $(if code == Code::$name {
                 return CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).ok();

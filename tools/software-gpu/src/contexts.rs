@@ -101,7 +101,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns the stream that a default stream's number stands for on this thread.
+    /// Returns the stream that the number of a default stream means on this thread.
     pub(crate) fn default_stream(&mut self, number_of_stream: usize) -> Answer<usize> {
         let current = self.current()?;
         if number_of_stream < 2 {
@@ -122,7 +122,7 @@ pub(crate) fn current_handle() -> usize {
     CURRENT.with_borrow(|stack| stack.last().copied()).unwrap_or(0)
 }
 
-/// Ends the program if an object of one context is used with another's.
+/// Ends the program if an object of one context is used with an object of another.
 pub(crate) fn same(context: usize, other: usize, what: &str) -> Answer<()> {
     if context == other {
         return Ok(());

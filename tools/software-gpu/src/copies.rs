@@ -1,6 +1,6 @@
-//! Memory and copies as calls see them: which side is pageable, what is staged, what the call waits for.
+//! Memory and copies as calls see them: which side is pageable, what is staged, and what the call waits for.
 //!
-//! It decides nothing about order beyond that; `streams.rs` does.
+//! It decides nothing else about order; `streams.rs` does.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -27,7 +27,7 @@ impl Gpu {
         self.heap.allocate(bytes as u64, kind, made_by).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// Ends the program if no living memory begins here.
+    /// Ends the program if no live memory begins here.
     pub(crate) fn require_start(&mut self, address: u64, call: &str) -> Answer<()> {
         if self.heap.starting_at(address).is_none() {
             report::fault("double free", &format!("{call} of {address:#x}, where no living memory begins"));
@@ -35,7 +35,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Frees memory that no work may use any more, as far as the host has waited.
+    /// Frees memory. The host's waits so far must show that no work uses it any more.
     pub(crate) fn free_now(&mut self, address: u64, call: &str) -> Answer<()> {
         self.require_start(address, call)?;
         let touch = Touch { lane: usize::MAX, position: 0, name: format!("{call} (host)").into() };
@@ -61,7 +61,7 @@ impl Gpu {
     /// Returns memory of the host that a copy reads: pinned memory later, pageable memory now.
     ///
     /// # Safety
-    /// So many bytes may be read.
+    /// `bytes` bytes may be read at the address.
     pub(crate) unsafe fn read_host(&self, address: *const c_void, bytes: usize) -> Side {
         let number = address.expose_provenance() as u64;
         if self.heap.around(number).is_some() {
@@ -102,7 +102,7 @@ impl Gpu {
         Ok(mark.into_iter().filter(|_| waits).collect())
     }
 
-    /// Enqueues a fill with a pattern, repeated so many times.
+    /// Enqueues a fill with a pattern, repeated `count` times.
     pub(crate) fn fill(&mut self, stream: usize, to: u64, pattern: &[u8], count: usize) -> Answer<()> {
         let stream = self.stream(stream)?;
         if count == 0 || !to.is_multiple_of(pattern.len() as u64) {

@@ -1,6 +1,6 @@
-//! What every exported function goes through: the lock, the rules that hold for all calls, and waits that let go of the lock.
+//! The common code of every exported function: the lock, the rules for all calls, and waits that release the lock.
 //!
-//! A panic in this driver ends the program, since no C function may unwind.
+//! A panic in this driver ends the program, because no C function may unwind.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -17,7 +17,7 @@ use crate::trace::{self, Call};
 
 static GPU: Mutex<Option<Gpu>> = Mutex::new(None);
 
-/// Calls that answer although work has failed before, so that a program can end.
+/// Calls that still work after a failure, so that a program can end.
 const AFTER_FAILURE: [&str; 6] = [
     "cuGetErrorName",
     "cuGetErrorString",
@@ -60,12 +60,12 @@ fn at_exit() {
     unsafe { libc::atexit(ended) };
 }
 
-/// Runs one call under the lock.
+/// Runs one call, with the lock held.
 pub(crate) fn call(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<()>) -> CUresult {
     answer(call, |gpu| answer_of(call.name, gpu, work)).err().unwrap_or(Code::CUDA_SUCCESS)
 }
 
-/// As [`call`], and returns once the mark is reached that the call names, if it names one.
+/// Runs one call as [`call`] does, and returns once the marks that `work` returns are reached.
 pub(crate) fn wait(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Mark>>) -> CUresult {
     let marks = match answer(call, |gpu| answer_of(call.name, gpu, work)) {
         Ok(marks) => marks,
@@ -87,7 +87,7 @@ pub(crate) fn wait(call: &Call<'_>, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Ma
     gpu.failed.unwrap_or(Code::CUDA_SUCCESS)
 }
 
-/// Runs one call that needs no GPU, so the program may make it before `cuInit`.
+/// Runs one call that needs no GPU. The program may make it before `cuInit`.
 pub(crate) fn always(call: &Call<'_>, work: impl FnOnce(Option<&mut Gpu>) -> Answer<()>) -> CUresult {
     answer(call, work).err().unwrap_or(Code::CUDA_SUCCESS)
 }
@@ -117,14 +117,14 @@ fn answer_of<T>(name: &str, gpu: Option<&mut Gpu>, work: impl FnOnce(&mut Gpu) -
     }
 }
 
-/// Runs a function of the program, which may make no call.
+/// Runs a function of the program. The function may make no call.
 pub(crate) fn in_host_function(work: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     work();
     IN_HOST_FUNCTION.set(false);
 }
 
-/// Lets all work run that can, for work that another thread or process waits for.
+/// Runs all work that can run, because another thread or process waits for it.
 pub(crate) fn pump() {
     if let Ok(mut gpu) = GPU.try_lock()
         && let Some(gpu) = gpu.as_mut()

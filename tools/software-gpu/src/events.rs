@@ -1,4 +1,4 @@
-//! Events: a place on a stream that other streams and the host can wait for.
+//! Events: a position on a stream for which other streams and the host can wait.
 //!
 //! An event that a capture recorded stands for nodes of its graph, and nothing outside the capture may use it.
 
@@ -52,7 +52,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Lets a stream wait for an event's latest record; an event without one orders nothing.
+    /// Makes a stream wait for an event's latest record. An event without a record orders nothing.
     pub(crate) fn wait_for(&mut self, stream: usize, event: usize) -> Answer<()> {
         let stream = self.stream(stream)?;
         let recorded = self.events.get(event)?.recorded.clone();
@@ -67,7 +67,7 @@ impl Gpu {
         }
     }
 
-    /// Returns the place that an event stands for; `None` if it was never recorded.
+    /// Returns the position of an event; `None` if it was never recorded.
     pub(crate) fn place_of(&mut self, event: usize) -> Answer<Option<Mark>> {
         self.current()?;
         self.forbid_unsafe_calls()?;
@@ -83,7 +83,7 @@ impl Gpu {
         if self.ask_for(&mark) { Ok(()) } else { Err(Code::CUDA_ERROR_NOT_READY) }
     }
 
-    /// Returns the milliseconds between two records; the calls' own, since nothing here takes a GPU's time.
+    /// Returns the milliseconds between two records. These are times of the calls, because no GPU's time exists here.
     pub(crate) fn elapsed(&mut self, from: usize, to: usize) -> Answer<f32> {
         self.current()?;
         let mut times = Vec::new();

@@ -1,7 +1,7 @@
-//! Work of another library on a stream, such as a collective of NCCL's: the interface between the two libraries.
+//! Work of another library on a stream, such as a collective of NCCL: the interface between the two libraries.
 //!
-//! A library describes the work and what it touches; this driver asks it to go on until it has ended. The real driver
-//! has no such functions, so nothing but the software GPU's own libraries may call these.
+//! A library describes the work and the memory that it touches. This driver asks it to continue until it has ended. The
+//! real driver has no such functions, so only the software GPU's own libraries may call them.
 #![allow(unsafe_code, missing_docs)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,7 +16,7 @@ pub struct ForeignWork {
     pub source_bytes: usize,
     pub target: u64,
     pub target_bytes: usize,
-    /// Work of one order runs in the order in which it was enqueued, also on several streams.
+    /// Work of one order runs in the order in which it was enqueued, even on several streams.
     pub order: u64,
     /// The number of works of this one's launch; a line of the trace shows it if there are several.
     pub together: usize,
@@ -42,14 +42,14 @@ unsafe impl Sync for Foreign {}
 
 impl Foreign {
     /// # Safety
-    /// As the fields say.
+    /// The fields meet their documented conditions.
     pub(crate) unsafe fn new(work: ForeignWork) -> Foreign {
         // SAFETY: by the contract.
         let name = unsafe { CStr::from_ptr(work.name) }.to_string_lossy().into_owned();
         Foreign { name, work, judged: AtomicU64::new(0) }
     }
 
-    /// Whether the run of a ticket is one whose accesses are to be judged.
+    /// Returns whether the run of a ticket is one whose accesses must be judged.
     pub(crate) fn is_new(&self, ticket: u64) -> bool {
         self.judged.swap(ticket, Ordering::Relaxed) != ticket
     }

@@ -1,6 +1,6 @@
 //! All state of the driver: one value, under one lock.
 //!
-//! Other files add what it does to their objects. It is made by `cuInit` and never dropped.
+//! Other files add the calls on its objects. It is made by `cuInit` and never dropped.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ pub(crate) struct Gpu {
     pub(crate) pools: Pools,
     /// The primary context of each device.
     pub(crate) primaries: BTreeMap<i32, usize>,
-    /// An error of work, which every later call answers.
+    /// An error of work, which every later call returns.
     pub(crate) failed: Option<Code>,
-    /// How often each call was made that may be told to fail.
+    /// How often each call that may fail on request was made.
     counts: BTreeMap<String, u64>,
     pub(crate) launches: u64,
-    /// Of each order of another library's work, the place of the last.
+    /// For each order of another library's work, the position of the last work.
     pub(crate) orders: BTreeMap<u64, (usize, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Gpu {
         }
     }
 
-    /// Counts a call, and returns the code with which it is to fail, if the settings say so.
+    /// Counts a call, and returns the code with which it must fail, if the settings say so.
     pub(crate) fn injected(&mut self, call: &str) -> Option<u32> {
         let call = call.split("_v").next().unwrap_or(call);
         if self.settings.failures.iter().all(|failure| failure.call != call) {
@@ -74,7 +74,7 @@ impl Gpu {
         hit.map(|failure| failure.code)
     }
 
-    /// Counts a call into which a mistake may be planted, and returns whether it is to be in this one.
+    /// Counts a call into which a mistake may be planted, and returns whether this call gets it.
     pub(crate) fn planted(&mut self, plant: Plant) -> bool {
         if self.settings.plants.iter().all(|(known, _)| *known != plant) {
             return false;
@@ -84,7 +84,7 @@ impl Gpu {
         self.settings.plants.contains(&(plant, *count))
     }
 
-    /// Returns what is alive and belongs to the program, one line each.
+    /// Returns the live objects that belong to the program, one line each.
     pub(crate) fn leaks(&self) -> Vec<String> {
         let handles = |kind: &str, count: usize| (count > 0).then(|| format!("{count} {kind}"));
         let open_captures = self.captures.iter().filter(|(_, capture)| !capture.has_ended());

@@ -27,7 +27,7 @@ impl Gpu {
         Ok(self.executables.insert(Executable { context, nodes, lanes, last: None }))
     }
 
-    /// Enqueues all nodes after what is on a stream; what follows on the stream comes after all of them.
+    /// Enqueues all nodes after the work of a stream. Later work of the stream comes after all of them.
     pub(crate) fn launch_graph(&mut self, handle: usize, stream: usize) -> Answer<()> {
         let stream = self.stream(stream)?;
         let executable = self.executables.get(handle)?;

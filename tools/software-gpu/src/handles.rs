@@ -1,6 +1,7 @@
-//! Tables of the objects that the driver gave out. A handle is never given out twice.
+//! Tables of the objects that the driver has given out. A handle is never reused.
 //!
-//! The real driver leaves a stale handle undefined. Here it ends the program, and the report says what the handle was.
+//! The real driver does not define what a stale handle does. Here it ends the program, and the report says what the
+//! handle was.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::header::cudaError_enum as Code;
 use crate::report;
 
-/// Handles look like addresses that nothing can lie at.
+/// The first handle. Handles look like addresses at which nothing can lie.
 const FIRST: usize = 0x10_0000_0000;
 const STEP: usize = 0x40;
 
@@ -34,7 +35,7 @@ impl<T> Table<T> {
         handle
     }
 
-    /// Returns an object. A null handle is an error; one that was destroyed is a fault.
+    /// Returns an object. A null handle is an error; a destroyed handle is a fault.
     pub(crate) fn get(&mut self, handle: usize) -> Result<&mut T, Code> {
         if !self.alive.contains_key(&handle) {
             return Err(self.refuse(handle, "used"));
@@ -49,12 +50,12 @@ impl<T> Table<T> {
         }
     }
 
-    /// Returns an object for a look; a handle that stands for none is no fault.
+    /// Returns an object without a fault; `None` if the handle has none.
     pub(crate) fn peek(&self, handle: usize) -> Option<&T> {
         self.alive.get(&handle)
     }
 
-    /// Returns which one of its kind a handle was, counted from 1; also of an object that was destroyed.
+    /// Returns a handle's number among those of its kind, counted from 1, also if its object was destroyed.
     pub(crate) fn number(&self, handle: usize) -> Option<usize> {
         self.made.binary_search(&handle).ok().map(|index| index + 1)
     }

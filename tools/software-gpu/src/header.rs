@@ -1,11 +1,12 @@
 //! The functions of NVIDIA's driver that the software GPU has, with their types, generated from `cuda.h`.
 //!
-//! Written by `cargo run -p bindings`; must not be edited by hand. `prototypes.rs` holds the exported functions to these.
+//! `cargo run -p bindings` writes this file; do not edit it by hand. `prototypes.rs` compares
+//! the exported functions with these prototypes.
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unused_imports, unsafe_code, clippy::all)]
 
 
-/// Holds a type to the header's size, alignment and offset of every field.
+/// Asserts that a type has the header's size, alignment and offset of every field.
 macro_rules! layout {
     ($name:ident: $size:literal bytes, aligned to $alignment:literal; $($field:ident at $offset:literal),*) => {
         const _: () = {

@@ -1,6 +1,6 @@
-//! All memory that the driver gave out, on GPUs and pinned on the host, with what every byte went through.
+//! All memory that the driver has given out, on GPUs and pinned on the host, with the history of every byte.
 //!
-//! Memory that was freed stays in the list, and its address is never used again, so a late access is known by name.
+//! Freed memory stays in the list and its address is never reused, so a late access is reported with the memory's name.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 pub(crate) struct Allocation {
-    /// Which one it was, counted from 1.
+    /// The number of the allocation, counted from 1.
     pub(crate) number: usize,
     pub(crate) start: u64,
     pub(crate) bytes: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Heap {
     pub(crate) in_use: u64,
 }
 
-/// Why an address may not be touched.
+/// The reason why an address may not be touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stray {
     pub(crate) rule: &'static str,
@@ -83,7 +83,7 @@ impl Heap {
         Some(start)
     }
 
-    /// Marks memory as freed and gives its pages back.
+    /// Marks memory as freed and returns its pages to the system.
     pub(crate) fn free(&mut self, start: u64, freed_by: String) {
         let Some(memory) = self.memory.get_mut(&start) else { return };
         memory.freed_by = Some(freed_by);
@@ -101,13 +101,13 @@ impl Heap {
         self.memory.get_mut(&address).filter(|memory| memory.freed_by.is_none())
     }
 
-    /// Returns the living memory around an address.
+    /// Returns the live memory around an address.
     pub(crate) fn around(&self, address: u64) -> Option<&Allocation> {
         self.last_from(address)
             .filter(|memory| memory.freed_by.is_none() && address < memory.start + memory.bytes)
     }
 
-    /// Returns memory that holds all of these bytes.
+    /// Returns memory that has all of these bytes.
     pub(crate) fn holding(&self, address: u64, bytes: u64) -> Result<&Allocation, Stray> {
         let stray = |rule, why: &str| Stray { rule, what: format!("{bytes} bytes at {address:#x}: {why}") };
         let beyond = "out of bounds";
@@ -128,7 +128,7 @@ impl Heap {
         }
     }
 
-    /// As [`holding`](Self::holding), for memory that was found before.
+    /// Returns the history of memory that was found before.
     pub(crate) fn shadow(&mut self, start: u64) -> Option<&mut Shadow> {
         self.memory.get_mut(&start).map(|memory| &mut memory.shadow)
     }
@@ -162,7 +162,7 @@ fn pinned(bytes: u64) -> Option<u64> {
     (memory != libc::MAP_FAILED).then(|| memory.expose_provenance() as u64)
 }
 
-/// Closes the pages for good: a late access of the host ends the program, and the address stays used.
+/// Closes the pages for good. A late access of the host then ends the program, and the address is never reused.
 fn close_pinned(start: u64, bytes: u64) {
     let start = ptr::with_exposed_provenance_mut(start as usize);
     // SAFETY: a mapping of `pinned`, which the program has freed.

@@ -1,4 +1,4 @@
-//! Holds what an operation touches against the order of the calls: bounds, frees, values, and races.
+//! Compares the accesses of an operation with the order of the calls: bounds, frees, values, and races.
 //!
 //! A fault ends the program with the names of both operations and the address. Bounds are checked before a byte moves.
 
@@ -14,9 +14,9 @@ use crate::shadow::{Access, Conflict};
 pub(crate) struct Judge<'a> {
     pub(crate) heap: &'a mut Heap,
     pub(crate) operation: &'a Operation,
-    /// The context of its stream.
+    /// The context of the operation's stream.
     pub(crate) context: usize,
-    /// What the program says that it may touch.
+    /// The memory that the program says that the operation may touch.
     pub(crate) claim: Option<&'a Claim>,
 }
 
@@ -28,7 +28,7 @@ impl Judge<'_> {
             .unwrap_or_else(|stray| fault(stray.rule, &format!("{name} touches {}", stray.what)))
     }
 
-    /// As [`bounds`](Self::bounds), for those who know more about the access.
+    /// Finds the allocation as [`bounds`](Self::bounds) does, for callers that know more about the access.
     pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<&Allocation, Stray> {
         let memory = self.heap.holding(address, bytes)?;
         match memory.kind {
@@ -40,7 +40,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Enters a read; all its bytes must have values.
+    /// Records a read. All its bytes must have values.
     pub(crate) fn read(&mut self, address: u64, bytes: u64) {
         let (start, _) = self.touch(address, bytes, Access::Read);
         let unwritten = self.unwritten(start, address, bytes);
@@ -55,7 +55,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Enters a read that moves values on without using them; returns the offsets of bytes without a value.
+    /// Records a read that moves values without using them. Returns the offsets of bytes without a value.
     pub(crate) fn pass_on(&mut self, address: u64, bytes: u64) -> Vec<Range<u64>> {
         let (start, first) = self.touch(address, bytes, Access::Read);
         let parts = self.unwritten(start, address, bytes).into_iter();
@@ -66,7 +66,7 @@ impl Judge<'_> {
         self.touch(address, bytes, Access::Write);
     }
 
-    /// Enters that memory begins or ends to exist here; nothing may touch it at the same time.
+    /// Records the allocation or the release of memory at this point. Nothing may touch it at the same time.
     pub(crate) fn own(&mut self, start: u64, rule: &str) {
         let bytes = self.bounds(start, 1).bytes;
         let operation = self.operation;
@@ -81,15 +81,16 @@ impl Judge<'_> {
         }
     }
 
-    /// Enters a write that leaves some bytes, by their offsets, without a value.
+    /// Records a write that leaves some bytes, given by their offsets, without a value.
     pub(crate) fn write_except(&mut self, address: u64, bytes: u64, without: &[Range<u64>]) {
         let (start, first) = self.touch(address, bytes, Access::Write);
         let Some(shadow) = self.heap.shadow(start) else { return };
         without.iter().for_each(|part| shadow.set_unwritten(part.start + first..part.end + first));
     }
 
-    /// Enters all that a function of the program claims, since nobody sees what it touches: pinned memory, of which it may
-    /// move bytes on that have no value, and never a GPU's. Memory that is not this driver's is the program's own.
+    /// Records all memory that a host function claims, because nobody sees what it touches. The memory is pinned, and
+    /// never a GPU's memory. The function may move its bytes even if they have no known value. Memory that is not of
+    /// this driver belongs to the program.
     pub(crate) fn claimed(&mut self, claim: &Claim) {
         let [read, written] = claim.whole();
         for (ranges, access) in [(read, Access::Read), (written, Access::Write)] {
@@ -109,7 +110,7 @@ impl Judge<'_> {
         self.heap.shadow(start).map_or_else(Vec::new, |shadow| shadow.unwritten(range))
     }
 
-    /// Returns the start of the allocation, and the offset of the address.
+    /// Records an access, and returns the start of the allocation and the offset of the address.
     fn touch(&mut self, address: u64, bytes: u64, access: Access) -> (u64, u64) {
         let start = self.bounds(address, bytes).start;
         if let Some(claim) = self.claim

@@ -1,8 +1,9 @@
-//! A CUDA driver without a GPU: programs load it as `libcuda.so` and make the calls that they make of the real one.
+//! A CUDA driver without a GPU: programs load it as `libcuda.so` and make the same calls as with the real driver.
 //!
-//! It is harder than the real one. Work runs as late, and in as odd an order, as streams and events allow; `seed` picks
-//! the order. Every byte that a kernel or copy touches is held against the order that the calls have made, and a fault
-//! ends the program with a report. One lock guards all state, so a program with one thread runs the same way each time.
+//! It is stricter than the real driver. Work runs as late, and in as unusual an order, as streams and events allow.
+//! `seed` selects the order. Every byte that a kernel or copy touches is checked against the order that the calls have
+//! made, and a fault ends the program with a report. One lock guards all state, so a program with one thread runs the
+//! same way each time.
 
 pub mod exports;
 #[rustfmt::skip]

@@ -1,6 +1,6 @@
-//! Modules and their kernels: what an image holds, and the memory of its variables.
+//! Modules and their kernels: the contents of an image, and the memory of its variables.
 //!
-//! Everything comes from the PTX of the image. An image that was loaded before is not read again.
+//! Everything comes from the PTX of the image. A known image is not read again.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -51,7 +51,7 @@ impl Gpu {
 /// Reads an image, which states its own length.
 ///
 /// # Safety
-/// A fat binary, or PTX that ends in a zero byte.
+/// The image is a fat binary, or PTX that ends in a zero byte.
 pub(crate) unsafe fn image(start: *const c_void) -> Answer<Vec<u8>> {
     if start.is_null() {
         return Err(Code::CUDA_ERROR_INVALID_VALUE);

@@ -1,6 +1,6 @@
-//! What handles stand for: contexts, streams, events, modules, graphs, captures and pools.
+//! The objects of handles: contexts, streams, events, modules, graphs, captures and pools.
 //!
-//! These are the rows of the tables in `gpu.rs`. What calls do to them is in a file for each kind, above `gpu.rs`.
+//! These are the rows of the tables in `gpu.rs`. The calls on them are in a file for each kind, above `gpu.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ pub(crate) struct Context {
     pub(crate) per_thread: BTreeMap<usize, usize>,
 }
 
-/// What a stream waits for at each call.
+/// The streams for which a stream waits at each call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joins {
-    /// It is the legacy default stream: for all blocking streams.
+    /// The legacy default stream, which waits for all blocking streams.
     Legacy,
-    /// For the legacy default stream.
+    /// A blocking stream, which waits for the legacy default stream.
     Blocking,
-    /// For nothing.
+    /// A stream that waits for no other.
     Nothing,
 }
 
@@ -40,22 +40,22 @@ pub(crate) struct Stream {
     pub(crate) context: usize,
     pub(crate) lane: usize,
     pub(crate) joins: Joins,
-    /// The capture that it takes part in.
+    /// The capture in which it takes part.
     pub(crate) capture: Option<usize>,
-    /// Whether the program made it, and not a context.
+    /// Whether the program made the stream; otherwise a context made it.
     pub(crate) made_by_the_program: bool,
-    /// The green context that it was made in; `context` is then the device's primary one.
+    /// The green context in which it was made; `context` is then the device's primary context.
     pub(crate) green: Option<usize>,
-    /// What its next work may touch, if the program says so.
+    /// The memory that its next work may touch, if the program says so.
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
-/// What an event stands for.
+/// The position or nodes of an event.
 #[derive(Clone, Default)]
 pub(crate) enum Recorded {
     #[default]
     Never,
-    /// A place on a stream, with the time of the call.
+    /// A position on a stream, with the time of the call.
     At(Mark, Instant),
     /// Nodes of a capture.
     Captured(usize, Vec<usize>),
@@ -85,9 +85,9 @@ pub(crate) struct Function {
 pub(crate) struct Node {
     pub(crate) what: String,
     pub(crate) work: Work,
-    /// Nodes that it comes after.
+    /// The nodes before it.
     pub(crate) after: Vec<usize>,
-    /// The stream that it was captured on, counted among those of the capture.
+    /// The stream on which it was captured, numbered among those of the capture.
     pub(crate) branch: usize,
 }
 
@@ -98,25 +98,25 @@ pub(crate) struct Graph {
 pub(crate) struct Executable {
     pub(crate) context: usize,
     pub(crate) nodes: Vec<Node>,
-    /// A lane of each branch.
+    /// The lane of each branch.
     pub(crate) lanes: Vec<usize>,
     /// The end of the last launch.
     pub(crate) last: Option<Mark>,
 }
 
-/// Which other calls a capture forbids.
+/// The other calls that a capture forbids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Unsafe calls of every thread.
     Global,
     /// Unsafe calls of the thread that began it.
     ThreadLocal,
-    /// None.
+    /// No calls.
     Relaxed,
 }
 
 impl Mode {
-    /// Returns the mode of this number of `cuda.h`.
+    /// Returns the mode with this number in `cuda.h`.
     pub(crate) fn of(number: u32) -> Answer<Mode> {
         [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
             .into_iter()
@@ -134,9 +134,9 @@ pub(crate) struct Capture {
     pub(crate) mode: Mode,
     pub(crate) thread: ThreadId,
     pub(crate) nodes: Vec<Node>,
-    /// Per stream that takes part, the nodes that its next one comes after.
+    /// For each stream that takes part, the nodes before its next node.
     pub(crate) last: BTreeMap<usize, Vec<usize>>,
-    /// The streams that have nodes, in the order of their first ones.
+    /// The streams that have nodes, in the order of their first node.
     pub(crate) branches: Vec<usize>,
     pub(crate) invalid: Option<Code>,
 }
@@ -158,12 +158,12 @@ impl Capture {
         self.last.get(&stream).cloned().unwrap_or_default()
     }
 
-    /// Whether it was ended, although streams that were not joined are still in it.
+    /// Returns whether it was ended although streams that were not joined are still in it.
     pub(crate) fn has_ended(&self) -> bool {
         self.invalid == Some(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
     }
 
-    /// Whether every node comes before the end of the first stream.
+    /// Returns whether every node comes before the end of the first stream.
     pub(crate) fn is_joined(&self) -> bool {
         let (mut reached, mut open) = (vec![false; self.nodes.len()], self.last_of(self.origin));
         while let Some(node) = open.pop() {
@@ -185,9 +185,9 @@ pub(crate) struct Pool {
 
 pub(crate) struct Pools {
     pub(crate) table: Table<Pool>,
-    /// Of each context, the one that calls take which name none.
+    /// The pool that a context's calls use if they name none.
     usual: BTreeMap<usize, usize>,
-    /// By its address, which pool memory is of.
+    /// The pool of each allocation, by address.
     pub(crate) origins: BTreeMap<u64, usize>,
 }
 
@@ -213,12 +213,12 @@ impl Pools {
         *self.usual.entry(context).or_insert_with(|| self.table.insert(Pool::default()))
     }
 
-    /// Returns the number of the program's own.
+    /// Returns the number of the program's own pools.
     pub(crate) fn len(&self) -> usize {
         self.table.len() - self.usual.len()
     }
 
-    /// Returns which one of its kind a handle was.
+    /// Returns a handle's number among the pools.
     pub(crate) fn number(&self, pool: usize) -> Option<usize> {
         self.table.number(pool)
     }

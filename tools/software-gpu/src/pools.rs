@@ -1,8 +1,8 @@
-//! Pools of stream-ordered memory: what of it stays mapped once the program has freed it.
+//! Pools of stream-ordered memory, and which of their memory stays mapped once the program has freed it.
 //!
-//! Memory that a pool maps is the slow part of an allocation, so a trace tells of it. Memory is free from the call that frees
-//! it on, since later calls come after that in the order of streams. A call that waits for the GPU gives back what a pool
-//! keeps beyond its threshold.
+//! Mapping memory is the slow part of an allocation, so a trace shows it. Memory is free as soon as a call frees it,
+//! because later calls come after that call in the order of streams. A call that waits for the GPU returns memory
+//! that a pool keeps beyond its threshold.
 
 use crate::codes::Answer;
 use crate::gpu::Gpu;
@@ -11,7 +11,8 @@ use crate::heap::Kind;
 use crate::work::Work;
 
 impl Gpu {
-    /// Allocates memory of a pool, or of the usual one, and returns its address and the bytes that the pool had to map.
+    /// Allocates memory of a pool, or of the usual pool, and returns its address and the bytes that the pool had to
+    /// map.
     pub(crate) fn allocate_of(
         &mut self,
         pool: Option<usize>,
@@ -32,7 +33,7 @@ impl Gpu {
         Ok((made, mapped))
     }
 
-    /// Returns a pool that the properties describe, of device memory that no other process sees.
+    /// Makes a pool with these properties, of device memory that no other process sees.
     pub(crate) fn new_pool(&mut self, is_plain: bool, device: i32) -> Answer<usize> {
         if !is_plain || !(0..self.settings.devices).contains(&device) {
             return Err(Code::CUDA_ERROR_INVALID_VALUE);

@@ -1,6 +1,6 @@
-//! Work that was enqueued and has not run: lanes in their order, and what each piece waits for.
+//! Work that was enqueued and has not run: lanes in order, and what each piece waits for.
 //!
-//! A lane is a stream, or one branch of a graph. The first piece of a lane may run once all that it comes after is done.
+//! A lane is a stream, or one branch of a graph. The first piece of a lane may run once all work before it is done.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::shadow::Touch;
 use crate::work::Work;
 
-/// A place on a lane, with all that comes before it.
+/// A position on a lane, with everything that comes before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mark {
     pub(crate) lane: usize,
@@ -17,11 +17,11 @@ pub(crate) struct Mark {
     pub(crate) clock: Clock,
 }
 
-/// One piece of work in its place.
+/// One piece of work at its position.
 pub(crate) struct Operation {
     pub(crate) touch: Touch,
     pub(crate) clock: Clock,
-    /// Lanes and positions that it comes after, beside its own lane's.
+    /// Lanes and positions of the work that must run before it, except on the same lane.
     pub(crate) after: Vec<(usize, u64)>,
     pub(crate) work: Work,
 }
@@ -32,16 +32,16 @@ struct Lane {
     pending: VecDeque<Operation>,
     issued: u64,
     done: u64,
-    /// Of the last operation that was issued.
+    /// The clock of the last operation that was issued.
     clock: Clock,
-    /// The place before the last operation that was no marker.
+    /// The position before the last operation that was no marker.
     before_work: Mark,
 }
 
 #[derive(Default)]
 pub(crate) struct Queue {
     lanes: Vec<Lane>,
-    /// What comes before the host's next work.
+    /// The work before the host's next work.
     pub(crate) host: Clock,
 }
 
@@ -62,7 +62,7 @@ impl Queue {
         lane
     }
 
-    /// Adds work to a lane, after its own work, the host's calls so far, and these marks.
+    /// Adds work to a lane, after the lane's own work, the host's calls so far, and these marks.
     pub(crate) fn add(&mut self, lane: usize, what: &str, work: Work, after: &[Mark]) -> Mark {
         let row = &self.lanes[lane];
         let (position, mut clock) = (row.issued + 1, row.clock.clone());
@@ -87,19 +87,19 @@ impl Queue {
         self.lanes[lane].context
     }
 
-    /// Returns the place after all work of a lane.
+    /// Returns the position after all work of a lane.
     pub(crate) fn tail(&self, lane: usize) -> Mark {
         let row = &self.lanes[lane];
         Mark { lane, position: row.issued, clock: row.clock.clone() }
     }
 
-    /// Returns the places after all work of a context, also of streams that are destroyed.
+    /// Returns the positions after all work of a context, also of destroyed streams.
     pub(crate) fn tails(&self, context: usize) -> Vec<Mark> {
         let own = (0..self.lanes.len()).filter(|lane| self.lanes[*lane].context == context);
         own.map(|lane| self.tail(lane)).collect()
     }
 
-    /// Returns the place before the last work of a lane.
+    /// Returns the position before the last work of a lane.
     pub(crate) fn before_work(&self, lane: usize) -> Mark {
         self.lanes[lane].before_work.clone()
     }
@@ -117,7 +117,7 @@ impl Queue {
         (0..self.lanes.len()).filter(ready).collect()
     }
 
-    /// Returns, by lane, the last position that a mark needs.
+    /// Returns, for each lane, the last position that a mark needs.
     pub(crate) fn needed(&self, mark: (usize, u64)) -> Vec<u64> {
         let (mut needed, mut open) = (vec![0; self.lanes.len()], vec![mark]);
         while let Some((lane, position)) = open.pop() {

@@ -1,6 +1,6 @@
-//! Numbers that a seed determines: the choices of the schedule.
+//! Numbers that a seed determines, for the choices of the schedule.
 //!
-//! SplitMix64. It depends on nothing, so a seed means the same order on every machine.
+//! The generator is SplitMix64. It depends on nothing, so a seed means the same order on every machine.
 
 /// A sequence of numbers.
 pub(crate) struct Random(u64);
@@ -18,7 +18,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below a count that is not 0.
+    /// Returns a number below `count`, which is not 0.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }

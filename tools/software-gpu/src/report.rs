@@ -1,7 +1,7 @@
-//! How a fault ends the program: one report to stderr, then an abort, so that no test can pass by not looking.
+//! Ends the program at a fault: one report to stderr, then an abort, so that no test can pass by ignoring it.
 //!
-//! It depends on nothing. A report names the rule in its first words; tests look for these. Each report is one write, because
-//! two ranks may report at once into one stream.
+//! It depends on nothing. The first words of a report name the rule; tests look for these words. Each report is one
+//! write, because two ranks may report at once into one stream.
 
 use std::io::Write as _;
 

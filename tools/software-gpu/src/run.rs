@@ -1,6 +1,6 @@
-//! Does one piece of work: judges what it touches, then moves the bytes or runs the kernel.
+//! Runs one piece of work: checks what it touches, then moves the bytes or runs the kernel.
 //!
-//! It runs under the lock of the GPU, in the call that lets work run. A failed kernel makes every later call fail.
+//! It runs with the lock of the GPU held, in the call that lets work run. A failed kernel makes every later call fail.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ use crate::report;
 use crate::work::{Side, Work};
 
 impl Gpu {
-    /// Runs the first piece of work of a lane; returns whether it could end.
+    /// Runs the first piece of work of a lane, and returns whether it could end.
     pub(crate) fn run_first_of(&mut self, lane: usize) -> bool {
         let Some(operation) = self.queue.take(lane) else { return false };
         if self.failed.is_none() && !self.run(&operation) {
@@ -87,7 +87,7 @@ impl Gpu {
     }
 }
 
-/// Lets work of another library go on; returns whether it has ended.
+/// Continues work of another library, and returns whether it has ended.
 fn go_on(judge: &mut Judge<'_>, foreign: &Foreign) -> bool {
     let touch = &judge.operation.touch;
     let ticket = (touch.lane as u64) << 40 | touch.position;

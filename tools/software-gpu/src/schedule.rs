@@ -1,24 +1,25 @@
-//! Which work runs next. The seed decides, within what streams, events and the host's waits allow.
+//! Decides which work runs next. The seed decides, within what streams, events and the host's waits allow.
 //!
-//! Nothing runs in the background: a call that waits, or asks, lets work run. Seed 0 runs only what a wait needs, at the
-//! last moment. Other seeds mix that with work of other streams, and with work that runs in the call that enqueues it.
+//! Nothing runs in the background: a call that waits, or that queries, lets work run. Seed 0 runs only what a wait
+//! needs, at the last moment. Other seeds also run work of other streams, and work in the call that enqueues it.
 
 use crate::gpu::Gpu;
 use crate::queue::Mark;
 
-/// How one wait chooses.
+/// How one wait chooses work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Choice {
     /// Only what the wait needs.
     Needed,
     /// Anything that may run.
     Any,
-    /// What the wait does not need, first.
+    /// First the work that the wait does not need.
     Others,
 }
 
 impl Gpu {
-    /// Runs work until a mark is reached. Returns whether it is: work of another library may not be able to end yet.
+    /// Runs work until a mark is reached. Returns whether it is reached, because work of another library may not be
+    /// able to end yet.
     pub(crate) fn advance_to(&mut self, mark: &Mark) -> bool {
         let target = (mark.lane, mark.position);
         let choice = match self.settings.seed {
@@ -47,7 +48,7 @@ impl Gpu {
         true
     }
 
-    /// Answers whether a mark is reached, and lets a little work run if it is not: the next answer may differ.
+    /// Returns whether a mark is reached. If it is not, a little work runs, so the next result may differ.
     pub(crate) fn ask_for(&mut self, mark: &Mark) -> bool {
         let target = (mark.lane, mark.position);
         if self.queue.is_done(target) {
@@ -65,7 +66,7 @@ impl Gpu {
         false
     }
 
-    /// Lets work run after a call that has enqueued some; not with seed 0.
+    /// Lets work run after a call that has enqueued some, except with seed 0.
     pub(crate) fn run_some(&mut self, most: usize) {
         if self.settings.seed == 0 {
             return;
@@ -80,7 +81,7 @@ impl Gpu {
         }
     }
 
-    /// Runs all that can run, as at exit.
+    /// Runs all work that can run, as at exit.
     pub(crate) fn drain(&mut self) {
         let mut ran = true;
         while ran {

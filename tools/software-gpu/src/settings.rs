@@ -1,12 +1,13 @@
-//! What the environment says about this GPU: seed, size, and the calls that are to fail.
+//! The settings of this GPU from the environment: seed, size, and the calls that fail.
 //!
-//! Read once, at the first call. A word that cannot be read ends the program, because a test would pass for nothing.
+//! They are read once, at the first call. An invalid word ends the program, because otherwise a test would pass without
+//! testing anything.
 
 use std::env;
 
 use crate::report;
 
-/// One call that fails: the n-th of this name, with this code.
+/// One call that fails: the n-th call of this name, with this code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) call: String,
@@ -19,9 +20,9 @@ pub(crate) struct Failure {
 pub(crate) enum Plant {
     /// An event is recorded before the last work of its stream.
     Early,
-    /// An event that is to take times is made without them.
+    /// An event with timing is made without timing.
     Plain,
-    /// An argument of a kernel lacks its last 8 bytes, and others are there.
+    /// An argument of a kernel lacks its last 8 bytes, and other bytes are in their place.
     Short,
     /// A claim lacks the first element of each range that it may write.
     Narrow,
@@ -34,17 +35,17 @@ pub(crate) struct Settings {
     pub(crate) devices: i32,
     /// `INSTEP_GPU_MEMORY`: the bytes of each GPU.
     pub(crate) memory: u64,
-    /// `INSTEP_GPU_FAIL`: calls that fail, as `cuMemAlloc:3,kernel:1=719`.
+    /// `INSTEP_GPU_FAIL`: calls that fail, such as `cuMemAlloc:3,kernel:1=719`.
     pub(crate) failures: Vec<Failure>,
-    /// `INSTEP_GPU_PLANT`: mistakes that the program is to seem to make, as `early:3`.
+    /// `INSTEP_GPU_PLANT`: mistakes that are planted as if the program had made them, such as `early:3`.
     pub(crate) plants: Vec<(Plant, u64)>,
     /// `INSTEP_GPU_HANG`: the kernel launch, counted from 1, that never ends.
     pub(crate) hangs: Option<u64>,
-    /// `INSTEP_GPU_LEAKS=1`: what is alive at exit is a fault.
+    /// `INSTEP_GPU_LEAKS=1`: a live object at exit is a fault.
     pub(crate) leaks: bool,
 }
 
-/// `INSTEP_GPU_TRACE`: the file that every call becomes a line of; `%p` in its name is the process's number.
+/// `INSTEP_GPU_TRACE`: the file to which every call adds a line; `%p` in its name is the process's number.
 pub(crate) fn trace() -> Option<String> {
     env::var("INSTEP_GPU_TRACE").ok().filter(|path| !path.is_empty())
 }
@@ -90,7 +91,7 @@ fn plants(text: &str) -> Vec<(Plant, u64)> {
     text.split(',').filter(|word| !word.is_empty()).map(read).collect()
 }
 
-/// Reads `call`, `call:nth` or `call:nth=code`; the code is that of a failed launch, or of full memory.
+/// Reads `call`, `call:nth` or `call:nth=code`. The default code is that of a failed launch, or of full memory.
 fn failure(word: &str) -> Failure {
     let (rest, code) = word.split_once('=').map_or((word, None), |(rest, code)| (rest, Some(code)));
     let (call, nth) = rest.split_once(':').unwrap_or((rest, "1"));

@@ -1,4 +1,4 @@
-//! What each byte of an allocation went through: who wrote it last, and who has read it since.
+//! The history of each byte of an allocation: who wrote it last, and who has read it since.
 //!
 //! It is a list of ranges whose bytes have the same history, so a copy of many bytes is one entry. It is pure data: it
 //! compares clocks and knows no stream, kernel or context.
@@ -18,7 +18,7 @@ pub(crate) struct Touch {
 }
 
 impl Touch {
-    /// Whether an operation with this clock comes after the touch.
+    /// Returns whether an operation with this clock comes after the touch.
     fn comes_before(&self, clock: &Clock) -> bool {
         clock.of(self.lane) >= self.position
     }
@@ -49,18 +49,18 @@ struct History {
 
 /// The history of one allocation; offsets count from its start.
 pub(crate) struct Shadow {
-    /// By first offset: the end, and the history of the bytes.
+    /// The ranges by first offset: the end, and the history of the bytes.
     ranges: BTreeMap<u64, (u64, History)>,
 }
 
 impl Shadow {
-    /// Returns the history of new memory, which the host has written or nobody has.
+    /// Returns the history of new memory. Either the host has written it, or nobody has.
     pub(crate) fn new(bytes: u64, written: bool) -> Shadow {
         let history = History { written, writer: None, readers: Vec::new() };
         Shadow { ranges: (bytes > 0).then_some((0, (bytes, history))).into_iter().collect() }
     }
 
-    /// Enters an access by an operation with this clock.
+    /// Records an access by an operation with this clock.
     ///
     /// # Errors
     /// The first range that another operation touches at the same time.
@@ -104,7 +104,7 @@ impl Shadow {
         parts
     }
 
-    /// Says that a range has no value, as after an allocation, or after a copy of memory without one.
+    /// Marks a range as memory without a value, as after an allocation, or after a copy of such memory.
     pub(crate) fn set_unwritten(&mut self, range: Range<u64>) {
         self.split(range.start);
         self.split(range.end);
@@ -120,7 +120,7 @@ impl Shadow {
         }
     }
 
-    /// Joins neighbours in and beside a range that have one history.
+    /// Joins neighbouring ranges in and beside a range if they have the same history.
     fn merge(&mut self, range: Range<u64>) {
         let first = self.ranges.range(..range.start).next_back().map_or(range.start, |(start, _)| *start);
         let starts: Vec<u64> = self.ranges.range(first..=range.end).map(|(start, _)| *start).collect();

@@ -1,4 +1,4 @@
-//! Streams: lanes of work, with what they wait for by themselves.
+//! Streams: lanes of work, and the implicit waits between them.
 //!
 //! The legacy default stream and the blocking streams of a context wait for each other at every call, as `cuda.h` says.
 //! A stream that is being captured runs nothing; its work becomes nodes of a graph.
@@ -46,7 +46,7 @@ impl Gpu {
         Ok(handle)
     }
 
-    /// The same in a green context, whose streams join no other.
+    /// Creates a stream in a green context, whose streams wait for no other stream.
     pub(crate) fn new_green_stream(&mut self, green: usize, flags: u32) -> Answer<usize> {
         let device = self.contexts.get(green)?.device;
         let primary = *self.primaries.get(&device).ok_or(Code::CUDA_ERROR_INVALID_CONTEXT)?;
@@ -82,7 +82,7 @@ impl Gpu {
         Ok(handle)
     }
 
-    /// Returns what a new piece of work comes after, beside its own stream's.
+    /// Returns the marks before a new piece of work, except those of its own stream.
     fn joined(&mut self, handle: usize) -> Answer<Vec<Mark>> {
         let (context, joins) = {
             let stream = self.streams.get(handle)?;
@@ -105,7 +105,7 @@ impl Gpu {
         Ok(lanes.into_iter().map(|lane| self.queue.tail(lane)).collect())
     }
 
-    /// Holds what is enqueued on a stream from now on to a claim, or to none.
+    /// Restricts the work that is enqueued on a stream from now on to a claim, or ends the restriction.
     pub(crate) fn claim(&mut self, stream: usize, claim: Option<Claim>) -> Answer<()> {
         let stream = self.stream(stream)?;
         let claim = match claim {
@@ -132,7 +132,7 @@ impl Gpu {
         })
     }
 
-    /// Puts work on a stream, or into the graph that captures it; returns its place on the stream.
+    /// Enqueues work on a stream, or adds it to the graph that captures the stream. Returns its position on the stream.
     pub(crate) fn enqueue(
         &mut self,
         handle: usize,
@@ -154,7 +154,7 @@ impl Gpu {
         Ok(Some(mark))
     }
 
-    /// Puts work of another library on a stream, after the work of its order that came before it.
+    /// Enqueues work of another library on a stream, after earlier work of the same order.
     pub(crate) fn enqueue_foreign(&mut self, stream: usize, foreign: Foreign) -> Answer<()> {
         let (order, what) = (foreign.work.order, foreign.name.clone());
         // It runs after that work, and yet no stream may count on it.
@@ -170,7 +170,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns the place after all work of a stream; it must not be captured.
+    /// Returns the position after all work of a stream, which must not be captured.
     pub(crate) fn end_of(&mut self, handle: usize) -> Answer<Mark> {
         let handle = self.stream(handle)?;
         self.forbid_in_capture(handle)?;
@@ -178,7 +178,7 @@ impl Gpu {
         Ok(self.queue.tail(lane))
     }
 
-    /// Returns the places after all work of the current context.
+    /// Returns the positions after all work of the current context.
     pub(crate) fn ends(&mut self) -> Answer<Vec<Mark>> {
         let context = self.current()?;
         Ok(self.queue.tails(context))

@@ -1,6 +1,6 @@
 //! `INSTEP_GPU_TRACE`: every call as a line of a file, in the order of the calls, so that anybody can count them.
 //!
-//! A line is in the file before its call runs, so a call that ends the program is its last one. Objects and memory are
+//! A line is in the file before its call runs, so a call that ends the program is the last line. Objects and memory are
 //! numbered in the order in which they were made, so two runs of a program with one thread write the same file.
 
 use std::cell::RefCell;
@@ -23,14 +23,15 @@ use crate::{report, settings};
 /// A call as it was made.
 pub(crate) struct Call<'a> {
     pub(crate) name: &'a str,
-    /// Its arguments by their names; none of a function that only the software GPU has, which is not traced.
+    /// The arguments by their names; `None` for a function that only the software GPU has. Such a function is not
+    /// traced.
     pub(crate) arguments: Option<&'a [(&'static str, Value)]>,
 }
 
-/// A value that a call takes or answers.
+/// A value that a call takes or returns.
 #[derive(Clone, Copy)]
 pub(crate) enum Value {
-    /// A place for an answer, or a value that differs from run to run: a line leaves it out.
+    /// A place for a result, or a value that differs from run to run: a line leaves it out.
     Unseen,
     Number(i64),
     /// A device address, or a number of that type.
@@ -138,16 +139,16 @@ impl Value {
 }
 
 thread_local! {
-    /// What the call in progress has answered.
+    /// The results of the call in progress.
     static ANSWERED: RefCell<Vec<Value>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps a value that a call answers, for the end of its line.
+/// Keeps a value that a call returns, for the end of its line.
 pub(crate) fn answered(value: Value) {
     ANSWERED.with_borrow_mut(|values| values.push(value));
 }
 
-/// Returns the file, if the environment names one; it is made at the first call.
+/// Returns the file, if the environment names one; the first call makes it.
 fn file() -> Option<&'static File> {
     static FILE: OnceLock<Option<File>> = OnceLock::new();
     let open = || {
@@ -180,7 +181,7 @@ pub(crate) fn begin(call: &Call<'_>, gpu: Option<&Gpu>) {
     write(file, &line);
 }
 
-/// Ends the line of a call with what it answered: values, or the name of an error.
+/// Ends the line of a call with its results: values, or the name of an error.
 pub(crate) fn end(call: &Call<'_>, gpu: Option<&Gpu>, code: Option<CUresult>) {
     let (Some(file), Some(_)) = (file(), call.arguments) else { return };
     let mut line = String::new();

@@ -1,14 +1,15 @@
-//! The memory of all GPUs: one file, mapped twice. At the device's addresses nothing may be read or written.
+//! The memory of all GPUs: one file, mapped twice. Nothing may be read or written at the device's addresses.
 //!
-//! So a program that takes a device address for its own ends as it would on a real GPU. The driver itself uses the
-//! second mapping. Kernels that are compiled for the CPU use the first, which is opened while one runs.
+//! A program that uses a device address as a host address therefore ends, as it would on a real GPU. The driver itself
+//! uses the second mapping. Kernels that are compiled for the CPU use the first mapping. It is opened while one of them
+//! runs.
 #![allow(unsafe_code)]
 
 use std::ptr;
 
 use crate::report;
 
-/// Bytes of addresses, of which no one is used twice.
+/// The size of the address range. No address is used twice.
 const SPAN: usize = 1 << 40;
 const PAGE: u64 = 4096;
 
@@ -41,7 +42,7 @@ impl Window {
         }
     }
 
-    /// Returns the address of new memory, aligned to 256 bytes and to no more.
+    /// Returns the address of new memory, aligned to 256 bytes and not more.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let at = self.used + 256;
         let end = (at + bytes).next_multiple_of(PAGE) + PAGE;
@@ -51,7 +52,7 @@ impl Window {
         })
     }
 
-    /// Gives the pages back to the machine; the addresses stay used.
+    /// Returns the pages to the machine; the addresses are never reused.
     pub(crate) fn free(&self, address: u64, bytes: u64) {
         let at = (address - self.device) / PAGE * PAGE;
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -1,6 +1,6 @@
-//! What a call puts on a stream, as a value that a graph can keep and launch again.
+//! The work that a call enqueues, as a value that a graph can keep and launch again.
 //!
-//! It is plain data; `run.rs` does it.
+//! It is plain data; `run.rs` runs it.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::foreign::Foreign;
 /// One piece of work.
 #[derive(Clone)]
 pub(crate) enum Work {
-    /// Nothing: the place of an event, or of a wait.
+    /// No work: the position of an event, or of a wait.
     Marker,
     Copy {
         to: Side,
         from: Side,
         bytes: u64,
     },
-    /// Repeats a pattern up to so many bytes.
+    /// Repeats a pattern up to a number of bytes.
     Fill {
         to: u64,
         pattern: Vec<u8>,
@@ -33,11 +33,11 @@ pub(crate) enum Work {
     },
     /// Memory exists from here on.
     Allocated(u64),
-    /// Memory is given back here.
+    /// Memory is freed here.
     Freed(u64),
     /// Work of another library, such as a collective.
     Foreign(Arc<Foreign>),
-    /// Work that may touch only what a claim says.
+    /// Work that may touch only the memory of a claim.
     Claimed(Arc<Claim>, Box<Work>),
 }
 
@@ -61,6 +61,6 @@ pub(crate) struct Launch {
     pub(crate) arguments: Vec<u8>,
     /// Addresses of the module's variables.
     pub(crate) variables: Arc<[u64]>,
-    /// Whether it never ends, as `INSTEP_GPU_HANG` says.
+    /// Whether it never ends, because `INSTEP_GPU_HANG` says so.
     pub(crate) hangs: bool,
 }

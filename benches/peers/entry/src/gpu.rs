@@ -1,7 +1,7 @@
-//! Steps tensors of PyTorch's on a GPU, on PyTorch's stream, for torch_gpu.py.
+//! Steps PyTorch's tensors on a GPU, on PyTorch's stream, for torch_gpu.py.
 //!
-//! A stepper that borrows them, and whole passes: begin, hand-over of every gradient, finish. Errors go to standard
-//! error. Must do no work around a pass that a trainer would not do.
+//! A stepper borrows the tensors and makes whole passes: begin, hand-over of every gradient, finish. Errors go to
+//! standard error. Around a pass, this file must do only the work of a trainer.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -19,23 +19,23 @@ struct Peer {
     ids: Vec<ParamId>,
 }
 
-/// What the caller has, as C says it.
+/// The caller's tensors, as a C struct.
 #[repr(C)]
 pub(crate) struct Tensors {
     buckets: usize,
     segments: usize,
     length: usize,
-    /// Of buckets x segments parameters, bucket by bucket: addresses on the device.
+    /// The device addresses of buckets x segments parameters, bucket by bucket.
     params: *const *mut f32,
-    /// Of the flat gradients of each bucket.
+    /// The device addresses of the flat gradients of each bucket.
     grads: *const *mut f32,
 }
 
-/// A stepper on tensors of `length` elements each, or null. Optimizers by number as in `instep_peer_new`.
+/// Returns a stepper on tensors of `length` elements each, or null. Optimizers are numbered as in `instep_peer_new`.
 ///
 /// # Safety
-/// The addresses are valid for as many elements, on this device, until the stepper is closed; nothing touches them but
-/// work on `stream`, which outlives it.
+/// Each address is valid for this number of elements, on this device, until the stepper is closed. Only work on
+/// `stream` touches the elements, and `stream` outlives the stepper.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn instep_peers_gpu_open(
@@ -50,7 +50,8 @@ pub(crate) unsafe extern "C" fn instep_peers_gpu_open(
         .map_or(std::ptr::null_mut(), |peer| Box::into_raw(Box::new(peer)).cast())
 }
 
-/// One pass over all buckets, first to last; PyTorch's stream is behind every step when it returns.
+/// Makes one pass over all buckets, first to last. When this returns, later work on PyTorch's stream comes after every
+/// step.
 ///
 /// # Safety
 /// `peer` comes from `instep_peers_gpu_open` and has not been closed.
@@ -70,10 +71,10 @@ pub(crate) unsafe extern "C" fn instep_peers_gpu_pass(peer: *mut c_void) -> bool
     told(pass()).is_some()
 }
 
-/// Ends it, when all that it was given has run.
+/// Closes the stepper, once all its work has run.
 ///
 /// # Safety
-/// As for `instep_peers_gpu_pass`; the pointer is dead afterwards.
+/// The conditions of `instep_peers_gpu_pass` hold; the pointer is invalid afterwards.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn instep_peers_gpu_close(peer: *mut c_void) -> bool {
@@ -83,7 +84,7 @@ pub(crate) unsafe extern "C" fn instep_peers_gpu_close(peer: *mut c_void) -> boo
 }
 
 /// # Safety
-/// As for `instep_peers_gpu_open`.
+/// The conditions of `instep_peers_gpu_open` hold.
 unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensors: &Tensors) -> Result<Peer> {
     let Tensors { buckets, segments, length, params, grads } = *tensors;
     // SAFETY: as long as the contract says.
@@ -117,7 +118,7 @@ unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensor
     Ok(Peer { stepper, ids })
 }
 
-/// The value, or none after saying why.
+/// Returns the value, or prints the error and returns `None`.
 fn told<T>(outcome: Result<T>) -> Option<T> {
     outcome.inspect_err(|error| eprintln!("instep: {error}")).ok()
 }

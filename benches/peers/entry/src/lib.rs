@@ -1,7 +1,7 @@
 //! Steps buckets now, for a caller in C or Python that times it beside other libraries.
 //!
-//! A bench's entry, not the library's C interface: errors are null or false, and nothing is stable. Must do no work
-//! around the step that the product would not do.
+//! This is a bench's entry, not the library's C interface: errors are null or false, and nothing is stable. This file
+//! must do no work around the step that the product would not do.
 #![allow(unsafe_code)]
 
 #[cfg(feature = "cuda")]
@@ -11,7 +11,7 @@ use instep::bench::Launcher;
 use instep::op::Memory;
 use instep::{Adam, AdamW, DType, Isa, Layout, Moments, Optimizer, Precision, Rounding, Sgd};
 
-/// The optimizer of a number, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of 0.9.
+/// Returns the optimizer of a number, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of 0.9.
 fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
     match number {
         0 => Some(Box::new(AdamW::default())),
@@ -22,7 +22,7 @@ fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
     }
 }
 
-/// The element types of a number.
+/// Returns the element types of a number.
 fn precision(number: u32) -> Option<Precision> {
     let rounding = match number {
         0 => return Some(Precision::F32),
@@ -34,9 +34,9 @@ fn precision(number: u32) -> Option<Precision> {
     Some(Precision { param, grad, moments, rounding, ..Precision::F32 })
 }
 
-/// Memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length` is a
-/// multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum (3).
-/// Everything is f32 (precision 0), or bf16, rounded to the nearest (1) or stochastically (2).
+/// Returns memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length`
+/// is a multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum
+/// (3). Everything is f32 (precision 0), or bf16, rounded to the nearest (1) or stochastically (2).
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_peer_new(
@@ -62,7 +62,7 @@ pub extern "C" fn instep_peer_new(
     launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
 }
 
-/// The first element of parameters (0), gradients (1) or a moment (2, 3) of all buckets, in bucket order.
+/// Returns the first element of parameters (0), gradients (1) or a moment (2, 3) of all buckets, in bucket order.
 ///
 /// # Safety
 /// `launcher` comes from `instep_peer_new` and has not been freed.
@@ -79,10 +79,10 @@ pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8
     unsafe { (*launcher).bytes(memory, 0).as_mut_ptr() }
 }
 
-/// Steps buckets `first..last`; whether all went well.
+/// Steps buckets `first..last`, and returns whether all went well.
 ///
 /// # Safety
-/// As for `instep_peer_elements`, and nobody touches the elements meanwhile.
+/// The conditions of `instep_peer_elements` hold, and nothing else touches the elements during the call.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_peer_step(launcher: *mut Launcher, first: u32, last: u32) -> bool {
@@ -91,10 +91,10 @@ pub unsafe extern "C" fn instep_peer_step(launcher: *mut Launcher, first: u32, l
     (first..last).all(|bucket| launcher.step(bucket).is_ok())
 }
 
-/// Ends it.
+/// Frees the memory.
 ///
 /// # Safety
-/// As for `instep_peer_elements`; the pointer and every pointer into it are dead afterwards.
+/// The conditions of `instep_peer_elements` hold; the pointer and every pointer into the memory are invalid afterwards.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn instep_peer_free(launcher: *mut Launcher) {

@@ -1,7 +1,7 @@
 //! The launches that a pass has once, whatever its size in elements: Begin and Decide.
 //!
-//! Each is one block that loops over groups and segments, so its time depends on the number of parameters, and it has
-//! no ceiling. A sample of Begin has few launches, because the host may be only eight passes ahead.
+//! Each is one block that loops over groups and segments. Its time depends on the number of parameters, and it has no
+//! ceiling. A sample of Begin has few launches, because the host may be only eight passes ahead.
 
 use std::time::Duration;
 

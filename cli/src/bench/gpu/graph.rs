@@ -1,7 +1,7 @@
 //! A captured pass's replay against the same pass made call by call.
 //!
-//! Parameters are small, so that launches and host calls are what is timed. A round has one pass of each kind, on one
-//! stepper. The trainer has no work of its own in either.
+//! Parameters are small, so the bench times launches and host calls. A round has one pass of each kind, on one stepper.
+//! In both cases the trainer itself has no work.
 
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! `instep bench --device cuda:N`: the same benches on a GPU, timed by its own events.
 //!
-//! As in nccl-tests, a sweep over sizes prints one line each, in the same units. The ceiling is the faster of two copies
-//! on the same device, timed in the same round. Every step is compared with the host's bits before it is timed. Files are
-//! written anew after each row.
+//! As in nccl-tests, a sweep over sizes prints one line for each size, in the same units. The ceiling is the faster of
+//! two copies on the same device, timed in the same round. Every step is compared with the host's bits before it is
+//! timed. Files are written anew after each row.
 
 mod control;
 mod files;
@@ -35,8 +35,8 @@ pub(super) struct Options {
     /// Steps gradients and states of zeros, as of embedding rows that no token used: divisions take their slow path.
     #[arg(long)]
     zeros: bool,
-    /// Kernels that scripts/bench-kernels.sh builds, for the overlap bench and as second ceiling of steps and norms a copy
-    /// by the multiprocessors [default: INSTEP_BENCH_KERNELS].
+    /// Kernels that scripts/bench-kernels.sh builds, for the overlap bench and as second ceiling of steps and norms a
+    /// copy by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.

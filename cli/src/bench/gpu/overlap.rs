@@ -28,7 +28,7 @@ const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
 const QUICK: LoadSize =
     LoadSize { params: 4, side: 128, depth: 32, activation_bytes: 128 << 10, pacing: PACING };
-/// Passes that are recorded; the last one is drawn.
+/// Number of recorded passes; the last one is drawn.
 const RECORDED: usize = 4;
 
 /// A device with the loads that run on it.

@@ -40,7 +40,7 @@ pub(super) struct DeviceLine {
     l2_bytes: u64,
 }
 
-/// One line of the step bench, or of the norm's.
+/// One line of the step bench or of the norm bench.
 #[derive(Serialize)]
 pub(super) struct StepRow {
     #[serde(flatten)]
@@ -65,7 +65,7 @@ pub(super) struct StepRow {
     pub(super) starved_samples: usize,
     /// Time that the GPU was busy with this case before its first round.
     pub(super) warm_up_ms: f64,
-    /// Null for a norm, which tests compare.
+    /// Null for a norm; tests compare norms.
     pub(super) compared: Option<Compared>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct OverlapRow {
     pub(super) tail_us: Spread,
     /// Tail minus the tail of the pass without an optimizer, of the same round.
     pub(super) exposed_us: Spread,
-    /// Backward minus that of the pass without an optimizer, of the same round.
+    /// Slowdown of backward, relative to the pass without an optimizer of the same round.
     pub(super) backward_slowdown_percent: Spread,
 }
 
@@ -146,7 +146,7 @@ impl Report {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
     }
 
-    /// Fails if a row's bits are not the host's.
+    /// Fails if the bits of a row differ from those of the host.
     pub(super) fn judge(&self) -> Result<(), Failure> {
         let mismatches: Vec<&str> = self.step.iter().filter_map(StepRow::mismatch).collect();
         match mismatches.first() {

@@ -1,8 +1,8 @@
 //! One bucket's step, or its norm, against copies of as many bytes, round by round.
 //!
 //! A sample is a row of launches between two events, all queued before the first one starts. Only times of the same
-//! round are divided by each other, and the order of a round alternates. No sample is dropped. Every row is saved before
-//! the next case begins; a step with a wrong bit is a marked row, and the others still run.
+//! round are divided by each other, and the order of a round alternates. No sample is dropped. Every row is saved
+//! before the next case begins. A step with a wrong bit is a marked row, and the others still run.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The cases of the step bench: sizes, in cache or beyond it, and limits on blocks.
 //!
-//! AdamW comes first, because a run may be cut off. This file does not know how much memory there is; the bench reports a
-//! case that does not fit.
+//! AdamW comes first, because a run may be cut off. This file does not know how much memory there is; the bench reports
+//! a case that does not fit.
 
 use std::str::FromStr;
 
@@ -78,14 +78,15 @@ impl Blocks {
     }
 }
 
-/// All steps: optimizer by optimizer and precision by precision, sizes ascending, then the bucket of many segments.
+/// Returns all steps: optimizer by optimizer and precision by precision, sizes ascending, then the bucket of many
+/// segments.
 pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let mut rules = options.optimizers();
     rules.sort_by_key(|rule| rule.name() != "adamw");
     cases(options, cuda, &rules, Work::Step)
 }
 
-/// All norms, likewise. SGD steps these buckets, because it has no states that take memory.
+/// Returns all norms in the same order. SGD steps these buckets, because it has no states that take memory.
 pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let rules = cases::Case::all().into_iter().filter(|rule| rule.name() == "sgd");
     cases(options, cuda, &rules.collect::<Vec<_>>(), Work::Norm)

@@ -1,8 +1,8 @@
 //! Fills a case's memory, and compares two steps of it with the host device, byte by byte, before it is timed.
 //!
-//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements, unless an
-//! update depends on the whole parameter. Up to [`WHOLE`] elements are compared in full. Above that, only the tiles of
-//! [`tiles`] are compared, because a full comparison takes seconds in which the GPU's clocks drop.
+//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements. Updates that
+//! depend on the whole parameter are the exception. Up to [`WHOLE`] elements are compared in full. Above that, only the
+//! tiles of [`tiles`] are compared, because a full comparison takes seconds in which the GPU's clocks drop.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) struct Compared {
     /// Elements of each memory.
     pub(super) of: u64,
     pub(super) sample: String,
-    /// Null if all bytes are the host's.
+    /// Null if all bytes equal those of the host.
     pub(super) mismatch: Option<String>,
 }
 
@@ -172,8 +172,8 @@ fn difference(
     Ok(None)
 }
 
-/// The elements to compare: all, or the first and the last tile, and one tile at a random place in each of several
-/// equal parts between them.
+/// The elements to compare: either all of them, or the first tile, the last tile, and one tile at a random place in
+/// each of several equal parts between them.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
         return Vec::from([Range { start: 0, end: all }]);

@@ -1,6 +1,6 @@
-//! The optimizer beside burn's AdamW, beside a `Stepper` of instep, and where a step is refused.
+//! Compares the optimizer with burn's AdamW and with a `Stepper` of instep, and tests where a step is refused.
 //!
-//! Bits are compared wherever the arithmetic is instep's on both sides.
+//! Bits are compared if instep's arithmetic is on both sides.
 
 mod bound;
 mod refused;
@@ -25,8 +25,8 @@ fn adamw() -> instep::AdamW {
     instep::AdamW { betas: (beta1, beta2), eps, weight_decay, ..Default::default() }
 }
 
-/// The gradients of a training go to both optimizers, with a rate that changes and one parameter that lacks its
-/// gradient at first and now and then. Each parameter is held to the f64 value and the bound on f32's rounding.
+/// The gradients of a training go to both optimizers. The learning rate changes, and one parameter sometimes has no
+/// gradient, as in the first step. Each parameter must be within the bound on f32's rounding of the f64 value.
 #[test]
 fn a_training_has_the_parameters_of_burn_within_the_rounding_of_f32() {
     let instep::AdamW { betas, eps, weight_decay, .. } = adamw();

@@ -17,7 +17,7 @@ fn optimizer() -> FusedOptimizer {
     FusedOptimizer::new(Config::new(instep::AdamW::default()).max_norm(1.0)).expect("an optimizer")
 }
 
-/// Expects a refusal, and returns the module, which must have its bits.
+/// Expects a refusal, and returns the module, whose bits must be unchanged.
 #[track_caller]
 fn refused(
     optimizer: &mut FusedOptimizer,

@@ -1,6 +1,6 @@
-//! The optimizer beside candle-nn's AdamW, beside a `Stepper` of instep, and where a step is refused.
+//! Compares the optimizer with candle-nn's AdamW and with a `Stepper` of instep, and tests where a step is refused.
 //!
-//! Bits are compared wherever the arithmetic is instep's on both sides.
+//! Bits are compared if instep's arithmetic is on both sides.
 
 mod bound;
 mod refused;
@@ -16,8 +16,8 @@ use support::{Net, bits, grads, spread, values, var};
 
 const PARAMS: ParamsAdamW = ParamsAdamW { lr: 0.01, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.05 };
 
-/// The gradients of a training go to both optimizers, with a rate that changes and one variable that lacks its
-/// gradient at first and now and then. Each parameter is held to the f64 value and the bound on f32's rounding.
+/// The gradients of a training go to both optimizers. The learning rate changes, and one variable sometimes has no
+/// gradient, as in the first step. Each parameter must be within the bound on f32's rounding of the f64 value.
 #[test]
 fn a_training_has_the_parameters_of_candle_nn_within_the_rounding_of_f32() -> Result<()> {
     let net = Net::new()?;

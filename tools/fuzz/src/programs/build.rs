@@ -1,6 +1,6 @@
 //! A program's options and optimizers, as the library has them.
 //!
-//! Translates and decides nothing.
+//! This file translates and decides nothing.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

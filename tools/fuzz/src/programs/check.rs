@@ -1,7 +1,7 @@
-//! Holds what the ranks saw against the model, action by action.
+//! Compares what the ranks saw with the model, action by action.
 //!
-//! The model takes over values that are close enough, so a bound is that of the few updates since. Every difference
-//! names its place and both values.
+//! The model takes over values that are close enough, so a bound covers only the few updates since then. Every
+//! difference names its place and both values.
 
 use super::model::Model;
 use super::observe::same_bits;
@@ -11,18 +11,18 @@ use super::rules::state_names;
 use super::run;
 use super::values::{F16_STEP, Values, bits, value_bits};
 
-/// What the check knows between phases.
+/// The knowledge of the check between phases.
 pub(crate) struct Checked<'p> {
     pub(crate) model: Model<'p>,
-    /// Per bucket its parameters.
+    /// The parameters of each bucket.
     buckets: Vec<Vec<usize>>,
-    /// The rank that left the file.
+    /// The rank that wrote the file.
     source: usize,
 }
 
 type Verdict = Result<(), String>;
 
-/// Checks a phase, which goes on from what the one before has left.
+/// Checks a phase that continues from the result of the phase before.
 pub(crate) fn phase<'p>(
     program: &'p Program,
     number: usize,
@@ -58,7 +58,7 @@ pub(crate) fn phase<'p>(
     Ok(checked)
 }
 
-/// The model of a stepper that has got its tensors.
+/// Makes the model of a stepper that has got its tensors.
 fn enter<'p>(program: &'p Program, number: usize, before: Option<&Checked<'p>>) -> Result<Model<'p>, String> {
     let phase = &program.phases[number];
     let mut model = Model::new(program, &phase.config);
@@ -116,7 +116,7 @@ fn sorted(buckets: &[u32]) -> Vec<u32> {
     sorted
 }
 
-/// The values that all ranks write to a parameter, or each rank to a local one.
+/// Returns the values that all ranks write to a parameter, or each rank to a local one.
 fn written(program: &Program, param: usize, rank: usize, salt: u64) -> Vec<f64> {
     let salt = salt + ((rank as u64) << 40);
     (0..program.params[param].len).map(|k| value(program.seed, salt, param, k)).collect()
@@ -129,7 +129,7 @@ fn write(model: &mut Model<'_>, param: usize, salt: u64) {
     }
 }
 
-/// The first element that is too far off.
+/// Finds the first element that is too far off.
 fn compare(name: &str, expected: &Values, found: &[f32], rounding: f64) -> Verdict {
     for (k, found) in found.iter().enumerate() {
         let (found, expected, most) = (f64::from(*found), expected.values[k], expected.errors[k]);
@@ -276,8 +276,8 @@ impl Checked<'_> {
         }
     }
 
-    /// The buckets that an Eager pass had launched before it was given up: those whose gradients were all handed over, with
-    /// several ranks in their order, up to the first that was not.
+    /// Returns the buckets that an Eager pass had launched before it was abandoned: those whose gradients were all
+    /// handed over. With several ranks, these are the first buckets in order, up to the first that was not complete.
     fn stepped_of_abandoned(&self, pass: &Pass) -> Vec<u32> {
         let (model, program) = (&self.model, self.model.program);
         let hand_overs = match pass.end {
@@ -342,7 +342,7 @@ impl Checked<'_> {
         Ok(())
     }
 
-    /// Compares all that ranks read, and takes it over.
+    /// Compares all that ranks read, and takes over their values.
     fn observe(&mut self, events: &[Vec<&Event>]) -> Verdict {
         let program = self.model.program;
         // The ranks that have something in common read it in the same order.

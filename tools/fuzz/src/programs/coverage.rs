@@ -1,12 +1,12 @@
-//! Which pairs of features met in one phase of some program, and what no program reaches.
+//! Counts which pairs of features were tested together in one phase of some program, and names what no program reaches.
 //!
-//! A pair that is missing is printed, so a change to what is drawn shows what it lost.
+//! A missing pair is printed, so a change of the drawn programs shows what it lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::program::*;
 
-/// What the programs cannot find, and why.
+/// The combinations that the programs cannot reach, and why.
 const OUT_OF_REACH: &str = "\
 OUT OF REACH of these programs
   devices but the host's, captured passes, borrowed buckets, BucketStep, C and Python: other tests hold them

@@ -1,6 +1,6 @@
-//! Programs from seeds: options that go together, and actions that are allowed where they come.
+//! Draws programs from seeds: options that can be combined, and actions that are allowed at their place.
 //!
-//! Options that the library refuses are not drawn, so a refusal is a difference. Rare combinations that have to meet in
+//! Options that the library refuses are not drawn, so a refusal is a difference. Rare combinations that must occur in
 //! one phase are drawn together, because a few hundred programs would not have them otherwise.
 
 use rand::rngs::SmallRng;
@@ -129,7 +129,7 @@ impl Draw {
         }
     }
 
-    /// Parameters that ranks have in common.
+    /// Returns the parameters that ranks have in common.
     fn shared(&self) -> Vec<usize> {
         let params = self.program.params.iter().enumerate();
         params.filter(|(_, param)| !param.local && param.len > 0).map(|(k, _)| k).collect()
@@ -223,7 +223,7 @@ impl Draw {
         }
     }
 
-    /// How a phase after the last one gets what that has left.
+    /// Returns how a phase after the last one gets the result of the last one.
     fn next_entry(&self) -> Option<Entry> {
         match self.program.phases.last()?.exit {
             Exit::Nothing | Exit::Doom { saves: false, .. } => None,
@@ -282,7 +282,7 @@ impl Draw {
         Phase { config, entry, actions, exit }
     }
 
-    /// Whether ranks may write different values to a parameter, of which rank 0's hold.
+    /// Returns whether ranks may write different values to a parameter; those of rank 0 then count.
     fn can_differ(&self, config: &Config, param: usize) -> bool {
         let param = &self.program.params[param];
         config.strategy != Strategy::Fsdp && config.precision(param).master == Master::None

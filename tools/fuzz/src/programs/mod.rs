@@ -1,7 +1,8 @@
-//! Random trainings, held against a naive f64 model that shares no code with the library.
+//! Random trainings, compared with a naive f64 model that shares no code with the library.
 //!
 //! A program is drawn from a seed: a layout, optimizers, and phases of options and actions. Each phase runs on ranks of
-//! this process and leaves a file, from which a stepper of other options goes on. A seed always gives the same program.
+//! this process and leaves a file, from which a stepper with other options continues. A seed always gives the same
+//! program.
 
 mod build;
 mod check;

@@ -1,13 +1,13 @@
 //! A naive trainer in f64: the whole training of all ranks, element by element.
 //!
-//! It shares no code with the library. It knows nothing of buckets, shards, offload and threads, none of which may
-//! change a result: the check tells it which parameters an abandoned pass has stepped.
+//! It shares no code with the library and knows nothing of buckets, shards, offload and threads, none of which may
+//! change a result. The check tells it which parameters an abandoned pass has stepped.
 
 use super::program::*;
 use super::rules::{Element, Update, nadam_momentum, state_names};
 use super::values::{F32, Values, bits, rounded, value_bits};
 
-/// What one rank, or all of them, have of a parameter.
+/// The tensors of one parameter on one rank, or on all of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cell {
     pub(crate) value: Values,
@@ -16,11 +16,11 @@ pub(crate) struct Cell {
     pub(crate) copy: Values,
     pub(crate) count: u64,
     pub(crate) carried: f64,
-    /// What is left of the gradient, where that is known.
+    /// The content of the gradient after the pass, if it is known.
     pub(crate) gradient: Option<Values>,
 }
 
-/// What the device decides about a pass.
+/// The device's decisions about a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decision {
     pub(crate) skipped: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Decision {
 pub(crate) struct Model<'p> {
     pub(crate) program: &'p Program,
     pub(crate) config: &'p Config,
-    /// Per parameter one cell for all ranks, or one for each rank of a local parameter.
+    /// For each parameter, one cell for all ranks, or one cell for each rank if the parameter is local.
     pub(crate) cells: Vec<Vec<Cell>>,
     pub(crate) rules: [Rule; 2],
     pub(crate) schedules: [Option<Schedule>; 2],
@@ -49,12 +49,12 @@ pub(crate) struct Model<'p> {
     pub(crate) passes: u64,
     pub(crate) abandoned: u64,
     pub(crate) last: Option<Decision>,
-    /// Ranks other than the first hold other values until the next pass begins.
+    /// Whether ranks other than the first have other values until the next pass begins.
     pub(crate) differs: bool,
 }
 
 impl<'p> Model<'p> {
-    /// A stepper in which nothing has happened.
+    /// Makes the model of a stepper in which nothing has happened.
     pub(crate) fn new(program: &'p Program, config: &'p Config) -> Model<'p> {
         let cells = program.params.iter().enumerate().map(|(k, param)| {
             let zeros = || Values::exact(vec![0.0; param.len]);
@@ -95,7 +95,7 @@ impl<'p> Model<'p> {
         self.config.precision(&self.program.params[param])
     }
 
-    /// Writes a parameter's value, in one rank's cell or in that of all.
+    /// Writes a parameter's value, in one rank's cell or in the cell of all ranks.
     pub(crate) fn write_value(&mut self, param: usize, cell: usize, values: Vec<f64>) {
         let mut values = Values::exact(values);
         values.round(value_bits(&self.precision(param)));
@@ -110,7 +110,7 @@ impl<'p> Model<'p> {
         self.cells[param][cell].states[state] = Values::exact(values.values);
     }
 
-    /// The rate of a group in the pass that begins.
+    /// Sets each group's learning rate for the pass that begins.
     fn follow_schedules(&mut self) {
         for group in 0..2 {
             if let Some(schedule) = &self.schedules[group] {
@@ -119,13 +119,13 @@ impl<'p> Model<'p> {
         }
     }
 
-    /// Whether a rank writes a parameter's gradient.
+    /// Returns whether a rank writes a parameter's gradient.
     pub(crate) fn writes(&self, pass: &Pass, rank: u32, param: usize) -> bool {
         let is_written = pass.unwritten[rank as usize] >> param & 1 == 0;
         is_written && !pass.joins[rank as usize] && !self.frozen[param] && !pass.named.contains(&param)
     }
 
-    /// A rank's own gradient of a pass, scaled: the sum of its micro-batches.
+    /// Returns a rank's own gradient of a pass, scaled: the sum of its micro-batches.
     fn own_gradient(&self, pass: &Pass, rank: u32, param: usize) -> Vec<f64> {
         let len = self.program.params[param].len;
         let is_summed = self.config.summed && !self.program.params[param].local;
@@ -139,14 +139,14 @@ impl<'p> Model<'p> {
         (0..len).map(|k| of(k) * self.scale).collect()
     }
 
-    /// Begins a pass: the values of rank 0 are everybody's.
+    /// Begins a pass, in which all ranks get the values of rank 0.
     fn begin(&mut self) {
         self.passes += 1;
         self.differs = false;
         self.follow_schedules();
     }
 
-    /// Gives a pass up, after which these parameters of each rank are stepped all the same.
+    /// Abandons a pass, after which these parameters of each rank are stepped nevertheless.
     pub(crate) fn abandon(&mut self, pass: &Pass, stepped: &[usize]) {
         self.begin();
         let clip = self.clip_of_previous();
@@ -237,7 +237,7 @@ impl<'p> Model<'p> {
         self.schedule_step += 1;
     }
 
-    /// Whether a parameter is stepped, of a local one on any rank.
+    /// Returns whether a parameter is stepped; for a local parameter, on any rank.
     fn is_stepped(&self, pass: &Pass, param: usize) -> bool {
         if self.frozen[param] || pass.named.contains(&param) || self.program.params[param].len == 0 {
             return false;
@@ -246,7 +246,7 @@ impl<'p> Model<'p> {
             || (0..self.config.ranks).any(|rank| self.writes(pass, rank, param))
     }
 
-    /// The sum over ranks.
+    /// Returns the sum over ranks.
     fn sum(&self, pass: &Pass, param: usize) -> Vec<f64> {
         let mut sum = vec![0.0; self.program.params[param].len];
         for rank in (0..self.config.ranks).filter(|rank| self.writes(pass, *rank, param)) {
@@ -256,7 +256,7 @@ impl<'p> Model<'p> {
         sum
     }
 
-    /// What the gradients read as after the pass, where that is promised.
+    /// Sets the values that gradients have after the pass, if they are specified.
     fn leave_gradients(&mut self, pass: &Pass, skipped: bool, clip: f64) {
         for param in 0..self.program.params.len() {
             let is_local = self.program.params[param].local;
@@ -292,7 +292,7 @@ impl<'p> Model<'p> {
         }
     }
 
-    /// Steps a parameter, of a local one on every rank that has data and used it.
+    /// Steps a parameter. A local parameter is stepped on every rank that has data and used it.
     fn step(&mut self, pass: &Pass, param: usize, clip: f64) {
         let is_local = self.program.params[param].local;
         let group = usize::from(self.program.params[param].second);
@@ -400,7 +400,7 @@ impl Cell {
     }
 }
 
-/// The unscaled gradient of one micro-batch, poison included.
+/// Returns the unscaled gradient of one micro-batch, including poison.
 pub(crate) fn micro_gradient(
     program: &Program,
     pass: &Pass,
@@ -415,13 +415,13 @@ pub(crate) fn micro_gradient(
     gradient(program.seed, pass.number, rank, micro_batch, param, k)
 }
 
-/// As `torch.nn.utils.clip_grad_norm_`.
+/// Returns the coefficient of `torch.nn.utils.clip_grad_norm_`.
 fn clip_coefficient(most: f64, norm: f64) -> f64 {
     let clip = most / (norm + 1e-6);
     if clip > 1.0 { 1.0 } else { clip }
 }
 
-/// As the schedulers of `torch.optim.lr_scheduler`, in closed form.
+/// Returns the learning rate of a scheduler of `torch.optim.lr_scheduler`, in closed form.
 pub(crate) fn rate(schedule: &Schedule, step: u64) -> f64 {
     match *schedule {
         Schedule::Step { lr, size, gamma } => lr * gamma.powf((step / size) as f64),

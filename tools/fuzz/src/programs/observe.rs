@@ -1,6 +1,6 @@
-//! Reading everything that a stepper has, on all ranks together, by every call that may.
+//! Reads everything that a stepper has, on all ranks together, by every call that can read it.
 //!
-//! Calls that give the same tensor must give the same bits. Where ranks share a tensor out, a plain read is refused.
+//! Calls that give the same tensor must give the same bits. If a tensor is sharded, a plain read is refused.
 
 use instep::{Result, TensorId};
 
@@ -41,7 +41,8 @@ fn tensors<'p>(rank: &Rank<'p>, param: usize) -> Vec<(What, TensorId<'p>)> {
     all
 }
 
-/// A plain read of a whole tensor gives what a gather gives; of one that is shared out it is refused.
+/// Checks that a plain read of a full tensor gives what a gather gives, and that a plain read of a sharded tensor is
+/// refused.
 fn compare_reads(rank: &mut Rank<'_>, (what, param): (What, usize), values: &[f32], read: Result<Vec<f32>>) {
     let config = rank.config;
     let precision = config.precision(&rank.program.params[param]);
@@ -99,7 +100,7 @@ fn settings(rank: &mut Rank<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads what is here, after a failure.
+/// Reads what is left on this rank after a failure.
 pub(crate) fn what_is_left(rank: &mut Rank<'_>) -> Result<()> {
     let config = rank.config;
     for param in 0..rank.ids.len() {

@@ -1,6 +1,6 @@
-//! One pass of a program on one rank: gradients, hand-overs, reads in between, calls that must be refused, the end.
+//! One pass of a program on one rank: gradients, hand-overs, reads, calls that must be refused, and the end.
 //!
-//! It writes the gradients that the model sums. The pass's number decides which of the ways to write them it takes.
+//! It writes the gradients that the model sums. The pass's number decides in which way they are written.
 
 use std::num::NonZeroU32;
 
@@ -94,13 +94,13 @@ impl Open<'_> {
         self.note(Event::Wrong(wrong));
     }
 
-    /// Whether this rank writes a gradient.
+    /// Returns whether this rank writes a gradient.
     fn writes(&self, param: usize) -> bool {
         let is_unwritten = self.pass.unwritten[self.rank as usize] >> param & 1 != 0;
         !is_unwritten && !self.frozen[param] && !self.pass.named.contains(&param)
     }
 
-    /// A number below `n`, the same on all ranks where `of` is.
+    /// Returns a number below `n`, which is the same on all ranks with the same `of`.
     fn chance(&self, of: &[u64], n: u64) -> u64 {
         let place: Vec<u64> = [self.program.seed, self.pass.number].iter().chain(of).copied().collect();
         (hash(&place) >> 13) % n
@@ -110,7 +110,7 @@ impl Open<'_> {
         self.config.precision(&self.program.params[param]).grad
     }
 
-    /// Makes one micro-batch, and says whether the pass goes on.
+    /// Makes one micro-batch, and returns whether the pass continues.
     fn micro_batch(&mut self, micro_batch: u32) -> Result<bool> {
         for param in 0..self.ids.len() {
             if self.writes(param) {
@@ -216,7 +216,7 @@ impl Open<'_> {
         if replaces { grads.write(id, &values) } else { grads.add(id, &values) }
     }
 
-    /// Names parameters as unused on all ranks; what was written to them is discarded.
+    /// Declares parameters unused on all ranks; what was written to them is discarded.
     fn name_unused(&mut self) -> Result<()> {
         let mut ids = Vec::new();
         for param in self.pass.named.iter().copied() {

@@ -1,7 +1,7 @@
 //! A program: a model and what a training does with it, as plain data.
 //!
-//! It depends on nothing of the library. Gradients and written values are functions of the seed and of their place, so
-//! the run and the model ask for them apart from each other and a program stays small.
+//! It depends on nothing in the library. Gradients and written values are functions of the seed and of their place. The
+//! run and the model compute them separately, and a program stays small.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub(crate) const KINDS: [Kind; 13] = [
     Kind::Rprop,
 ];
 
-/// An optimizer. What a kind has no use for is not looked at.
+/// An optimizer. Fields that a kind does not need are ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rule {
     pub(crate) kind: Kind,
@@ -57,10 +57,10 @@ pub(crate) struct Rule {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Param {
     pub(crate) len: usize,
-    /// In the second group instead of the default one.
+    /// Whether the parameter is in the second group instead of the default one.
     pub(crate) second: bool,
     pub(crate) local: bool,
-    /// Stays f32 in a group of 16 bits.
+    /// Whether the parameter stays f32 in a group of 16 bits.
     pub(crate) f32: bool,
     pub(crate) uses: u32,
 }
@@ -158,15 +158,15 @@ pub(crate) struct Config {
     pub(crate) loss_scale: LossScale,
     pub(crate) unused: Unused,
     pub(crate) uneven: Option<Divisor>,
-    /// Divides sums in the place of the number of ranks.
+    /// The divisor of sums, instead of the number of ranks.
     pub(crate) divisor: Option<f64>,
     pub(crate) cap_bytes: Option<u64>,
-    /// Kernel threads; 0 for the group's own.
+    /// Number of kernel threads; 0 means the threads of the group of ranks.
     pub(crate) threads: usize,
     pub(crate) inline: bool,
     pub(crate) summed: bool,
     pub(crate) gradients: Gradients,
-    /// Of the default and of the second group.
+    /// The precisions of the default group and of the second group.
     pub(crate) precisions: [Precision; 2],
     pub(crate) copy: Option<Type>,
     pub(crate) ema: Option<f64>,
@@ -177,7 +177,7 @@ pub(crate) struct Config {
 /// How a phase gets its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Values are written; other ranks than the first write other ones, which its first pass replaces.
+    /// Values are written. Ranks other than the first may write other values, which the first pass replaces.
     Fresh { differ: bool },
     /// The checkpoint that the phase before has left.
     Load,
@@ -191,14 +191,14 @@ pub(crate) enum Exit {
     Nothing,
     Save,
     SaveTogether,
-    /// By rank 0, to memory; where ranks share tensors out, by all of them.
+    /// Rank 0 writes to memory; if tensors are sharded, all ranks write.
     Write,
     Export {
         averages: bool,
         f32: bool,
     },
-    /// One rank leaves, or does what the others do not, and the next pass fails. The others are rescued. The first of
-    /// them writes a checkpoint, if `saves`.
+    /// One rank leaves, or does something other than the rest, and the next pass fails. The others are rescued. The
+    /// first of them writes a checkpoint, if `saves`.
     Doom {
         doom: Doom,
         rank: u32,
@@ -220,11 +220,11 @@ pub(crate) enum Doom {
     Frozen(usize),
 }
 
-/// What becomes of a pass.
+/// How a pass ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finish,
-    /// After so many micro-batches and then so many hand-overs.
+    /// The pass is abandoned after this number of micro-batches, and then of hand-overs.
     Abandon {
         micro_batches: u32,
         hand_overs: usize,
@@ -233,26 +233,26 @@ pub(crate) enum End {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pass {
-    /// Where its gradients come from; no other pass of the program has it.
+    /// The number from which the pass's gradients follow; no other pass of the program has it.
     pub(crate) number: u64,
     pub(crate) micro_batches: u32,
-    /// Per rank, whether it has no data.
+    /// Whether each rank has no data.
     pub(crate) joins: Vec<bool>,
-    /// Per rank, the parameters that it does not write, as bits.
+    /// The parameters that each rank does not write, as bits.
     pub(crate) unwritten: Vec<u32>,
-    /// Parameters that all ranks name as unused.
+    /// Parameters that all ranks declare unused.
     pub(crate) named: Vec<usize>,
-    /// A local parameter that one rank names after its hand-over.
+    /// A local parameter that one rank declares unused after its hand-over.
     pub(crate) named_late: Option<(u32, usize)>,
     /// A rank, a parameter and an element whose gradient is not finite.
     pub(crate) poison: Option<(u32, usize, usize)>,
-    /// A local gradient is `write`n in each micro-batch, so that the last one counts.
+    /// Whether a local gradient is `write`n in each micro-batch, so that the last one counts.
     pub(crate) rewrites: bool,
-    /// Parameters that nobody hands over before the end.
+    /// Parameters that no rank hands over before the end, as bits.
     pub(crate) left_to_finish: u32,
-    /// Parameters are read before their hand-over.
+    /// Whether parameters are read before their hand-over.
     pub(crate) reads: bool,
-    /// Calls that must be refused are made.
+    /// Whether calls that must be refused are made.
     pub(crate) probes: bool,
     pub(crate) end: End,
 }
@@ -277,7 +277,7 @@ pub(crate) enum Action {
         salt: u64,
         differ: bool,
     },
-    /// All states: a first moment without a second one would be divided by next to nothing.
+    /// Writes all states, because a first moment without a second one would be divided by nearly 0.
     WriteStates {
         param: usize,
         salt: u64,
@@ -293,7 +293,7 @@ pub(crate) enum Action {
     Unshard(usize),
     Reshard(usize),
     Rebuild,
-    /// Saves to memory and loads it into the same stepper.
+    /// Saves to memory and loads the result into the same stepper.
     Reload,
 }
 
@@ -309,7 +309,7 @@ pub(crate) struct Phase {
 pub(crate) struct Program {
     pub(crate) seed: u64,
     pub(crate) params: Vec<Param>,
-    /// Of the default and of the second group.
+    /// The rules of the default group and of the second group.
     pub(crate) rules: [Rule; 2],
     pub(crate) phases: Vec<Phase>,
 }
@@ -339,7 +339,7 @@ impl Config {
         self.strategy != Strategy::Replicated
     }
 
-    /// Ranks that have a tensor among them.
+    /// Returns the number of ranks that have shards of a tensor.
     pub(crate) fn shards(&self) -> u32 {
         if self.is_sharded() { self.shard_size.unwrap_or(self.ranks) } else { 1 }
     }
@@ -349,7 +349,7 @@ impl Config {
     }
 }
 
-/// A hash of some numbers, for choices that run and model must make alike.
+/// A hash of some numbers, for choices that run and model must make in the same way.
 pub(crate) fn hash(numbers: &[u64]) -> u64 {
     numbers.iter().fold(0x9e37_79b9_7f4a_7c15, |state, number| {
         let mut x = state ^ number.wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -359,7 +359,8 @@ pub(crate) fn hash(numbers: &[u64]) -> u64 {
     })
 }
 
-/// The unscaled gradient of an element: a small dyadic number, whose sums over ranks and micro-batches bf16 holds.
+/// Returns the unscaled gradient of an element: a small dyadic number, whose sums over ranks and micro-batches are
+/// exact in bf16.
 pub(crate) fn gradient(
     seed: u64,
     pass: u64,
@@ -373,14 +374,14 @@ pub(crate) fn gradient(
     if drawn.is_multiple_of(8) { 0.0 } else { ((drawn >> 8) % 31) as f64 / 8.0 - 15.0 / 8.0 }
 }
 
-/// A value that is written to a tensor, which every format holds.
+/// Returns a value to write to a tensor, which is exact in every format.
 pub(crate) fn value(seed: u64, salt: u64, param: usize, element: usize) -> f64 {
     let drawn = hash(&[seed, salt, param as u64, element as u64]) >> 20;
     let magnitude = (drawn % 31 + 1) as f64 / 16.0;
     if (drawn >> 8).is_multiple_of(2) { magnitude } else { -magnitude }
 }
 
-/// The order in which a rank hands parameters over.
+/// Returns the order in which a rank hands parameters over.
 pub(crate) fn order(program: &Program, pass: &Pass, rank: u32) -> Vec<usize> {
     // Ranks that give a pass up have launched the same buckets.
     let rank = if pass.end == End::Finish { rank } else { 0 };

@@ -1,6 +1,6 @@
-//! One rank of a phase, and what it notes for the model: a log of events.
+//! One rank of a phase, and its log of events for the model.
 //!
-//! Every event has the number of the action that it belongs to. What a rank does is in the files above this one.
+//! Every event has the number of the action that it belongs to. The files above this one have the actions of a rank.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub(crate) enum What {
     Gradient,
 }
 
-/// What a rank saw.
+/// An event that a rank saw.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// The parameters of each bucket.
@@ -52,7 +52,7 @@ pub(crate) enum Event {
     Joined(bool),
     /// The loss scale of a pass.
     Scale(f64),
-    /// The first value that a gradient had before it was written, where it was not 0.
+    /// The first value other than 0 that a gradient had before it was written.
     Stale {
         param: usize,
         micro_batch: u32,
@@ -63,7 +63,7 @@ pub(crate) enum Event {
         call: &'static str,
         error: Option<&'static str>,
     },
-    /// How a pass failed that had to.
+    /// The error of a pass that had to fail.
     Doomed {
         kinds: Vec<&'static str>,
         schedule_step: u64,
@@ -71,7 +71,7 @@ pub(crate) enum Event {
     Wrong(String),
 }
 
-/// Events, each with the number of its action; those of entry and exit have numbers of their own.
+/// Events, each with the number of its action. The events of entry and exit have separate numbers.
 pub(crate) type Log = Vec<(usize, Event)>;
 
 pub(crate) const ENTRY: usize = usize::MAX - 1;
@@ -89,19 +89,19 @@ pub(crate) struct Rank<'p> {
     pub(crate) at: usize,
     pub(crate) frozen: Vec<bool>,
     pub(crate) passes: u64,
-    /// What was recorded since the buckets were laid out.
+    /// The recording since the buckets were built.
     pub(crate) recorded: instep::Recording,
     pub(crate) together: &'p Together,
 }
 
-/// Where ranks meet before a pass that has to fail, so that it ends no call before it.
+/// The meeting point of ranks before a pass that has to fail. This pass then ends no earlier call.
 #[derive(Default)]
 pub(crate) struct Together {
     arrived: AtomicU32,
 }
 
 impl Together {
-    /// Waits for all ranks, but not for ever: one of them may have failed.
+    /// Waits for all ranks, for a limited time, because one of them may have failed.
     pub(crate) fn meet(&self, ranks: u32) {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         let since = Instant::now();
@@ -147,7 +147,7 @@ impl Rank<'_> {
     }
 }
 
-/// The name of an error's variant.
+/// Returns the name of an error's variant.
 pub(crate) fn kind(error: &Error) -> &'static str {
     match error {
         Error::Config { .. } => "Config",

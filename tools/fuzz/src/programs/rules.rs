@@ -41,15 +41,15 @@ pub(crate) fn state_names(rule: &Rule) -> &'static [&'static str] {
     }
 }
 
-/// NAdam's momentum of a step.
+/// Returns NAdam's momentum of a step.
 pub(crate) fn nadam_momentum(rule: &Rule, step: u64) -> f64 {
     rule.beta1 * (1.0 - 0.5 * 0.96f64.powf(step as f64 * MOMENTUM_DECAY))
 }
 
-/// What the scalars of one update are, the same for all elements of a parameter.
+/// The scalars of one update, which are the same for all elements of a parameter.
 pub(crate) struct Update<'r> {
     pub(crate) rule: &'r Rule,
-    /// The learning rate with the parameter's factor in it.
+    /// The learning rate, multiplied by the parameter's factor.
     pub(crate) lr: f64,
     /// The number of this update, from 1.
     pub(crate) step: u64,
@@ -58,8 +58,8 @@ pub(crate) struct Update<'r> {
 }
 
 impl Update<'_> {
-    /// Steps one element; of LAMB, its moments alone. Where the sign of a direction counts alone, returns how far it is
-    /// from where the sign turns.
+    /// Steps one element; for LAMB, only its moments. If only the sign of a direction matters, returns the distance
+    /// from the point where the sign changes.
     pub(crate) fn apply(&self, x: &mut Element, gradient: f64) -> Option<f64> {
         let Update { rule, lr, step, carried } = *self;
         let mut g = if rule.maximize { -gradient } else { gradient };
@@ -204,7 +204,7 @@ impl Update<'_> {
         None
     }
 
-    /// LAMB's change of a whole parameter, after its moments.
+    /// Applies LAMB's change of a full parameter, after its moments.
     pub(crate) fn scale_by_norms(&self, elements: &mut [Element]) {
         let corrected = |beta: f64| 1.0 - beta.powf(self.step as f64);
         let change = |x: &Element| {

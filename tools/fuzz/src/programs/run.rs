@@ -1,7 +1,7 @@
 //! A phase of a program on the library: one thread per rank, each of which notes what it saw.
 //!
-//! The model is not needed here. What must hold without one is noted as [`Event::Wrong`] where it does not: a refusal
-//! is of its kind, and a recording has no hazard.
+//! This file does not need the model. Properties that need no model are checked here, and a violation is logged as
+//! [`Event::Wrong`]: a refusal has the right kind, and a recording has no hazard.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::program::*;
 use super::rank::{ENTRY, EXIT, Event, Log, Rank, Together, kind};
 use super::rules::{nadam_momentum, state_names};
 
-/// Runs a phase, which loads from `before` and leaves a file at `after`.
+/// Runs a phase: it loads from `before` and leaves a file at `after`.
 pub(crate) fn phase(program: &Program, number: usize, before: &Path, after: &Path) -> Result<Vec<Log>> {
     let phase = &program.phases[number];
     let (layout, together) = (build::layout(program)?, Together::default());
@@ -56,7 +56,8 @@ impl Rank<'_> {
         self.note(Event::Buckets(buckets));
     }
 
-    /// What is written: the same on all ranks, but for local parameters and values that rank 0's replace.
+    /// Returns the written values: the same on all ranks, except for local parameters and for values that rank 0's
+    /// values replace.
     pub(crate) fn written(&self, param: usize, salt: u64, differ: bool) -> Vec<f32> {
         let differs = differ || self.program.params[param].local;
         let salt = salt + if differs { u64::from(self.rank) << 40 } else { 0 };
@@ -166,7 +167,7 @@ impl Rank<'_> {
         }
     }
 
-    /// Judges what was recorded up to here.
+    /// Checks the recording so far.
     fn check_recording(&mut self) {
         if let Some(recording) = self.stepper.take_recording() {
             self.recorded.list.extend(recording.list);
@@ -212,7 +213,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    /// Makes a pass that fails, because one rank is gone or did something else; then reads what is left.
+    /// Makes a pass that fails, because one rank is gone or did something else, and then reads what is left.
     fn fail(&mut self, doom: Doom, rank: u32, saves: bool, after: &Path) -> Result<()> {
         let is_odd = rank == self.rank;
         if is_odd {
@@ -275,12 +276,12 @@ impl Rank<'_> {
     }
 }
 
-/// NAdam's product of the momenta up to a step.
+/// Returns NAdam's product of the momenta up to a step.
 pub(crate) fn product_of_momenta(rule: &Rule, count: u64) -> f64 {
     (1..=count).map(|step| nadam_momentum(rule, step)).product()
 }
 
-/// What is written to a state: nothing negative under a root.
+/// Returns the values to write to a state: nothing negative under a root.
 pub(crate) fn written_state(name: &str, values: Vec<f32>) -> Vec<f32> {
     let is_square = ["sq", "inf", "sum", "delta", "step_size"].iter().any(|part| name.contains(part));
     values.into_iter().map(|x| if is_square { x.abs() } else { x }).collect()

@@ -1,6 +1,7 @@
-//! A tensor in f64 with a bound of what the library's may be off by, and the rounding of formats of fewer bits.
+//! A tensor in f64 with an error bound for the library's tensor, and the rounding of formats of fewer bits.
 //!
-//! A bound grows by what one f32 update or one rounding can do, and no update of the training is as small as that.
+//! A bound grows by the largest error of one f32 update or one rounding. Every update of the training is larger than
+//! that.
 
 use super::program::{Master, Precision, Type};
 
@@ -11,14 +12,14 @@ const F16_BITS: u32 = 11;
 
 const F16_LARGEST: f64 = 65504.0;
 
-/// The distance of f16's smallest numbers.
+/// The distance of neighbouring subnormal f16 numbers.
 pub(crate) const F16_STEP: f64 = 1.0 / (1 << 24) as f64;
 
-/// A tensor, and how far the library's may be from it.
+/// A tensor, and the largest error that the library's tensor may have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Values {
     pub(crate) values: Vec<f64>,
-    /// Of each element.
+    /// The error of each element.
     pub(crate) errors: Vec<f64>,
 }
 
@@ -37,12 +38,12 @@ impl Values {
         if error > 0.0 { error / self.largest().max(error) } else { 0.0 }
     }
 
-    /// Lets each element be off by as much more.
+    /// Increases the error bound of each element.
     pub(crate) fn blur(&mut self, error: f64) {
         self.errors.iter_mut().for_each(|e| *e += error);
     }
 
-    /// Takes the library's values, which were close enough.
+    /// Takes over the library's values, which were close enough.
     pub(crate) fn adopt(&mut self, found: &[f32]) {
         *self = Values::exact(found.iter().map(|x| f64::from(*x)).collect());
     }
@@ -60,7 +61,7 @@ impl Values {
     }
 }
 
-/// To the nearest with so many significant bits, ties to even.
+/// Rounds to the nearest number with `bits` significant bits, ties to even.
 pub(crate) fn rounded(x: f64, bits: u32) -> f64 {
     if x == 0.0 || !x.is_finite() {
         return x;
@@ -78,7 +79,7 @@ pub(crate) fn bits(of: Type) -> u32 {
     }
 }
 
-/// Significant bits of what `read` gives of a parameter.
+/// Returns the number of significant bits of what `read` returns for a parameter.
 pub(crate) fn value_bits(precision: &Precision) -> u32 {
     match (precision.param, precision.master) {
         (param, Master::None) => bits(param),

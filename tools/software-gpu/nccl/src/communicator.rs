@@ -1,9 +1,9 @@
-//! A communicator: its ranks' memory, the call that is in progress, and its error.
+//! A communicator: its ranks' memory, the call in progress, and its error.
 //!
-//! Its handle is never given out twice, and one that was destroyed ends the program.
+//! Its handle is never reused, and a use of a destroyed handle ends the program.
 //!
-//! A look at its state moves the call in progress on. A thread looks too, and lets the driver work, when nothing has
-//! moved for a while: another rank may wait for work that this process has no reason to ask for.
+//! Each query of its state advances the call in progress. A thread also queries, and lets the driver work, if nothing
+//! has advanced for a while. Another rank may wait for work for which this process has no reason to ask.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -20,15 +20,15 @@ use crate::shared::Shared;
 
 /// Calls that the driver holds.
 pub(crate) static OUTSTANDING: AtomicUsize = AtomicUsize::new(0);
-/// Grows with each piece that is moved.
+/// A count that grows with each piece that is moved.
 pub(crate) static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
-/// How long nothing moves before a thread helps.
+/// The time without progress after which a thread helps.
 const PATIENCE: Duration = Duration::from_millis(5);
 
-/// What a communicator is at.
+/// The task of a communicator.
 pub(crate) enum Task {
-    /// All ranks have to join.
+    /// All ranks must join.
     Join,
     /// This work is not on its streams yet: a collective, or those of a group.
     Enqueue(Vec<(usize, Work)>),
@@ -52,9 +52,9 @@ pub(crate) struct Communicator {
     pub(crate) device: u64,
     pub(crate) blocking: bool,
     pub(crate) shared: Shared,
-    /// Pieces that this rank has left.
+    /// Number of pieces that this rank has finished.
     pub(crate) pieces: AtomicU64,
-    /// Calls that streams and graphs hold.
+    /// Calls that streams and graphs have.
     pub(crate) calls: AtomicUsize,
     aborted: AtomicBool,
     state: Mutex<State>,
@@ -92,10 +92,11 @@ impl Communicator {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Begins a task. A task before it must have ended: the real library refuses a call into one in progress.
+    /// Begins a task. An earlier task must have ended, because the real library refuses a call while another one is in
+    /// progress.
     ///
     /// # Errors
-    /// Why the call is refused; the task comes back.
+    /// The reason why the call is refused, with the task.
     pub(crate) fn begin(&self, task: Task) -> Result<(), (Code, Task)> {
         let mut state = self.state();
         match state.error {
@@ -108,7 +109,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the answer of a call after its task has begun.
+    /// Returns the result of a call after its task has begun.
     pub(crate) fn begun(&self) -> Code {
         if !self.blocking {
             return Code::ncclInProgress;
@@ -121,7 +122,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the state for a program that asks, after the task has moved on.
+    /// Advances the task, and returns the state.
     pub(crate) fn look(&self) -> Code {
         let mut state = self.state();
         // A number must mean one call. How often a program looks while nothing is in progress, or until the other ranks have
@@ -174,14 +175,14 @@ impl Communicator {
         }
     }
 
-    /// Two ranks on one device are refused unless the environment permits them.
+    /// Refuses two ranks on one device unless the environment permits them.
     fn may_share(&self, devices: &[u64]) -> Result<Code, Task> {
         let alone = devices.iter().filter(|device| **device == self.device).count() == 1;
         let permitted = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Ok("1");
         Ok(if alone || permitted { Code::ncclSuccess } else { Code::ncclInvalidUsage })
     }
 
-    /// Lets all collectives of this rank end, done or not.
+    /// Ends all collectives of this rank, complete or not.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         self.shared.end();
@@ -214,7 +215,7 @@ fn enqueue(works: &[(usize, Work)]) -> Code {
     Code::ncclSuccess
 }
 
-/// How many communicators were made, and those that are alive, by their handles.
+/// The number of communicators made so far, and the live communicators by their handles.
 type Table = (usize, BTreeMap<usize, Arc<Communicator>>);
 
 fn table() -> MutexGuard<'static, Table> {
@@ -240,7 +241,7 @@ pub(crate) fn remove(handle: ncclComm_t) {
     table().1.remove(&handle.expose_provenance());
 }
 
-/// Returns the communicator of a handle; one that is destroyed ends the program.
+/// Returns the communicator of a handle. A destroyed one ends the program.
 pub(crate) fn found(handle: ncclComm_t, call: &str) -> Arc<Communicator> {
     let number = handle.expose_provenance();
     let communicator = table().1.get(&number).cloned();
@@ -251,7 +252,7 @@ pub(crate) fn found(handle: ncclComm_t, call: &str) -> Arc<Communicator> {
     })
 }
 
-/// Starts the thread that helps, once.
+/// Starts the helping thread, once.
 pub(crate) fn start_helper() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| drop(thread::Builder::new().name("software-nccl".to_owned()).spawn(help)));

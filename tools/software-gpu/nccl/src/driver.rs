@@ -1,6 +1,7 @@
-//! The software GPU's driver as this library calls it: the one that lies in the same folder.
+//! The software GPU's driver as this library calls it: the driver in the same folder.
 //!
-//! Another driver could not run this library's work, so there is no other choice. It is loaded once and stays.
+//! Another driver could not run this library's work, so no other driver is accepted. The driver is loaded once and
+//! stays.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -8,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// As `ForeignWork` of the driver.
+/// The same struct as `ForeignWork` of the driver.
 #[repr(C)]
 pub(crate) struct Work {
     pub(crate) name: *const c_char,
@@ -16,7 +17,7 @@ pub(crate) struct Work {
     pub(crate) source_bytes: usize,
     pub(crate) target: u64,
     pub(crate) target_bytes: usize,
-    /// Work of one order runs in the order in which it was enqueued, also on several streams.
+    /// Work of one order runs in the order in which it was enqueued, even on several streams.
     pub(crate) order: u64,
     /// The number of works of this one's launch.
     pub(crate) together: usize,
@@ -35,7 +36,7 @@ pub(crate) struct Driver {
     pub(crate) free: unsafe extern "C" fn(u64) -> u32,
 }
 
-/// Returns the driver, or `None` if it does not lie beside this library.
+/// Returns the driver, or `None` if it is not in this library's folder.
 pub(crate) fn driver() -> Option<&'static Driver> {
     static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
     DRIVER.get_or_init(open).as_ref()

@@ -1,6 +1,6 @@
 //! The functions of NCCL, under the names and with the types of `nccl.h`.
 //!
-//! Each one reads its arguments, and leaves the rest to the communicator or to the call that it makes.
+//! Each function reads its arguments, and passes the rest to the communicator or to the call that it makes.
 #![allow(unsafe_code, non_snake_case, unreachable_pub)]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -23,13 +23,13 @@ use crate::shared::Shared;
 use crate::sums;
 use crate::transfer::{self, Call};
 
-/// Exported functions: each body answers a code; a call that is told to fail does not run.
+/// Exported functions: each body returns a code. A call that must fail does not run.
 macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of `nccl.h`.")]
         ///
         /// # Safety
-        /// As `nccl.h` documents it.
+        /// The arguments are those that `nccl.h` documents.
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> Code {
@@ -194,7 +194,7 @@ exported! {
 /// Makes a communicator of the current device, which joins the ranks of an id.
 ///
 /// # Safety
-/// As `nccl.h` documents `ncclCommInitRank`.
+/// The arguments are those that `nccl.h` documents for `ncclCommInitRank`.
 unsafe fn join(handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int, blocking: bool) -> Code {
     if !(0..ranks).contains(&rank) {
         return Code::ncclInvalidArgument;
@@ -218,7 +218,7 @@ unsafe fn join(handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_
     made.begun()
 }
 
-/// Begins a collective: its work gets to the stream at the last look of the call.
+/// Begins a collective. Its work is enqueued on the stream at the last query of the call.
 #[allow(clippy::too_many_arguments)]
 fn collective(
     name: &'static std::ffi::CStr,
@@ -271,7 +271,7 @@ fn collective(
 /// `ncclGetErrorString` of `nccl.h`.
 ///
 /// # Safety
-/// As `nccl.h` documents it.
+/// The arguments are those that `nccl.h` documents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
     let text = match code {
@@ -291,7 +291,7 @@ pub unsafe extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
 /// `ncclGetLastError` of `nccl.h`; the software GPU keeps no text.
 ///
 /// # Safety
-/// As `nccl.h` documents it.
+/// The arguments are those that `nccl.h` documents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLastError(_handle: ncclComm_t) -> *const c_char {
     c"the software GPU keeps no text of errors".as_ptr()

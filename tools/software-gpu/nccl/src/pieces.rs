@@ -1,19 +1,19 @@
-//! A collective cut into pieces that fit into the shared memory: what each rank gives and takes of each.
+//! A collective divided into pieces that fit into the shared memory: what each rank sends and receives in each piece.
 //!
-//! Pure arithmetic; every rank counts the same pieces.
+//! This file is pure arithmetic; every rank computes the same pieces.
 
 use crate::shared::PIECE;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
-    /// From this rank.
+    /// A broadcast from this rank.
     Broadcast(usize),
     AllGather,
     ReduceScatter,
 }
 
-/// Where the values of a piece come from.
+/// The source of a piece's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     Sum,
@@ -24,15 +24,15 @@ pub(crate) enum From {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) bytes: usize,
-    /// Where the rank reads what it gives.
+    /// Where the rank reads the values that it sends.
     pub(crate) gives: Option<usize>,
-    /// Where it writes what it takes.
+    /// Where the rank writes the values that it receives.
     pub(crate) takes: Option<usize>,
     pub(crate) from: From,
 }
 
 impl Kind {
-    /// Returns the n-th piece of a collective whose call says `bytes`, or `None` after the last.
+    /// Returns the n-th piece of a collective of `bytes` bytes, or `None` after the last.
     pub(crate) fn piece(self, n: usize, bytes: usize, rank: usize, ranks: usize) -> Option<Piece> {
         let each = bytes.div_ceil(PIECE);
         // Only these two have a part for each rank.

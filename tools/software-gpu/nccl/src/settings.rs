@@ -1,9 +1,9 @@
-//! What the environment says: the seed, and the calls that are to fail.
+//! The settings from the environment: the seed, and the calls that fail.
 //!
-//! `INSTEP_NCCL_FAIL=ncclAllReduce:2=1` lets the second call fail with code 1; `look:3=6` is the third look at a
-//! communicator's state, which then stays in that error. Code 0 is a lie for a program that does not look again: this look
-//! answers success, and all is as before. A look counts while a call is in
-//! progress that does not wait for other ranks.
+//! `INSTEP_NCCL_FAIL=ncclAllReduce:2=1` makes the second call fail with code 1. `look:3=6` sets an error at the third
+//! query of a communicator's state, and the error stays. Code 0 returns a false success for this query, and changes
+//! nothing else. It deceives a program that does not query again. A query counts while a call that waits for no other
+//! rank is in progress.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -16,13 +16,13 @@ static FAILURES: LazyLock<String> = LazyLock::new(|| env::var("INSTEP_NCCL_FAIL"
 static COUNTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many looks the next call stays in progress; at least one.
+/// Returns for how many queries the next call stays in progress, at least one.
 pub(crate) fn looks() -> u64 {
     let mixed = (*SEED * 31 + CALLS.fetch_add(1, Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     1 + (mixed >> 32) % 4
 }
 
-/// Counts a call, and returns the code with which it is to fail, if any.
+/// Counts a call, and returns the code with which it must fail, if any.
 pub(crate) fn failure(call: &str) -> Option<u32> {
     if !FAILURES.contains(call) {
         return None;

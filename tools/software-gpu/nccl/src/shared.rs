@@ -1,7 +1,7 @@
-//! The memory in which the ranks of a communicator meet: a state per rank, and room for a piece of its values.
+//! The memory in which the ranks of a communicator meet: a state for each rank, and room for a piece of its values.
 //!
-//! Ranks count pieces. A rank fills its room for a piece once all have left the one before, and reads once all have
-//! arrived. A rank that dies arrives nowhere, and the others wait until they abort, as with the real library.
+//! Ranks count pieces. A rank fills its room for a piece once all ranks have left the previous piece, and reads once
+//! all have arrived. A rank that dies does not arrive, and the others wait until they abort, as with the real library.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -15,7 +15,7 @@ const MOST_RANKS: usize = HEADER / size_of::<Rank>();
 
 #[repr(C)]
 struct Rank {
-    /// The number of its device and 1, once it has joined.
+    /// The number of its device plus 1, once it has joined.
     joined: AtomicU64,
     arrived: AtomicU64,
     left: AtomicU64,
@@ -36,7 +36,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Opens the memory of a name, which the first rank makes.
+    /// Opens the memory with this name. The first rank makes the memory.
     pub(crate) fn open(name: &str, rank: usize, ranks: usize) -> Option<Shared> {
         let (name, bytes) = (CString::new(name).ok()?, HEADER + ranks * PIECE);
         if ranks > MOST_RANKS {
@@ -92,7 +92,7 @@ impl Shared {
         self.all(|rank| rank.ended.load(Ordering::Acquire) == 1)
     }
 
-    /// Fills this rank's room for a piece, if all have left the piece before; tells all that it has arrived.
+    /// Fills this rank's room for a piece, if all ranks have left the previous piece, and marks this rank as arrived.
     pub(crate) fn arrive(&self, piece: u64, values: &[u8]) -> bool {
         if !self.all(|rank| rank.left.load(Ordering::Acquire) + 1 >= piece) {
             return false;
@@ -107,7 +107,7 @@ impl Shared {
         self.all(|rank| rank.arrived.load(Ordering::Acquire) >= piece)
     }
 
-    /// Returns the values of a rank; all have arrived, and this one has not left.
+    /// Returns the values of a rank. All ranks have arrived, and this one has not left.
     pub(crate) fn values(&self, rank: usize, bytes: usize) -> &[u8] {
         // SAFETY: the room is not written before all have left.
         unsafe { std::slice::from_raw_parts(self.room(rank), bytes) }

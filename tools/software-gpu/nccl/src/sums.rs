@@ -1,13 +1,13 @@
-//! Sums in rank order, by the type of the elements: 16-bit types add in f32 and round once. Of whole numbers of 32 bits
-//! also the largest and the smallest.
+//! Sums in rank order, by the type of the elements: 16-bit types add in f32 and round once. It also has the maximum and
+//! the minimum of 32-bit integers.
 //!
-//! Pure arithmetic on bytes in the machine's order.
+//! This file is pure arithmetic on bytes in the machine's order.
 
 use half::{bf16, f16};
 
 use crate::header::{ncclDataType_t as DataType, ncclRedOp_t as Operation};
 
-/// Returns the bytes of an element; `None` for a type that no sum is known for.
+/// Returns the bytes of an element, or `None` for a type without a known sum.
 pub(crate) fn bytes_of(dtype: DataType) -> Option<usize> {
     match dtype {
         DataType::ncclInt8 | DataType::ncclUint8 => Some(1),
@@ -18,13 +18,13 @@ pub(crate) fn bytes_of(dtype: DataType) -> Option<usize> {
     }
 }
 
-/// Returns whether ranks' elements of this type can be combined so.
+/// Returns whether ranks' elements of this type can be combined by this operation.
 pub(crate) fn knows(operation: Operation, dtype: DataType) -> bool {
     let is_extremum = matches!(operation, Operation::ncclMax | Operation::ncclMin);
     operation == Operation::ncclSum || is_extremum && dtype == DataType::ncclUint32
 }
 
-/// Writes what all ranks' elements come to.
+/// Writes the combination of all ranks' elements.
 pub(crate) fn combine(operation: Operation, dtype: DataType, ranks: &[&[u8]], into: &mut [u8]) {
     match operation {
         Operation::ncclMax => extremum(ranks, into, u32::max),

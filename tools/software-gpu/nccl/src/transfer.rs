@@ -1,6 +1,6 @@
-//! One collective on a stream: the driver asks it to go on until all ranks have done their part.
+//! One collective on a stream. The driver asks it to continue until all ranks have done their part.
 //!
-//! The driver's lock is held meanwhile, so nothing here waits.
+//! The driver's lock is held during this, so nothing here waits.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::header::{ncclDataType_t as DataType, ncclRedOp_t as Operation};
 use crate::pieces::{From, Kind};
 use crate::sums;
 
-/// A call; a captured one has a run for each launch of its graph.
+/// A call. A captured call has a run for each launch of its graph.
 pub(crate) struct Call {
     pub(crate) communicator: Arc<Communicator>,
     pub(crate) kind: Kind,
@@ -23,7 +23,7 @@ pub(crate) struct Call {
     pub(crate) runs: Mutex<BTreeMap<u64, Run>>,
 }
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Run {
     next: usize,
@@ -31,10 +31,10 @@ pub(crate) struct Run {
 }
 
 impl Call {
-    /// Goes on as far as the other ranks allow; returns whether the run has ended.
+    /// Continues until it must wait for other ranks, and returns whether the run has ended.
     ///
     /// # Safety
-    /// Memory of the lengths that the call has told the driver.
+    /// `source` and `target` have the lengths that the driver got from the call.
     unsafe fn go_on(&self, ticket: u64, source: *const u8, target: *mut u8) -> bool {
         let communicator = &*self.communicator;
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Call {
     }
 }
 
-/// What the driver calls to go on.
+/// The function that the driver calls to continue.
 pub(crate) unsafe extern "C" fn step(
     call: *mut c_void,
     ticket: u64,
@@ -96,7 +96,7 @@ pub(crate) unsafe extern "C" fn step(
     unsafe { c_int::from((*call.cast::<Call>()).go_on(ticket, source, target)) }
 }
 
-/// What the driver calls once nothing can run the call any more.
+/// The function that the driver calls once nothing can run the call any more.
 pub(crate) unsafe extern "C" fn release(call: *mut c_void) {
     // SAFETY: made from a box, and released once.
     let call = unsafe { Box::from_raw(call.cast::<Call>()) };

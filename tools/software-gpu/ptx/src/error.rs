@@ -1,16 +1,16 @@
-//! Why a text, a launch or an access was refused.
+//! The reason why a text, a launch or an access was refused.
 //!
-//! A fault says which thread of which block was at which line of the PTX, so that it can be found without a rerun.
+//! A fault names the thread, the block and the line of the PTX, so that it can be found without a rerun.
 
 use std::fmt;
 
-/// Why a module, a launch or an access of a thread is refused.
+/// The reason why a module, a launch or an access of a thread is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The text is not PTX that this crate knows.
     #[error("line {line}: {what}")]
     Syntax {
-        /// Of the PTX text, from 1.
+        /// The line of the PTX text, counted from 1.
         line: u32,
         /// The part of the text, and what is wrong with it.
         what: String,
@@ -18,9 +18,9 @@ pub enum Error {
     /// No instruction of this name is known here.
     #[error("line {line}: {opcode}: unknown instruction; add it to the table of forms")]
     UnknownInstruction {
-        /// Of the PTX text, from 1.
+        /// The line of the PTX text, counted from 1.
         line: u32,
-        /// As it is written, with all modifiers.
+        /// The instruction as it is written, with all modifiers.
         opcode: String,
     },
     /// The launch itself is wrong: its shape, its parameters, its addresses.
@@ -40,11 +40,11 @@ pub struct Fault {
     pub block: [u32; 3],
     /// Index of the thread in its block.
     pub thread: [u32; 3],
-    /// Of the PTX text, from 1.
+    /// The line of the PTX text, counted from 1.
     pub line: u32,
     /// The text of that line.
     pub instruction: String,
-    /// The first address that is wrong, if it is about one.
+    /// The first wrong address, if the fault is about one.
     pub address: Option<u64>,
     /// The rule that was broken.
     pub what: What,
@@ -53,13 +53,13 @@ pub struct Fault {
 /// The rule that a thread broke.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum What {
-    /// The caller's memory refused the access; its words.
+    /// The caller's memory refused the access, with this text.
     #[error("{0}")]
     Memory(String),
     /// An address is no multiple of the access's size.
     #[error("misaligned access of {0} bytes")]
     Misaligned(u32),
-    /// An access beside every array of this address space.
+    /// An access outside every array of this address space.
     #[error("{0} access out of bounds")]
     OutOfBounds(&'static str),
     /// A register that this thread has not written.
@@ -76,7 +76,7 @@ pub enum What {
         /// The other thread, in words.
         other: String,
     },
-    /// Shared memory is touched while an asynchronous copy into it may be under way.
+    /// Shared memory is touched while an asynchronous copy into it may be in progress.
     #[error("shared memory is touched before the asynchronous copy into it was waited for")]
     CopyInFlight,
     /// Lanes of a warp, or warps of a block, never meet at the barrier.

@@ -1,6 +1,6 @@
-//! Runs the kernels of a PTX text on the CPU, in warps of 32 lanes, and reports what a GPU would let pass.
+//! Runs the kernels of a PTX text on the CPU, in warps of 32 lanes, and reports faults that a GPU would not report.
 //!
-//! A [`Module`] is decoded once; [`Kernel::launch`] runs a grid over a [`Memory`] of the caller's. An instruction that
+//! A [`Module`] is decoded once; [`Kernel::launch`] runs a grid over a [`Memory`] of the caller. An instruction that
 //! this crate does not know is refused by name when the text is parsed, never skipped.
 
 mod decode;

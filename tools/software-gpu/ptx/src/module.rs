@@ -1,6 +1,6 @@
 //! A PTX text as a whole: its variables, its kernels, their parameters.
 //!
-//! Parsing decodes every kernel, so that a module which parses has no unknown instruction in it.
+//! Parsing decodes every kernel, so a module that parses has no unknown instruction.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use crate::decode::{self, Program, Symbol};
 use crate::error::{Error, syntax};
 use crate::syntax::{Array, Body, Tokens, array};
 
-/// Shared memory begins here, so that the null address is beside it.
+/// The start of shared memory, so that the null address is outside it.
 pub(crate) const SHARED_BASE: u32 = 1024;
 /// Bytes between shared arrays that belong to none.
 const SHARED_GAP: u32 = 64;
@@ -31,25 +31,25 @@ pub enum Space {
     Const,
 }
 
-/// A variable of a module, for which its loader finds memory.
+/// A variable of a module; its loader finds memory for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// As the text names it.
+    /// The name in the text.
     pub name: String,
-    /// Where it is.
+    /// The address space of the variable.
     pub space: Space,
-    /// A power of two.
+    /// The alignment, a power of two.
     pub align: u64,
-    /// Its first values; zeros where the text gives none.
+    /// Its first values; zeros if the text gives none.
     pub initial: Vec<u8>,
 }
 
 /// A parameter of a kernel, in the bytes that a launch is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// From the start of all parameters.
+    /// The offset from the start of all parameters.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Number of its bytes.
     pub bytes: u64,
 }
 
@@ -61,11 +61,11 @@ pub struct Kernel(pub(crate) Arc<Entry>);
 pub(crate) struct Entry {
     pub name: String,
     pub params: Vec<Param>,
-    /// Upper bound of the threads of a block, of `.maxntid` or `.reqntid`.
+    /// The largest number of threads of a block, from `.maxntid` or `.reqntid`.
     pub most_threads: u32,
-    /// Of each static array: its address, its bytes.
+    /// The address and the bytes of each static array.
     pub shared: Vec<(u32, u32)>,
-    /// Where dynamic shared memory begins.
+    /// The start of dynamic shared memory.
     pub dynamic: u32,
     decoded: Program,
     ready: OnceLock<Program>,
@@ -76,7 +76,7 @@ impl Module {
     /// Parses and decodes a whole text.
     ///
     /// # Errors
-    /// The first line that this crate does not know, with the name of what stands there.
+    /// The first line that this crate does not know, with the text at that place.
     pub fn parse(text: &str) -> Result<Module, Error> {
         let shared_text: Arc<str> = text.into();
         let mut tokens = Tokens::split(text)?;
@@ -120,22 +120,23 @@ impl Module {
         Ok(module)
     }
 
-    /// The architecture that the text was made for, such as `sm_90`.
+    /// Returns the architecture for which the text was made, such as `sm_90`.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// The variables, in the order in which [`Launch::variables`](crate::Launch::variables) has their addresses.
+    /// Returns the variables, in the order in which [`Launch::variables`](crate::Launch::variables) has their
+    /// addresses.
     pub fn variables(&self) -> &[Variable] {
         &self.variables
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name() == name)
     }
 
-    /// All kernels, in the order of the text.
+    /// Returns all kernels, in the order of the text.
     pub fn kernels(&self) -> &[Kernel] {
         &self.kernels
     }
@@ -154,39 +155,40 @@ enum Outer {
 }
 
 impl Kernel {
-    /// As the text names it.
+    /// Returns the name in the text.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The parameters in their order.
+    /// Returns the parameters in their order.
     pub fn params(&self) -> &[Param] {
         &self.0.params
     }
 
-    /// How many bytes the parameters of a launch have.
+    /// Returns how many bytes the parameters of a launch have.
     pub fn param_bytes(&self) -> u64 {
         self.0.params.last().map_or(0, |param| param.offset + param.bytes)
     }
 
-    /// The most threads that a block may have.
+    /// Returns the largest number of threads of a block.
     pub fn most_threads(&self) -> u32 {
         self.0.most_threads
     }
 
-    /// How many bytes the static shared arrays have.
+    /// Returns how many bytes the static shared arrays have.
     pub fn shared_bytes(&self) -> u32 {
         self.0.shared.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// How many instructions the kernel has.
+    /// Returns how many instructions the kernel has.
     pub fn instructions(&self) -> usize {
         self.0.decoded.instructions.len()
     }
 }
 
 impl Entry {
-    /// As it runs. Most kernels of a module are never launched, so their rows are found with the first launch.
+    /// Returns the program that runs. Most kernels of a module are never launched, so their rows are allocated at the
+    /// first launch.
     pub(crate) fn program(&self) -> &Program {
         self.ready.get_or_init(|| self.decoded.allocated())
     }

@@ -1,6 +1,6 @@
 //! Kernels compiled for the CPU from their own source, each thread a fiber (`tests/host_run/launch.cpp`).
 //!
-//! They are compiled with hooks, so that every access is told before it happens. They run on the device's own addresses.
+//! They are compiled with hooks, which report every access before it happens. They run on the device's own addresses.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -27,7 +27,7 @@ pub(crate) struct Library {
     run: Run,
 }
 
-/// What the hooks need while a kernel runs.
+/// The data that the hooks need while a kernel runs.
 struct Watched<'a, 'b, 'c> {
     seen: &'a mut Seen<'b, 'c>,
     arguments: Range<u64>,
@@ -95,7 +95,7 @@ impl Library {
     }
 }
 
-/// Called before each access of a kernel.
+/// The hook that is called before each access of a kernel.
 extern "C" fn told(address: *const c_void, bytes: usize, kind: c_int) {
     let (address, bytes) = (address.expose_provenance() as u64, bytes as u64);
     // SAFETY: set while a kernel runs on this thread, to a value that outlives the run.

@@ -1,7 +1,7 @@
-//! Runs a kernel and tells the judge every byte that it touched.
+//! Runs a kernel and reports to the judge every byte that it touched.
 //!
-//! The kernel's PTX is interpreted. `INSTEP_GPU_KERNELS` names kernels that are compiled for the CPU, which is faster.
-//! Bounds are checked before each access; races and values once the kernel has ended.
+//! The kernel's PTX is interpreted. `INSTEP_GPU_KERNELS` names kernels that are compiled for the CPU. These are faster.
+//! Bounds are checked before each access, and races and values once the kernel has ended.
 
 mod host_run;
 mod seen;
@@ -13,7 +13,7 @@ use crate::report;
 use crate::work::Launch;
 use seen::Seen;
 
-/// Runs all blocks of a launch, in an order that the choice picks.
+/// Runs all blocks of a launch, in an order that `choice` selects.
 pub(crate) fn launch(judge: &mut Judge<'_>, launch: &Launch, choice: u64) {
     let mut seen = Seen::new(judge);
     match host_run::library() {

@@ -1,6 +1,6 @@
 //! Memory as a kernel sees it while it runs: each access is checked against the bounds and noted.
 //!
-//! Both engines use it. The allocation that was touched last is kept, since most accesses stay in it.
+//! Both engines use it. The last touched allocation is cached, because most accesses stay in it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -15,9 +15,9 @@ pub(crate) struct Seen<'a, 'b> {
     judge: &'a Judge<'b>,
     pub(crate) accesses: Accesses,
     recent: Range<u64>,
-    /// Where the driver reaches the start of that allocation.
+    /// Where the driver reaches the start of the cached allocation.
     start: *mut u8,
-    /// The rule of the access that was refused.
+    /// The rule that the refused access broke.
     pub(crate) broken: Option<&'static str>,
 }
 

@@ -1,6 +1,7 @@
-//! Contexts: the primary one of each device, others, and which is current.
+//! Contexts: the primary context of each device, other contexts, and which one is current.
 //!
-//! A thread has a stack of contexts; `cuCtxSetCurrent` replaces its top. A green context has all processors of its device.
+//! A thread has a stack of contexts; `cuCtxSetCurrent` replaces its top. A green context has all processors of its
+//! device.
 
 use std::ffi::{c_int, c_uint};
 

@@ -1,6 +1,6 @@
-//! Start, version, error names, and what a device says about itself.
+//! Start, version, error names, and the properties of a device.
 //!
-//! The number of multiprocessors depends on the seed, since no result may depend on it.
+//! The number of multiprocessors depends on the seed, because no result may depend on it.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -16,7 +16,7 @@ const NAME: &CStr = c"software GPU";
 /// `cuInit` of `cuda.h`.
 ///
 /// # Safety
-/// As `cuda.h` documents it.
+/// The arguments are those that `cuda.h` documents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
     entry::initialise();
@@ -24,10 +24,10 @@ pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
     entry::call(&call, |_| if flags == 0 { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) })
 }
 
-/// Writes the name of a code, which lives as long as the library; null if it has none.
+/// Writes the name of a code, which lives as long as the library. Writes null if the code has none.
 ///
 /// # Safety
-/// As [`put`].
+/// `text` meets the conditions of [`put`].
 unsafe fn put_name(code: CUresult, text: *mut *const c_char) -> Answer<()> {
     let name = codes::name(code);
     // SAFETY: by the contract.

@@ -1,6 +1,6 @@
-//! Events: made, recorded, asked for, timed.
+//! Events: making, recording, querying and timing them.
 //!
-//! An event that was never recorded has ended, as for the real driver.
+//! An event that was never recorded counts as ended, as with the real driver.
 
 use std::ffi::c_uint;
 

@@ -1,6 +1,6 @@
 //! Graphs that a capture has made.
 //!
-//! An executable graph keeps a copy of its work, so the graph may go first.
+//! An executable graph keeps a copy of its work, so the graph may be destroyed first.
 
 use std::ffi::c_ulonglong;
 

@@ -1,4 +1,4 @@
-//! Modules, kernels, launches; and work of the software GPU's other library.
+//! Modules, kernels and launches, and work of the software GPU's other library.
 //!
 //! A launch copies its arguments, by the sizes in the kernel's PTX, before it returns.
 
@@ -82,10 +82,10 @@ exported! {
     }
 }
 
-/// Puts work of another library on a stream; no function of the real driver.
+/// Enqueues work of another library on a stream. The real driver has no such function.
 ///
 /// # Safety
-/// As the fields of [`ForeignWork`] say.
+/// The fields of [`ForeignWork`] meet their documented conditions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignWork) -> CUresult {
     // SAFETY: by the contract.
@@ -103,8 +103,8 @@ pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignW
     entry::call(&call, |gpu| gpu.enqueue_foreign(stream, foreign))
 }
 
-/// Returns the handle of a stream, also of a default stream by its number; 0 if there is none. No function of the real
-/// driver.
+/// Returns the handle of a stream, also of a default stream by its number; 0 if there is none. The real driver has no
+/// such function.
 #[unsafe(no_mangle)]
 pub extern "C" fn softwareGpuResolve(stream: usize) -> usize {
     let mut found = 0;
@@ -115,11 +115,11 @@ pub extern "C" fn softwareGpuResolve(stream: usize) -> usize {
     found
 }
 
-/// Holds the work that is enqueued on a stream from now on to these ranges; to none, if `name` is null. No function of the
-/// real driver.
+/// Restricts the work that is enqueued on a stream from now on to these ranges. If `name` is null, the restriction
+/// ends. The real driver has no such function.
 ///
 /// # Safety
-/// `name` is a string that says who claims, or null; there are `count` ranges.
+/// `name` is null, or a string that names the claimant, and there are `count` ranges.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn softwareGpuClaim(
     stream: usize,
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn softwareGpuClaim(
     entry::call(&Call { name: "softwareGpuClaim", arguments: None }, |gpu| gpu.claim(stream, claim))
 }
 
-/// Lets work run that another process waits for; no function of the real driver.
+/// Runs work that another process waits for. The real driver has no such function.
 #[unsafe(no_mangle)]
 pub extern "C" fn softwareGpuPump() {
     entry::pump();

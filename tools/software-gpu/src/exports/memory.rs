@@ -1,6 +1,7 @@
-//! Memory on the GPU, by the call or by the stream, and pinned memory on the host.
+//! Memory on the GPU, allocated at once or in a stream's order, and pinned memory on the host.
 //!
-//! Memory of `cuMemAllocAsync` exists, for the judge, only after its place on the stream. `pools.rs` says what of it is mapped.
+//! For the judge, memory of `cuMemAllocAsync` exists only after its position on the stream. `pools.rs` decides which
+//! memory stays mapped.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -18,7 +19,7 @@ use crate::work::Work;
 
 const KNOWN_HOST_FLAGS: c_uint = 0b111;
 
-/// Adds to the call's line in the trace.
+/// Adds the mapped bytes to the call's line in the trace.
 fn tell_of_mapped(bytes: u64) {
     if bytes > 0 {
         trace::answered(Value::Mapped(bytes));

@@ -1,7 +1,7 @@
 //! The functions of the driver, under the names and with the types of `cuda.h`.
 //!
-//! Each one reads its arguments, and leaves the rest to the state (`gpu.rs` and the files that add to it).
-//! `prototypes.rs` holds every signature to the header's.
+//! Each function reads its arguments, and passes the rest to the state (`gpu.rs` and the files that add to it).
+//! `prototypes.rs` compares every signature with the header.
 #![allow(unsafe_code, non_snake_case)]
 
 mod contexts;
@@ -29,13 +29,13 @@ use crate::codes::Answer;
 use crate::header::cudaError_enum as Code;
 use crate::trace::{self, Shown};
 
-/// Exported functions: each body runs under the lock and answers a value or a code.
+/// Exported functions: each body runs with the lock held, and returns a value or a code.
 macro_rules! exported {
     ($($kind:ident $name:ident($gpu:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
         ///
         /// # Safety
-        /// As `cuda.h` documents it.
+        /// The arguments are those that `cuda.h` documents.
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> crate::header::CUresult {
@@ -48,10 +48,10 @@ macro_rules! exported {
 }
 pub(crate) use exported;
 
-/// Writes an answer to where the caller wants it.
+/// Writes a result to the caller's address.
 ///
 /// # Safety
-/// Null, or a place for one value.
+/// `place` is null, or an address for one value.
 unsafe fn put<T: Copy + Shown>(place: *mut T, value: T) -> Answer<()> {
     if place.is_null() {
         return Err(Code::CUDA_ERROR_INVALID_VALUE);
@@ -62,7 +62,7 @@ unsafe fn put<T: Copy + Shown>(place: *mut T, value: T) -> Answer<()> {
     Ok(())
 }
 
-/// Returns a handle as the number that the tables know.
+/// Returns a handle as the number in the tables.
 fn handle<T>(pointer: *mut T) -> usize {
     pointer.expose_provenance()
 }

@@ -1,6 +1,6 @@
 //! Streams, captures, and functions of the host on a stream.
 //!
-//! Priorities are taken and change nothing: the seed decides the order.
+//! Priorities are accepted and change nothing: the seed decides the order.
 
 use std::ffi::{c_int, c_uint, c_void};
 

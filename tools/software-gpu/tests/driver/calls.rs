@@ -1,12 +1,12 @@
 //! The driver's calls in a shorter form, each asserting success.
 //!
-//! A scene begins with [`open`], which makes device 0 current.
+//! A test begins with [`open`], which makes device 0 current.
 
 use std::ptr::null_mut;
 
 use software_gpu::exports::*;
 
-/// What a call answers where it could not tell yet.
+/// The result of a query whose work has not ended.
 pub(crate) const NOT_READY: u32 = 600;
 
 macro_rules! ok {
@@ -36,7 +36,7 @@ pub(crate) fn allocate(bytes: usize) -> u64 {
     made!(0, place => cuMemAlloc_v2(&mut place, bytes))
 }
 
-/// Allocates memory of one value, which is there when the call returns.
+/// Allocates memory filled with one value, which is written when the call returns.
 pub(crate) fn filled(bytes: usize, value: u8) -> u64 {
     let memory = allocate(bytes);
     ok!(cuMemsetD8_v2(memory, value, bytes));
@@ -50,7 +50,7 @@ pub(crate) fn read(from: u64, bytes: usize) -> Vec<u8> {
     values
 }
 
-/// Makes a stream that joins no other.
+/// Makes a stream that waits for no other stream.
 macro_rules! stream {
     () => {
         $crate::calls::made!(std::ptr::null_mut(), place => cuStreamCreate(&mut place, 1))
@@ -58,7 +58,7 @@ macro_rules! stream {
 }
 pub(crate) use stream;
 
-/// Makes an event that takes no time.
+/// Makes an event without timing.
 macro_rules! event {
     () => {
         $crate::calls::made!(std::ptr::null_mut(), place => cuEventCreate(&mut place, 2))
@@ -66,7 +66,7 @@ macro_rules! event {
 }
 pub(crate) use event;
 
-/// Begins a capture that heeds the thread's own calls alone.
+/// Begins a capture that forbids only the thread's own calls.
 macro_rules! begin {
     ($stream:expr) => {{
         let mut mode = unsafe { std::mem::zeroed() };

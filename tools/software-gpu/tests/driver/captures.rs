@@ -1,4 +1,4 @@
-//! Captures and graphs: what becomes a graph, what a capture forbids, and what a launch promises.
+//! Captures and graphs: what becomes a graph, what a capture forbids, and what a launch guarantees.
 //!
 //! The codes are those of `cuda.h`.
 

@@ -1,4 +1,4 @@
-//! Claims: work may touch what its stream's claim says, in a graph too, and every byte beyond it is caught.
+//! Claims: work may touch the memory of its stream's claim, in a graph too, and an access to any other byte is caught.
 //!
 //! A claim holds from the call that makes it to the next one.
 

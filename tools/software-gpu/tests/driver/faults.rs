@@ -1,6 +1,6 @@
 //! Each fault that a program can make, and the name under which it is caught, with every seed.
 //!
-//! A scene of a fault goes on past it, so that no seed can end before it.
+//! A test of a fault continues after the fault, so no seed can end it earlier.
 
 use std::ptr::null_mut;
 

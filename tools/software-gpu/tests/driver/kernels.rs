@@ -1,4 +1,4 @@
-//! Kernels from PTX that fail or never end on command.
+//! Kernels from PTX that fail or never end on request.
 //!
 //! A failed kernel makes every later call fail; one that hangs holds up its stream and no other.
 

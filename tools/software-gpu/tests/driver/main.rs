@@ -1,7 +1,7 @@
-//! The driver by its own calls: what it allows, what it refuses, and each fault caught by its name.
+//! Tests of the driver by its own calls: what it allows, what it refuses, and that each fault is caught by its name.
 //!
-//! A fault ends the process, so each scene runs in a process of its own, this binary again. Copies and
-//! fills touch memory as kernels do, so few scenes have a kernel.
+//! A fault ends the process, so each test runs in a separate process of this binary. Copies and fills touch memory as
+//! kernels do, so few tests have a kernel.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 // Every unsafe block is one call of the driver; a scene that breaks a call's contract does so to be caught.
 #![allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
@@ -16,12 +16,12 @@ mod traces;
 
 use std::process::Command;
 
-/// Names the test that a process runs.
+/// The variable that names the test of a process.
 const ALONE: &str = "SOFTWARE_GPU_ALONE";
-/// Seeds that every scene is run with.
+/// Seeds with which every test runs.
 const SEEDS: [&str; 4] = ["0", "1", "2", "3"];
 
-/// Runs the body of a test in processes of its own, with every seed, and returns what each said.
+/// Runs the body of a test in separate processes, with every seed, and returns the output of each.
 fn alone<Body: FnOnce()>(environment: &[(&str, &str)], body: Body) -> Vec<(bool, String)> {
     // The closure's path is crate, module, test and "{{closure}}".
     let path = std::any::type_name::<Body>();
@@ -41,7 +41,7 @@ fn alone<Body: FnOnce()>(environment: &[(&str, &str)], body: Body) -> Vec<(bool,
     SEEDS.map(run).to_vec()
 }
 
-/// Asserts that a scene ends well with every seed.
+/// Asserts that a test ends well with every seed.
 fn ends_well<Body: FnOnce()>(body: Body) {
     with_settings(&[], body);
 }
@@ -50,7 +50,7 @@ fn with_settings<Body: FnOnce()>(environment: &[(&str, &str)], body: Body) {
     alone(environment, body).into_iter().for_each(|(well, said)| assert!(well, "{said}"));
 }
 
-/// Asserts that a scene ends with this fault under every seed.
+/// Asserts that a test ends with this fault under every seed.
 fn is_caught<Body: FnOnce()>(rule: &str, body: Body) {
     for (well, said) in alone(&[], body) {
         assert!(!well && said.contains(&format!("software gpu: {rule}: ")), "not caught as {rule}: {said}");

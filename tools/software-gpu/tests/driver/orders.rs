@@ -1,6 +1,6 @@
-//! Orders that streams, events and the host's waits make: what they promise holds with every seed.
+//! Orders that streams, events and the host's waits make: their guarantees hold with every seed.
 //!
-//! A scene here has all the waits that it needs, so it must end with the right bytes.
+//! A test here has all the waits that it needs, so it must end with the right bytes.
 
 use software_gpu::exports::*;
 

@@ -1,6 +1,6 @@
-//! `INSTEP_GPU_TRACE`: what a program's calls look like in the file, and that no call is missing from it.
+//! `INSTEP_GPU_TRACE`: the lines of a program's calls in the file, and that no call is missing.
 //!
-//! A scene reads its own file: a line is there when its call returns.
+//! A test reads its own file: the line is there when its call returns.
 
 use std::fs;
 use std::path::PathBuf;
@@ -99,7 +99,7 @@ fn the_functions_that_nvidias_driver_has_not_are_no_lines() {
     });
 }
 
-/// Takes and frees memory of each size, waits for the GPU, and returns what the allocations' lines say was mapped.
+/// Allocates and frees memory of each size, waits for the GPU, and returns the mapped bytes of the allocations' lines.
 fn mapped_in_two_rounds(
     take: impl Fn(usize) -> u64,
     free: impl Fn(u64),

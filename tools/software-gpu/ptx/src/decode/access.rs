@@ -1,7 +1,7 @@
 //! Decodes loads, stores, atomics and asynchronous copies.
 //!
-//! Generic addresses count as global: no kernel here takes the generic address of shared memory or of a parameter, and
-//! if one did, its access would be out of bounds.
+//! Generic addresses count as global. No kernel here takes the generic address of shared memory or of a parameter; if
+//! one did, its access would be out of bounds.
 
 use super::{Atomic, Decoder, File, Fixed, NO_ROW, Op, Place, Shape};
 use crate::Error;
@@ -10,7 +10,7 @@ use crate::syntax::Operand;
 type Decoded = (Op, [u32; 6], i64);
 
 impl Decoder<'_> {
-    /// None: the opcode is no access.
+    /// Returns `None` if the opcode is no access.
     pub(super) fn access(&mut self, opcode: &str, operands: &[Operand]) -> Result<Option<Decoded>, Error> {
         if let Some((is_load, place, mut shape)) = plain(opcode) {
             let (values, address) = match (is_load, operands) {
@@ -77,7 +77,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// The row that holds an address, and what to add to it.
+    /// Returns the row that has an address, and the offset to add to it.
     pub(super) fn address(&mut self, operand: &Operand, place: Place) -> Result<(u32, i64), Error> {
         let Operand::Address(base, offset) = operand else {
             return Err(self.wrong("operand", &format!("{operand:?} is no address")));

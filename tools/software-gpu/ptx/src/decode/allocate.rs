@@ -1,13 +1,13 @@
 //! Gives registers that are never alive together the same row, so that the files of a warp fit into a cache.
 //!
-//! The compiler writes a new register for each value, thousands in a kernel; some hundred rows hold them.
+//! The compiler writes a new register for each value, thousands in a kernel. Some hundred rows are enough for them.
 
 use super::instruction::{ALWAYS, Instruction, NEGATED};
 use super::liveness::{Numbers, intervals};
 use super::operands::{guard, operands};
 use super::rows::{File, Files};
 
-/// Replaces the rows of all instructions, and counts anew in the files.
+/// Replaces the rows of all instructions, and updates the sizes of the files.
 pub(super) fn allocate(instructions: &mut [Instruction], files: &mut Files) {
     let numbers = Numbers::of(files);
     let intervals = intervals(instructions, numbers);

@@ -1,7 +1,8 @@
 //! The instructions that compute on registers: their names in PTX, and the files of their operands.
 //!
-//! An operand is a row of `w` (16 and 32 bits), `d` (64 bits) or `p` (predicates); the first is the destination. Floating
-//! point without a rounding mode, such as `add.f32`, is left out on purpose: an assembler may contract it.
+//! An operand is a row of `w` (16 and 32 bits), `d` (64 bits) or `p` (predicates); the first is the destination.
+//! Floating point without a rounding mode, such as `add.f32`, is left out on purpose, because an assembler may contract
+//! it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -111,7 +112,7 @@ pub(crate) enum Alu {
     Compare(Comparison, Kind),
 }
 
-/// `num` and `nan` ask whether both operands, or not both, are numbers; a `u` before them says "or unordered".
+/// `num` and `nan` ask whether both operands are numbers, or not both. A `u` before them means "or unordered".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     Eq,
@@ -143,7 +144,7 @@ pub(crate) enum Kind {
     F64,
 }
 
-/// Names that share a row differ only in how they speak of the same bits.
+/// Names that share a row differ only in the type that they give the same bits.
 pub(crate) const ALU: &[(&str, Alu, &str)] = &[
     ("mov.b16 mov.u16 mov.s16 mov.b32 mov.u32 mov.s32 mov.f32", Alu::MoveW, "ww"),
     ("mov.b64 mov.u64 mov.s64 mov.f64 cvta.to.global.u64", Alu::MoveD, "dd"),
@@ -241,7 +242,7 @@ pub(crate) const ALU: &[(&str, Alu, &str)] = &[
     ("cvt.s64.s32", Alu::S64FromS32, "dw"),
 ];
 
-/// The names of all instructions that compute on registers, with every comparison.
+/// Returns the names of all instructions that compute on registers, with every comparison.
 pub fn forms() -> impl Iterator<Item = String> {
     let comparisons =
         ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"];
@@ -252,7 +253,7 @@ pub fn forms() -> impl Iterator<Item = String> {
     ALU.iter().flat_map(|(names, _, _)| names.split(' ')).map(str::to_owned).chain(compared)
 }
 
-/// The form of this name, and the files of its operands.
+/// Returns the form of this name, and the files of its operands.
 pub(crate) fn form(opcode: &str) -> Option<(Alu, &'static str)> {
     if let Some(rest) = opcode.strip_prefix("setp.") {
         let (comparison, kind) = rest.split_once('.')?;

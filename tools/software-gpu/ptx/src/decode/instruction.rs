@@ -1,14 +1,15 @@
-//! The compact form of an instruction: what to do, and rows of the register files.
+//! The compact form of an instruction: its operation, and rows of the register files.
 //!
-//! Constants, symbols and special registers are rows too, filled before a launch, so no operand is a case of its own.
+//! Constants, symbols and special registers are rows too, and are filled before a launch, so no operand needs special
+//! treatment.
 
 use super::forms::Alu;
 
 /// A guard that always holds.
 pub(crate) const ALWAYS: u32 = u32::MAX;
-/// Set in a guard that is negated.
+/// The bit of a negated guard.
 pub(crate) const NEGATED: u32 = 1 << 31;
-/// The row of a destination that is not asked for.
+/// The row of an unused destination.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -16,11 +17,11 @@ pub(crate) struct Instruction {
     pub op: Op,
     /// A row of the predicates, perhaps with [`NEGATED`], or [`ALWAYS`].
     pub guard: u32,
-    /// Rows, the destination first. An access has its address in the fifth.
+    /// Rows, the destination first. The address of an access is in the fifth row.
     pub rows: [u32; 6],
     /// The offset of an address, the target of a branch, the count of a copy.
     pub number: i64,
-    /// Of the PTX text, from 1.
+    /// The line of the PTX text, counted from 1.
     pub line: u32,
 }
 
@@ -30,14 +31,14 @@ pub(crate) enum Op {
     Load(Place, Shape),
     Store(Place, Shape),
     Atomic(Atomic),
-    /// Of 4, 8 or 16 bytes, from global to shared memory.
+    /// Copies 4, 8 or 16 bytes from global to shared memory.
     CopyAsync,
     CopyCommit,
-    /// Until at most `number` groups are under way.
+    /// Waits until at most `number` groups are in progress.
     CopyWait,
     Fence,
     Branch,
-    /// All active lanes must agree.
+    /// Branches; all active lanes must agree.
     BranchUniform,
     Return,
     BlockBarrier,
@@ -55,7 +56,7 @@ pub(crate) enum Place {
     Global,
     Shared,
     Param,
-    /// Global or shared, as the address says.
+    /// Global or shared memory, depending on the address.
     Generic,
 }
 
@@ -65,7 +66,7 @@ pub(crate) struct Shape {
     pub count: u8,
     pub bytes: u8,
     pub signed: bool,
-    /// Of 64-bit registers, which may be longer than the values.
+    /// Whether the registers have 64 bits, and thus may be longer than the values.
     pub is_wide: bool,
 }
 

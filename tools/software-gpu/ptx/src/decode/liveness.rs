@@ -1,7 +1,7 @@
-//! From where to where in the text each register holds a value that is still read.
+//! Finds the range of the text in which each register holds a value that is still read.
 //!
-//! A register that some way reaches without a write lives from the start, so no other one takes its row meanwhile, and
-//! its first read finds that nobody wrote it.
+//! If some path reaches a register without a write, the register is alive from the start. No other register takes its
+//! row then, and its first read finds that it was never written.
 
 use super::instruction::{ALWAYS, Instruction, Op};
 use super::operands::{Operand, guard, operands};
@@ -24,7 +24,7 @@ impl Set {
         self.0[k / 64] &= !(1 << (k % 64));
     }
 
-    /// Adds another; whether that changed it.
+    /// Adds another set, and returns whether this changed the set.
     fn add(&mut self, other: &Set) -> bool {
         let mut changed = false;
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
@@ -44,7 +44,7 @@ impl Set {
     }
 }
 
-/// The registers of all files, counted through.
+/// The registers of all files, numbered consecutively.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers {
     words: usize,
@@ -65,7 +65,7 @@ impl Numbers {
         self.words + self.doubles + self.predicates
     }
 
-    /// None: the row is a constant.
+    /// Returns `None` if the row is a constant.
     pub(super) fn number(self, file: File, row: u32) -> Option<usize> {
         let (before, count) = match file {
             File::Words => (0, self.words),
@@ -81,13 +81,13 @@ struct Run {
     first: usize,
     end: usize,
     next: Vec<usize>,
-    /// Alive at its start.
+    /// The registers that are alive at its start.
     live: Set,
-    /// Written in it before any read, so that what came before does not count.
+    /// The registers that it writes before any read. Their earlier values do not matter.
     written: Set,
 }
 
-/// For each register the first and the last instruction at which it is alive; none if it is never used.
+/// Returns, for each register, the first and the last instruction at which it is alive; `None` if it is never used.
 pub(super) fn intervals(instructions: &[Instruction], numbers: Numbers) -> Vec<Option<(usize, usize)>> {
     let mut runs = runs(instructions, numbers);
     loop {
@@ -118,7 +118,7 @@ pub(super) fn intervals(instructions: &[Instruction], numbers: Numbers) -> Vec<O
     found
 }
 
-/// What is alive after a run.
+/// Returns the registers that are alive after a run.
 fn leaving(runs: &[Run], k: usize, numbers: Numbers) -> Set {
     let mut live = Set::new(numbers.count());
     for next in &runs[k].next {
@@ -127,7 +127,7 @@ fn leaving(runs: &[Run], k: usize, numbers: Numbers) -> Set {
     live
 }
 
-/// What instructions read before they write it, and what they write for sure.
+/// Returns the registers that instructions read before they write them, and those that they certainly write.
 fn effects(instructions: &[Instruction], numbers: Numbers) -> (Set, Set) {
     let (mut read, mut written) = (Set::new(numbers.count()), Set::new(numbers.count()));
     for instruction in instructions.iter().rev() {

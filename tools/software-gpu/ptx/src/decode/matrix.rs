@@ -1,7 +1,7 @@
 //! Products of small matrices on tensor cores, as simple instructions of the lanes of a warp.
 //!
-//! PTX does not say which lane has which element, so any layout will do: here lane 2r + h has columns 8h to 8h + 7 of row r.
-//! Known are 16 x 16 x 16 of bf16 with sums in f32, row by row. Products of bf16 are exact in f32; each
+//! PTX does not say which lane has which element, so any layout is allowed. Here lane 2r + h has columns 8h to 8h + 7
+//! of row r. Only 16 x 16 x 16 of bf16 with sums in f32, row by row, is known. Products of bf16 are exact in f32; each
 //! addition is rounded.
 
 use super::forms::Alu;
@@ -10,7 +10,7 @@ use super::{Decoder, Instruction, NO_ROW, Op, Place, Shape};
 use crate::Error;
 use crate::syntax::{Operand, Register, Statement};
 
-/// Registers that the instructions here use; no text can name them.
+/// Registers that the instructions here use; no PTX text can name them.
 const SUMS: usize = 8;
 const WORDS: u32 = SUMS as u32 + 6;
 const DOUBLES: u32 = 2;
@@ -29,7 +29,7 @@ pub(super) fn registers<'a>(statements: &[Statement]) -> Vec<Register<'a>> {
     vec![declare(".b32", WORD, WORDS), declare(".b64", DOUBLE, DOUBLES)]
 }
 
-/// The instructions of one statement, as they come.
+/// The instructions of one statement, in order.
 struct Made {
     guard: u32,
     line: u32,
@@ -49,7 +49,7 @@ impl Made {
 }
 
 impl Decoder<'_> {
-    /// None: the opcode is no such product.
+    /// Returns `None` if the opcode is no such product.
     pub(super) fn matrix(
         &mut self,
         statement: &Statement,
@@ -102,7 +102,8 @@ impl Decoder<'_> {
         self.files.of(File::Words).fixed(Fixed::Bits(value.into()))
     }
 
-    /// Computes the address of a lane's first element, which has `1 << shift` bytes; returns its row and the offset.
+    /// Computes the address of a lane's first element, whose size is `1 << shift` bytes; returns its row and the
+    /// offset.
     fn place_of_lane(
         &mut self,
         made: &mut Made,

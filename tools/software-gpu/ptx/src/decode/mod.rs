@@ -1,4 +1,4 @@
-//! Turns statements into compact instructions; what is not known is refused by its name.
+//! Turns statements into compact instructions. An unknown instruction is refused by its name.
 //!
 //! After this a kernel is only numbers: rows of the register files, offsets, and indices of instructions.
 
@@ -22,10 +22,10 @@ use crate::Error;
 use crate::error::syntax;
 use crate::syntax::{Body, Guard, Operand, Statement};
 
-/// Where parameters begin, so that no address of another space is one of them.
+/// The start of the parameters' addresses, so that no address of another space is one of them.
 pub(crate) const PARAM_BASE: u64 = 0x5a5a_0000_0000_0000;
 
-/// Generic addresses of shared memory, which begins at the bottom of this window.
+/// The start of the window of generic addresses of shared memory.
 pub(crate) const SHARED_WINDOW: u64 = 0x5a5b_0000_0000_0000;
 
 /// The addresses that the names of a kernel and its module stand for.
@@ -45,7 +45,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The same with as few rows as it needs.
+    /// Returns the same program with as few rows as it needs.
     pub(crate) fn allocated(&self) -> Program {
         let mut program = self.clone();
         allocate::allocate(&mut program.instructions, &mut program.files);
@@ -186,7 +186,7 @@ impl Decoder<'_> {
         Ok((Op::Alu(alu), self.rows(operands, files)?, 0))
     }
 
-    /// The rows of operands, the first of which is a destination if it is one of several.
+    /// Returns the rows of operands. The first row may be a destination.
     fn rows(&mut self, operands: &[Operand], files: &str) -> Result<[u32; 6], Error> {
         self.rows_from(operands, files, files.len() > 1)
     }
@@ -211,7 +211,7 @@ impl Decoder<'_> {
         Ok(rows)
     }
 
-    /// The row of an operand in this file.
+    /// Returns the row of an operand in this file.
     fn row(&mut self, operand: &Operand, file: File, is_destination: bool) -> Result<u32, Error> {
         let bits = match (operand, file) {
             (Operand::Name(name), _) => {

@@ -1,6 +1,6 @@
-//! Which rows an instruction reads and writes, and of which file each is.
+//! Says which rows an instruction reads and writes, and to which file each belongs.
 //!
-//! Decoding and this file must agree about every slot, or a register would get the row of another.
+//! Decoding and this file must agree about every slot; otherwise a register would get the row of another one.
 
 use super::forms::{ALU, Alu, Kind};
 use super::instruction::{ALWAYS, Instruction, NEGATED, NO_ROW, Op, Place, Shape};
@@ -24,14 +24,14 @@ pub(super) fn operands(instruction: &Instruction) -> impl Iterator<Item = Operan
     })
 }
 
-/// The predicate of a guard.
+/// Returns the predicate of a guard.
 pub(super) fn guard(instruction: &Instruction) -> Option<u32> {
     (instruction.guard != ALWAYS).then_some(instruction.guard & !NEGATED)
 }
 
 type Slot = Option<(File, bool)>;
 
-/// The files of all slots. A capital letter is a destination.
+/// Returns the files of all slots. A capital letter is a destination.
 fn slots(letters: &str) -> [Slot; 6] {
     let mut slots = [None; 6];
     for (slot, letter) in slots.iter_mut().zip(letters.chars()) {

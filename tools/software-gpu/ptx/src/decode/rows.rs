@@ -1,6 +1,7 @@
-//! The register files of a kernel while it is decoded: which row a name, a constant or a symbol has.
+//! The register files of a kernel while it is decoded: the row of each name, constant or symbol.
 //!
-//! Rows of a file: its registers in the order of their declaration, then constants and special registers as they come.
+//! The rows of a file are its registers in the order of their declaration. Then come constants and special registers in
+//! the order of their use.
 
 use std::collections::HashMap;
 
@@ -10,9 +11,9 @@ use crate::syntax::Register;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum File {
-    /// 16 and 32 bits.
+    /// Registers of 16 and 32 bits.
     Words,
-    /// 64 bits.
+    /// Registers of 64 bits.
     Doubles,
     Predicates,
 }
@@ -20,7 +21,7 @@ pub(crate) enum File {
 /// A value that a launch or a warp fills in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
-    /// Of `%tid`, `%ntid`, `%ctaid`, `%nctaid`: x, y, z.
+    /// A component (x, y, z) of `%tid`, `%ntid`, `%ctaid` or `%nctaid`.
     Thread(u8),
     Threads(u8),
     Block(u8),
@@ -29,7 +30,7 @@ pub(crate) enum Special {
     Warp,
 }
 
-/// What a row holds before the first instruction.
+/// The value of a row before the first instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Fixed {
     Bits(u64),
@@ -63,7 +64,7 @@ impl Rows {
 #[derive(Clone, Debug)]
 struct Range {
     prefix: String,
-    /// None: a single register that is called like the prefix.
+    /// The number of registers; `None` for a single register with the name of the prefix.
     count: Option<u32>,
     file: File,
     first: u32,
@@ -75,7 +76,7 @@ pub(crate) struct Files {
     pub doubles: Rows,
     pub predicates: Rows,
     ranges: Vec<Range>,
-    /// The registers that rows held at first, once others share them.
+    /// The registers that rows had at first, once several registers share a row.
     renamed: HashMap<(File, u32), u32>,
 }
 
@@ -124,7 +125,7 @@ impl Files {
         self.renamed.insert((file, row), register);
     }
 
-    /// The name of a register that is alive from the start, for messages.
+    /// Returns the name of a register that is alive from the start, for messages.
     pub(crate) fn name(&self, file: File, row: u32) -> String {
         let row = self.renamed.get(&(file, row)).copied().unwrap_or(row);
         let of = self.ranges.iter().find(|range| {
@@ -138,7 +139,7 @@ impl Files {
     }
 }
 
-/// The special register of this name.
+/// Returns the special register of this name.
 pub(crate) fn special(name: &str) -> Option<Special> {
     let axis = |name: &str| match name {
         ".x" => Some(0),

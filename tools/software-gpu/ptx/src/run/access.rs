@@ -16,7 +16,7 @@ use crate::memory::Refusal;
 
 pub(super) type Done = Result<(), Box<Trap>>;
 
-/// The addresses of the lanes. Those of inactive ones are anything.
+/// Returns the addresses of the lanes. The addresses of inactive lanes have no meaning.
 fn addresses(
     warp: &Warp,
     instruction: &Instruction,
@@ -37,7 +37,7 @@ fn addresses(
     Ok(addresses)
 }
 
-/// The space of generic addresses, which become addresses in it.
+/// Returns the space of generic addresses, and converts the addresses to that space.
 fn settled(place: Place, addresses: &mut [u64; LANES], active: Lanes) -> Result<Place, Box<Trap>> {
     let is_shared = |address: u64| address >> 32 == SHARED_WINDOW >> 32;
     if place != Place::Generic || !lanes(active).any(|lane| is_shared(addresses[lane as usize])) {
@@ -58,7 +58,7 @@ fn is_uniform(addresses: &[u64; LANES], active: Lanes) -> bool {
     lanes(active).all(|lane| addresses[lane as usize] == first)
 }
 
-/// Lanes from `first` on whose places of `bytes` follow each other.
+/// Returns the lanes from `first` on whose places of `bytes` bytes follow each other.
 fn run_of(addresses: &[u64; LANES], active: Lanes, first: u32, bytes: u64) -> u32 {
     let start = addresses[first as usize];
     if active == ALL && first == 0 {
@@ -88,7 +88,7 @@ pub(super) fn aligned(addresses: &[u64; LANES], active: Lanes, bytes: u64) -> Do
     }
 }
 
-/// The lane of a run that the refusal is about.
+/// Returns the lane of a run to which the refusal applies.
 pub(super) fn refused(refusal: Refusal, first: u32, count: u32, address: u64, bytes: u64) -> Box<Trap> {
     let lane = refusal.address.wrapping_sub(address) / bytes;
     let lane = first + u32::try_from(lane).unwrap_or(0).min(count - 1);
@@ -99,12 +99,12 @@ pub(super) fn party(warp: &Warp, barriers: u32) -> Party<'_> {
     Party { warp: warp.index, barriers, warp_barriers: &warp.barriers }
 }
 
-/// These lanes without `count` of them from `first` on.
+/// Returns these lanes without `count` of them from `first` on.
 fn without(lanes: Lanes, first: u32, count: u32) -> Lanes {
     lanes & !(u32::MAX >> (LANES as u32 - count) << first)
 }
 
-/// Whether these lanes have met as many barriers of the warp.
+/// Returns whether these lanes have met equally many barriers of the warp.
 fn lanes_are_level(warp: &Warp, active: Lanes) -> bool {
     let first = warp.barriers[active.trailing_zeros() as usize];
     lanes(active).all(|lane| warp.barriers[lane as usize] == first)
@@ -177,7 +177,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Puts an access to global memory into the journal: places of `count` lanes of so many bytes each.
+    /// Adds an access to global memory to the journal: places of `count` lanes with `each` bytes.
     #[expect(clippy::too_many_arguments, reason = "an access is all of these")]
     pub(super) fn note(
         &mut self,

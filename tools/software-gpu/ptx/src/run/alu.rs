@@ -1,4 +1,4 @@
-//! What each instruction without a memory access computes.
+//! The result of each instruction without a memory access.
 //!
 //! Floating point is IEEE 754 with one rounding. A NaN that f32 arithmetic makes is the canonical one, as on a GPU.
 
@@ -6,7 +6,7 @@ use super::float::{self, canonical, settled};
 use super::lanes::{Done, Run};
 use crate::decode::Alu;
 
-/// Its sign bit, and the others.
+/// The sign bit, and the other bits.
 const SIGN: u32 = 1 << 31;
 const SIGN_F64: u64 = 1 << 63;
 
@@ -115,7 +115,7 @@ impl Run<'_> {
     }
 }
 
-/// Each byte of the result is one of the eight bytes of `b:a`, or the sign of one, as four bits of `how` say.
+/// Each byte of the result is a byte of `b:a`, or the sign of one, as four bits of `how` select.
 fn permute(a: u32, b: u32, how: u32) -> u32 {
     let bytes = (u64::from(a) | u64::from(b) << 32).to_le_bytes();
     let mut result = [0; 4];

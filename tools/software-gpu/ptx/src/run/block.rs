@@ -1,6 +1,7 @@
-//! The blocks of a launch, one after the other: their warps in turns, up to the barriers at which they meet.
+//! The blocks of a launch, one after the other. Their warps run in turns, up to the barriers at which they meet.
 //!
-//! A warp runs until it waits, leaves, or has had its turn. Nothing of a block is left for the next one but global memory.
+//! A warp runs until it waits, leaves, or has had its turn. Nothing of a block is left for the next one except global
+//! memory.
 
 use super::journal::Journal;
 use super::order::Choices;
@@ -13,10 +14,10 @@ use crate::What;
 use crate::decode::{ALWAYS, Instruction, NEGATED, Op};
 use crate::memory::Memory;
 
-/// What a look at the clock adds to it: times mean nothing here, and yet waits for one must end.
+/// The time by which each read of the clock advances it. Times mean nothing here, but a wait for a time must end.
 const TICK_NS: u64 = 1000;
 
-/// What the warps of a block reach.
+/// The memory and state that the warps of a block reach.
 pub(super) struct Machine<'a> {
     pub instructions: &'a [Instruction],
     pub memory: &'a mut dyn Memory,
@@ -28,15 +29,15 @@ pub(super) struct Machine<'a> {
     pub block: u32,
     /// Barriers that this block has met.
     pub barriers: u32,
-    /// The clock of the GPU, which only looks at it move.
+    /// The clock of the GPU, which advances only when it is read.
     pub clock_ns: u64,
-    /// Instructions that a warp may take.
+    /// The most instructions that a warp may take.
     pub budget: u64,
     /// Instructions of all lanes, for the tally.
     pub lane_instructions: u64,
 }
 
-/// A trap, and where the warp stood.
+/// A trap, and the place of the warp.
 pub(super) struct Stopped {
     pub trap: Box<Trap>,
     pub warp: u32,
@@ -78,7 +79,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs a warp for so many instructions, or until it waits or is done.
+    /// Runs a warp for `length` instructions, or until it waits or is done.
     fn turn(&mut self, warp: &mut Warp, length: u64) -> Result<(), Box<Trap>> {
         let end = warp.taken + length;
         if warp.taken > self.budget {
@@ -174,7 +175,7 @@ fn branch(warp: &mut Warp, active: Lanes, instruction: &Instruction) -> Result<(
     Ok(())
 }
 
-/// The lanes of a warp that a block of so many threads has.
+/// Returns the lanes of a warp that a block of `threads` threads has.
 pub(super) fn members(warp: u32, threads: u32) -> Lanes {
     let left = threads - warp * LANES as u32;
     lanes(u32::MAX).take(left as usize).fold(0, |all, lane| all | 1 << lane)

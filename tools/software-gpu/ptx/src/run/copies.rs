@@ -1,7 +1,7 @@
 //! Asynchronous copies from global to shared memory.
 //!
-//! A copy reads its source when it begins or when its thread waits for it, as the seed has it, and lands then. Until then
-//! nobody may touch its target.
+//! A copy reads its source either when it begins or when its thread waits for it, as the seed decides. Its target is
+//! written at the wait. Until then, nothing may touch its target.
 
 use super::Lanes;
 use super::access::{Done, aligned, party, refused};
@@ -39,14 +39,14 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The copies that these lanes have asked for become one group.
+    /// Makes the copies that these lanes have asked for one group.
     pub(super) fn commit(&mut self, warp: &mut Warp, active: Lanes) {
         let (mine, others) = warp.asked.drain(..).partition(|copy| active >> copy.lane & 1 != 0);
         warp.asked = others;
         warp.committed.push(mine);
     }
 
-    /// Lands the copies of all groups of these lanes but the last ones.
+    /// Ends the copies of all groups of these lanes except the last `groups`.
     pub(super) fn wait(&mut self, warp: &mut Warp, active: Lanes, groups: usize) -> Done {
         let end = warp.committed.len().saturating_sub(groups);
         let mut landed = Vec::new();

@@ -1,21 +1,23 @@
-//! Conversions of floating point that Rust's `as` does not say: 16-bit formats, canonical NaNs, extremes.
+//! Conversions of floating point that Rust's `as` does not have: 16-bit formats, canonical NaNs, extremes.
 //!
-//! All round to nearest even, once, and keep subnormals, but for the one approximation.
+//! All of them round to nearest even, once, and keep subnormals. The only exception is the approximate root.
 
-/// The bits of an f32, of the canonical NaN if it is one.
+/// Returns the bits of an f32; for a NaN, the bits of the canonical NaN.
 #[inline(always)]
 pub(super) fn canonical(value: f32) -> u32 {
     if value.is_nan() { 0x7fff_ffff } else { value.to_bits() }
 }
 
-/// The bits of an f64. PTX leaves open which NaN arithmetic makes; this one no CPU makes, so bits that depend on it differ.
+/// Returns the bits of an f64. PTX does not specify which NaN arithmetic makes. No CPU makes this NaN, so results that
+/// depend on its bits differ.
 #[inline(always)]
 pub(super) fn settled(value: f64) -> u64 {
     if value.is_nan() { u64::MAX >> 1 } else { value.to_bits() }
 }
 
-/// `sqrt.approx.ftz.f32`, off by as much as 2^-11 in a direction that the operand's last bit draws. A GPU is off by less, so
-/// what gives the same results with this root depends on no last place of it.
+/// Computes `sqrt.approx.ftz.f32` with an error of up to 2^-11, in a direction that the operand's last bit selects. The
+/// error of a GPU is smaller, so code that gives the same results with this root does not depend on the last places of
+/// the root.
 #[inline(always)]
 pub(super) fn rough_square_root(bits: u32) -> f32 {
     let x = f32::from_bits(bits);
@@ -35,12 +37,13 @@ pub(super) fn bf16_from(value: f32) -> u16 {
     if value.is_nan() { 0x7fff } else { rounded as u16 }
 }
 
-/// Towards zero; what does not fit becomes the nearest integer that does, and a NaN the integer with the sign bit alone.
+/// Converts towards zero. A value that does not fit becomes the nearest integer that fits, and a NaN the integer with
+/// only the sign bit.
 pub(super) fn u64_from(value: f64) -> u64 {
     if value.is_nan() { 1 << 63 } else { value as u64 }
 }
 
-/// The larger or the smaller of two f32, by bits; any NaN gives the canonical one, and -0 is less than +0.
+/// Returns the larger or the smaller of two f32, by bits. Any NaN gives the canonical one, and -0 is less than +0.
 #[inline(always)]
 pub(super) fn extreme(a: u32, b: u32, smaller: bool) -> u32 {
     if f32::from_bits(a).is_nan() || f32::from_bits(b).is_nan() {

@@ -1,8 +1,8 @@
-//! The accesses of a launch to global memory, and whether two of them race.
+//! The accesses of a launch to global memory, and the check whether two of them race.
 //!
-//! Blocks run one after the other here, so a race need not change a bit. Two accesses race if they share a byte, one
+//! Blocks run one after the other here, so a race may not change a bit. Two accesses race if they share a byte, one
 //! writes, not both are atomic, and no barrier of their block, nor of their warp, lies between. Two stores of the same
-//! value pass: in any order they give the same bits. All is judged when the launch is done.
+//! value are allowed, because in any order they give the same bits. All accesses are compared when the launch is done.
 
 use super::registers::LANES;
 
@@ -13,14 +13,14 @@ pub(super) enum Kind {
     Atomic,
 }
 
-/// Lanes of a warp, from `lane` on, that touch places of `each` bytes which follow each other.
+/// Lanes of a warp, from `lane` on, that touch consecutive places of `each` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub start: u64,
     pub bytes: u32,
     pub each: u32,
     pub kind: Kind,
-    /// All lanes of the instruction touch the one place.
+    /// Whether all lanes of the instruction touch the same place.
     pub for_all: bool,
     pub lane: u8,
     pub warp: u8,
@@ -28,7 +28,7 @@ pub(super) struct Record {
     pub barriers: u32,
     pub warp_barriers: u32,
     pub line: u32,
-    /// Where the journal keeps what a store wrote.
+    /// The position in the journal of the values that a store wrote.
     pub data: usize,
 }
 
@@ -37,17 +37,17 @@ impl Record {
         self.start + u64::from(self.bytes)
     }
 
-    /// The lane that touches a byte, if it is one alone.
+    /// Returns the lane that touches a byte, if it is a single lane.
     fn lane_at(&self, address: u64) -> Option<u64> {
         (!self.for_all).then(|| u64::from(self.lane) + (address - self.start) / u64::from(self.each))
     }
 
-    /// The number of a thread in its block, for messages.
+    /// Returns the number of a thread in its block, for messages.
     pub(super) fn thread(&self, address: u64) -> u32 {
         u32::from(self.warp) * LANES as u32 + self.lane_at(address).unwrap_or(self.lane.into()) as u32
     }
 
-    /// The first byte at which this and another access race.
+    /// Returns the first byte at which this access and another one race.
     fn races_at(&self, other: &Record, stored: &[u8]) -> Option<u64> {
         let (start, end) = (self.start.max(other.start), self.end().min(other.end()));
         if start >= end || self.kind == Kind::Atomic && other.kind == Kind::Atomic {
@@ -80,7 +80,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Adds an access, and what it stored if it is a store.
+    /// Adds an access, and its values if it is a store.
     pub(super) fn note(&mut self, mut record: Record, stored: &[u8]) {
         record.data = self.stored.len();
         self.stored.extend_from_slice(stored);
@@ -91,7 +91,7 @@ impl Journal {
         }
     }
 
-    /// The first race: its byte, and both accesses.
+    /// Returns the first race: its byte, and both accesses.
     pub(super) fn race(mut self) -> Option<(u64, Record, Record)> {
         self.writes.sort_by_key(|record| record.start);
         let (reads, atomics) = (Sorted::of(self.reads), Sorted::of(self.atomics));
@@ -107,9 +107,10 @@ impl Journal {
     }
 }
 
-/// Records of one kind by their first byte. Short ones stand alone, since a search must begin as far ahead as they are long.
+/// Records of one kind by their first byte. Short records are separate, because a search must begin as far ahead as the
+/// longest record.
 struct Sorted {
-    /// Of one lane, or of one place.
+    /// Records of one lane, or of one place.
     short: Vec<Record>,
     long: Vec<Record>,
 }
@@ -118,7 +119,8 @@ const SHORT: u64 = 16;
 const LONG: u64 = SHORT * LANES as u64;
 
 impl Sorted {
-    /// Leaves out what finds no other race. All blocks read some places, and two of them race wherever one more would.
+    /// Leaves out records that would find no further race. All blocks may read a place. Two of these reads
+    /// are enough: a write that races with another read also races with one of the two.
     fn of(mut list: Vec<Record>) -> Sorted {
         let order = |record: &Record| (record.start, record.bytes, record.block);
         let access = |record: &Record| {
@@ -139,7 +141,7 @@ impl Sorted {
         sorted
     }
 
-    /// The records that may share a byte with this one.
+    /// Returns the records that may share a byte with this one.
     fn near(&self, record: &Record) -> impl Iterator<Item = &Record> {
         let (start, end) = (record.start, record.end());
         let of =

@@ -1,7 +1,7 @@
-//! One instruction over the 32 lanes of a warp: reads rows, computes each lane, keeps the active ones.
+//! One instruction over the 32 lanes of a warp: reads rows, computes each lane, and stores the active lanes.
 //!
-//! A method is called after the files of its operands, the destination first: `w` 32 bits, `d` 64 bits. Its loops have a
-//! fixed length, so that the compiler makes vector instructions of them.
+//! A method is named after the files of its operands, the destination first: `w` means 32 bits, `d` means 64 bits. Its
+//! loops have a fixed length, so that the compiler can vectorise them.
 
 use super::Trap;
 use super::float::{canonical, settled};
@@ -137,7 +137,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A shift by the same amount in all lanes, as most are, is one instruction of the CPU for several of them.
+    /// Usually all lanes shift by the same amount. That is one CPU instruction for several lanes.
     #[inline(always)]
     pub(super) fn shift_w(&mut self, f: impl Fn(u32, u32) -> u32) -> Done {
         let b = *self.w(2)?;
@@ -162,7 +162,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a division by zero gives is not defined, so no kernel may do it.
+    /// Refuses a division by zero, whose result PTX does not define.
     pub(super) fn divisor(&self, is_zero: impl Fn(usize) -> bool) -> Done {
         match (0..LANES as u32).find(|lane| self.active >> lane & 1 != 0 && is_zero(*lane as usize)) {
             Some(lane) => Err(Trap::at(lane, What::Undefined("an integer division by zero"))),
@@ -217,7 +217,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The halves of a word into the first two rows; `_` is no row, since no compiler of kernels writes it here.
+    /// Writes the halves of a word to the first two rows. `_` is not supported as a row, because no compiler of kernels
+    /// writes it here.
     pub(super) fn unpack_w(&mut self) -> Done {
         let whole = *self.w(2)?;
         self.halves(|lane| whole[lane] & 0xffff, |lane| whole[lane] >> 16)
@@ -263,7 +264,7 @@ impl Run<'_> {
     }
 }
 
-/// Positions and lengths have 8 bits.
+/// Inserts bits; positions and lengths have 8 bits.
 fn insert(from: u64, into: u64, position: u32, length: u32) -> u64 {
     let ones = 1u64.checked_shl(length & 0xff).map_or(u64::MAX, |bit| bit - 1);
     let mask = ones.checked_shl(position & 0xff).unwrap_or(0);

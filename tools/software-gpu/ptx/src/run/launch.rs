@@ -1,4 +1,4 @@
-//! A launch: checks its shape, fills what registers hold from the start, runs the blocks, and names what went wrong.
+//! A launch: checks its shape, fills registers with their first values, runs the blocks, and names faults.
 //!
 //! Rows of constants are filled once for all blocks; special registers for each block.
 
@@ -25,17 +25,17 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a block along x, y and z.
     pub block: [u32; 3],
-    /// Of the shared array without a size.
+    /// The bytes of the shared array without a size.
     pub dynamic_shared_bytes: u32,
-    /// All parameters, at the offsets that the kernel says.
+    /// All parameters, at the offsets that the kernel gives.
     pub params: &'a [u8],
     /// The address of each of [`Module::variables`](crate::Module::variables).
     pub variables: &'a [u64],
-    /// Chooses the order of blocks, of warps, and of asynchronous copies.
+    /// The seed of the order of blocks, of warps, and of asynchronous copies.
     pub seed: u64,
 }
 
-/// How much a launch has done.
+/// The amount of work of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Instructions, each counted once for a warp.
@@ -48,8 +48,8 @@ impl Kernel {
     /// Runs all blocks to their end.
     ///
     /// # Errors
-    /// [`Error::Launch`] before anything ran; [`Error::Fault`] at the first thing that no thread may do. Memory then
-    /// holds what was written before it.
+    /// [`Error::Launch`] before anything ran, [`Error::Fault`] at the first fault of a thread. Memory then has the
+    /// values that were written before the fault.
     pub fn launch(&self, launch: &Launch, memory: &mut dyn Memory) -> Result<Tally, Error> {
         let entry = &*self.0;
         let threads = self.checked(launch)?;
@@ -93,7 +93,7 @@ impl Kernel {
         }
     }
 
-    /// The threads of a block, if a GPU would take the launch.
+    /// Returns the threads of a block, if a GPU would accept the launch.
     fn checked(&self, launch: &Launch) -> Result<u32, Error> {
         let name = self.name();
         let refuse = |what: String| Err(Error::Launch(format!("{name}: {what}")));
@@ -127,7 +127,7 @@ impl Kernel {
         Ok(threads as u32)
     }
 
-    /// Fills what no block changes.
+    /// Fills the values that no block changes.
     fn fill(&self, warp: &mut Warp, launch: &Launch) {
         let files = &self.0.program().files;
         let threads = |lane: usize| at(warp.index * LANES as u32 + lane as u32, launch.block);
@@ -204,7 +204,7 @@ impl Kernel {
     }
 }
 
-/// The place of a number in a box of this size.
+/// Returns the coordinates of a number in a box of this size.
 fn at(number: u32, size: [u32; 3]) -> [u32; 3] {
     [number % size[0], number / size[0] % size[1], number / size[0] / size[1]]
 }

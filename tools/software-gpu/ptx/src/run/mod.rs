@@ -1,7 +1,7 @@
 //! Runs launches: blocks one after the other, the warps of each in turns, the lanes of a warp together.
 //!
-//! The order of blocks and warps, and how long a warp's turn is, come from a seed. A kernel without races gives the same
-//! bits for every seed.
+//! The order of blocks and warps, and how long a warp's turn is, come from a seed. A kernel without races gives the
+//! same bits for every seed.
 
 mod access;
 mod alu;
@@ -27,13 +27,13 @@ use crate::decode::File;
 /// A bit per lane of a warp.
 pub(crate) type Lanes = u32;
 
-/// What a lane did that no thread may, before it is known which kernel and block it was.
+/// The fault of a lane, before its kernel and block are known.
 #[derive(Debug)]
 pub(crate) struct Trap {
     pub lane: u32,
     pub address: Option<u64>,
     pub what: What,
-    /// The register that it is about; the kernel knows its name.
+    /// The register that the fault is about; the kernel knows its name.
     pub register: Option<(File, u32)>,
 }
 

@@ -1,6 +1,6 @@
 //! The stochastic choices of a run: a sequence of numbers from a seed.
 //!
-//! The generator is splitmix64 (Steele, Lea and Flood, 2014): any seed is a good one.
+//! The generator is splitmix64 (Steele, Lea and Flood, 2014), for which any seed is good.
 
 #[derive(Clone, Debug)]
 pub(super) struct Choices(u64);
@@ -17,12 +17,12 @@ impl Choices {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A permutation of the first numbers.
+    /// Returns a permutation of the first `count` numbers.
     pub(super) fn permutation(&mut self, count: usize) -> Vec<u32> {
         let mut list: Vec<u32> = (0..count as u32).collect();
         for k in (1..count).rev() {

@@ -1,6 +1,7 @@
 //! The register files of a warp: a row of 32 lanes per register, and which lanes have written it.
 //!
-//! Results are made for all lanes, which loops of fixed length do fast, and kept for the active ones alone.
+//! Results are computed for all lanes, because loops of fixed length are fast. They are stored only for the active
+//! lanes.
 
 use super::{Lanes, Trap};
 use crate::What;
@@ -33,7 +34,7 @@ impl Registers {
         }
     }
 
-    /// Forgets what has been written; constants stay.
+    /// Forgets which lanes have written; constants stay.
     pub(crate) fn clear(&mut self, files: &Files) {
         self.words_written[..files.words.registers as usize].fill(0);
         self.doubles_written[..files.doubles.registers as usize].fill(0);

@@ -1,15 +1,15 @@
-//! The shared memory of a block: its bytes, and who touched each last.
+//! The shared memory of a block: its bytes, and the last access to each.
 //!
-//! Two accesses to a byte race if they are of different threads, one of them writes, and neither a barrier of the block
-//! nor, inside a warp, one of the warp lies between. A store that changes nothing passes: in any order it gives the same
-//! bits.
+//! Two accesses to a byte race if they are by different threads, one of them writes, and no barrier of the block lies
+//! between. Inside a warp, a barrier of the warp orders them too. A store that changes nothing is allowed, because in
+//! any order it gives the same bits.
 
 use super::Trap;
 use super::registers::LANES;
 use crate::What;
 use crate::module::SHARED_BASE;
 
-/// An access: its thread from 1, its warp, and the barriers that came before it. 0: none.
+/// An access: its thread counted from 1, its warp, and the number of barriers before it. 0 means no access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(u64);
 
@@ -59,7 +59,7 @@ impl Stamp {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Of no array.
+    /// The byte belongs to no array.
     Gap,
     Unwritten,
     Written,
@@ -73,7 +73,7 @@ struct Byte {
     read: Stamp,
 }
 
-/// Who makes an access: the warp, its first thread, and the barriers before.
+/// The origin of an access: the warp, its first thread, and the barriers before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Party<'a> {
     pub warp: u32,
@@ -87,7 +87,7 @@ impl Party<'_> {
         Stamp::new(thread, self.warp.into(), self.barriers, self.warp_barriers[lane as usize])
     }
 
-    /// Of all lanes at once, which have met as many barriers.
+    /// Returns the stamp of all lanes together. All of them have met the same number of barriers.
     fn stamp_of_all(&self, lane: u32) -> Stamp {
         Stamp::new(SEVERAL_THREADS, self.warp.into(), self.barriers, self.warp_barriers[lane as usize])
     }
@@ -97,13 +97,13 @@ impl Party<'_> {
 pub(super) struct Shared {
     bytes: Vec<u8>,
     states: Vec<State>,
-    /// As they are when a block begins.
+    /// The states when a block begins.
     fresh: Vec<State>,
     history: Vec<Byte>,
 }
 
 impl Shared {
-    /// The arrays as address and bytes.
+    /// Makes the memory of arrays, each with its address and bytes.
     pub(super) fn new(arrays: impl Iterator<Item = (u32, u32)>) -> Shared {
         let mut fresh = Vec::new();
         for (address, bytes) in arrays.filter(|(_, bytes)| *bytes != 0) {
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    /// A new block finds no value of the last one.
+    /// Clears the memory, so that a new block finds no value of the last one.
     pub(super) fn clear(&mut self) {
         self.bytes.fill(0xa5);
         self.states.copy_from_slice(&self.fresh);
@@ -150,7 +150,7 @@ impl Shared {
         Trap::access(lane, at as u64 + u64::from(SHARED_BASE), what)
     }
 
-    /// Reads for one lane, or for all lanes of the party that read this same place.
+    /// Reads for one lane, or for all lanes of the party that read the same place.
     pub(super) fn load(
         &mut self,
         party: Party,
@@ -214,7 +214,7 @@ impl Shared {
         Ok(())
     }
 
-    /// From now on nobody may touch these bytes, until the copy into them has landed.
+    /// Marks these bytes, so that nothing may touch them until the copy into them has ended.
     pub(super) fn open_copy(
         &mut self,
         party: Party,
@@ -240,7 +240,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The copy has landed: it counts as written by its thread, which has just waited for it.
+    /// Ends a copy. It counts as written by its thread, which has just waited for it.
     pub(super) fn land_copy(&mut self, party: Party, lane: u32, address: u64, from: &[u8]) {
         let at = (address - u64::from(SHARED_BASE)) as usize;
         let now = party.stamp(lane);

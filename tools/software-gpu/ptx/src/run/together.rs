@@ -1,6 +1,7 @@
 //! The instructions in which the lanes of a warp exchange values: shuffles, maxima, votes, barriers of the warp.
 //!
-//! All lanes that the mask names must stand here together, or the values of those that do not would be undefined.
+//! All lanes that the mask names must be at this instruction; otherwise the values of the missing lanes would be
+//! undefined.
 
 use super::registers::LANES;
 use super::warp::Warp;
@@ -8,7 +9,7 @@ use super::{Lanes, Trap};
 use crate::What;
 use crate::decode::{Instruction, NO_ROW, Op};
 
-/// False: the lanes wait for others that the mask names.
+/// Returns false if the lanes wait for other lanes that the mask names.
 pub(super) fn exchange(warp: &mut Warp, instruction: &Instruction, active: Lanes) -> Result<bool, Box<Trap>> {
     let rows = instruction.rows;
     let mask_row = match instruction.op {
@@ -91,7 +92,7 @@ fn perform(warp: &mut Warp, instruction: &Instruction, active: Lanes) -> Result<
     Ok(())
 }
 
-/// The numbers of these lanes.
+/// Returns the numbers of these lanes.
 pub(super) fn lanes(active: Lanes) -> impl Iterator<Item = u32> {
     (0..LANES as u32).filter(move |lane| active >> lane & 1 != 0)
 }

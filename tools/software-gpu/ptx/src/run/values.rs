@@ -1,12 +1,13 @@
-//! Values between registers and bytes, for all lanes of a warp: lane after lane in the bytes, row after row in registers.
+//! Moves values between registers and bytes, for all lanes of a warp: lane after lane in the bytes, row after row in
+//! registers.
 //!
-//! Each width has a loop of its own, so that none asks anything per lane.
+//! Each width has a separate loop, so that no loop has a branch per lane.
 
 use super::registers::{LANES, Registers};
 use super::{Lanes, Trap};
 use crate::decode::{Instruction, Shape};
 
-/// Keeps what was loaded; the bytes of a lane stand at its number times their count.
+/// Stores loaded values; the bytes of a lane start at its number times their count.
 pub(super) fn keep(
     registers: &mut Registers,
     instruction: &Instruction,
@@ -43,7 +44,7 @@ pub(super) fn keep(
     }
 }
 
-/// Keeps what all lanes have loaded from one place.
+/// Stores the value that all lanes have loaded from one place.
 pub(super) fn keep_for_all(
     registers: &mut Registers,
     instruction: &Instruction,
@@ -61,7 +62,7 @@ pub(super) fn keep_for_all(
     }
 }
 
-/// The bytes that a store writes; those of inactive lanes are anything.
+/// Returns the bytes that a store writes. The bytes of inactive lanes have no meaning.
 pub(super) fn gather(
     registers: &Registers,
     instruction: &Instruction,
@@ -93,7 +94,7 @@ pub(super) fn gather(
     Ok(())
 }
 
-/// A value of a known width.
+/// Reads a value of a known width.
 #[inline(always)]
 fn small<const BYTES: usize>(bytes: &[u8]) -> u32 {
     let mut whole = [0; 4];
@@ -101,7 +102,7 @@ fn small<const BYTES: usize>(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(whole)
 }
 
-/// A value of any width, with its sign if it has one.
+/// Reads a value of any width, with its sign if it has one.
 #[inline(always)]
 fn extended(bytes: &[u8], signed: bool) -> u64 {
     match (bytes.len(), signed) {

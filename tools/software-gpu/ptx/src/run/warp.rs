@@ -1,7 +1,7 @@
-//! The control of a warp: which lanes stand where, and which of them run next.
+//! The control of a warp: where each lane is, and which lanes run next.
 //!
-//! Lanes that stand at one place run together. Of several places the first in the text runs, so that lanes which have
-//! parted meet again where the compiler lets their ways join.
+//! Lanes at the same place run together. If there are several places, the first in the text runs, so that diverged
+//! lanes meet again where their paths join.
 
 use super::registers::Registers;
 use super::{Lanes, Trap};
@@ -12,7 +12,7 @@ use crate::What;
 pub(super) struct Group {
     pub at: u32,
     pub lanes: Lanes,
-    /// They wait there for other lanes.
+    /// Whether the lanes wait there for other lanes.
     pub waits: bool,
 }
 
@@ -31,17 +31,17 @@ pub(super) struct Copy {
 pub(super) struct Warp {
     pub index: u32,
     pub registers: Registers,
-    /// The lanes that the launch gave it.
+    /// The lanes that the launch gave the warp.
     pub members: Lanes,
     pub exited: Lanes,
     pub now: Group,
     others: Vec<Group>,
-    /// The first place of another group: there the running one must stop.
+    /// The first place of another group, at which the running group must stop.
     pub limit: u32,
     pub at_barrier: bool,
-    /// Barriers of the warp that each lane has met.
+    /// Number of barriers of the warp that each lane has met.
     pub barriers: [u32; 32],
-    /// Copies that were not committed, and those of each committed group, in their order.
+    /// Copies that were not committed, and the copies of each committed group, in order.
     pub asked: Vec<Copy>,
     pub committed: Vec<Vec<Copy>>,
     pub taken: u64,
@@ -107,7 +107,7 @@ impl Warp {
         }
     }
 
-    /// Some of the running lanes go elsewhere.
+    /// Moves some of the running lanes to another place.
     pub(super) fn split(&mut self, lanes: Lanes, at: u32) {
         self.put(Group { at, lanes, waits: false });
         self.now.lanes &= !lanes;
@@ -139,7 +139,7 @@ impl Warp {
         }
     }
 
-    /// The running lanes need these at their side. False: they wait, and others run.
+    /// Waits until these lanes have caught up with the running lanes. Returns false if they wait and other lanes run.
     pub(super) fn gather(&mut self, needed: Lanes) -> Result<bool, Box<Trap>> {
         let missing = needed & self.living() & !self.now.lanes;
         if missing == 0 {
@@ -159,7 +159,7 @@ impl Warp {
         Ok(false)
     }
 
-    /// The running lanes have returned.
+    /// Ends the running lanes, which have returned.
     pub(super) fn leave(&mut self, lanes: Lanes) {
         self.exited |= lanes;
         self.now.lanes &= !lanes;

@@ -1,6 +1,6 @@
-//! The body of a kernel: its registers, its shared arrays, and labels and instructions in their order.
+//! The body of a kernel: its registers, its shared arrays, and its labels and instructions in order.
 //!
-//! Names stay text here; what they stand for is found when the kernel is decoded.
+//! Names stay text here; their meaning is found when the kernel is decoded.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::{Array, array};
 use crate::Error;
 use crate::error::syntax;
 
-/// What stands at one place of a body.
+/// One statement of a body.
 #[derive(Clone, Debug)]
 pub(crate) struct Statement<'a> {
     pub line: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Register<'a> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Body<'a> {
     pub registers: Vec<Register<'a>>,
-    /// Which of them blocks inside the body have declared.
+    /// The registers that blocks inside the body have declared.
     inner: Vec<usize>,
     pub shared: Vec<Array<'a>>,
     pub statements: Vec<Statement<'a>>,
@@ -64,7 +64,7 @@ pub(crate) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Reads to the brace that closes the body; its opening one has been taken.
+    /// Reads up to the brace that closes the body. The opening brace has been read.
     pub(crate) fn read(tokens: &mut Tokens<'a>) -> Result<Body<'a>, Error> {
         let mut body = Body::default();
         while !tokens.take("}") {
@@ -73,8 +73,8 @@ impl<'a> Body<'a> {
         Ok(body)
     }
 
-    /// Declares a register of a block inside the body. Blocks beside each other may declare the same one, which none of
-    /// them reads before it has written it.
+    /// Declares a register of a block inside the body. Blocks beside each other may declare the same register. None of
+    /// them reads it before it has written it.
     fn declare(&mut self, register: Register<'a>, is_inside: bool) -> Result<(), Error> {
         let known = self.registers.iter().position(|known| known.name == register.name);
         match known.map(|k| (self.inner.contains(&k), self.registers[k].kind)) {
@@ -207,7 +207,7 @@ fn operand<'a>(tokens: &mut Tokens<'a>) -> Result<Operand<'a>, Error> {
     Ok(Operand::Name(word))
 }
 
-/// The bits of `0f3F800000` or `0d3FF0000000000000`, and how many bytes they fill.
+/// Returns the bits of `0f3F800000` or `0d3FF0000000000000`, and their number of bytes.
 pub(super) fn float_bits(word: &str) -> Option<(u64, u32)> {
     let (digits, bytes) = match word.split_at_checked(2)? {
         ("0f" | "0F", digits) => (digits, 4),

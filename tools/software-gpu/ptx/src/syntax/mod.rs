@@ -1,6 +1,6 @@
-//! The grammar of PTX as far as compilers of kernels write it: directives, labels, instructions.
+//! The part of PTX's grammar that compilers of kernels use: directives, labels, instructions.
 //!
-//! Nothing here knows what an instruction does. A directive that is not listed is refused, not skipped.
+//! Nothing here knows the meaning of an instruction. A directive that is not listed is refused, not skipped.
 
 mod body;
 mod tokens;
@@ -22,7 +22,7 @@ pub(crate) struct Array<'a> {
     pub initial: Vec<u8>,
 }
 
-/// Bytes of a value of this type, such as `.b32`.
+/// Returns the bytes of a value of this type, such as `.b32`.
 pub(crate) fn type_bytes(kind: &str) -> Option<u64> {
     match kind {
         ".b8" | ".u8" | ".s8" => Some(1),
@@ -33,7 +33,7 @@ pub(crate) fn type_bytes(kind: &str) -> Option<u64> {
     }
 }
 
-/// Reads `.align 8 .b8 name[16] = {1, 2}`, without what comes before and after.
+/// Reads `.align 8 .b8 name[16] = {1, 2}`, without the text before and after it.
 pub(crate) fn array<'a>(tokens: &mut Tokens<'a>) -> Result<Array<'a>, Error> {
     let line = tokens.line();
     let mut align = None;
@@ -81,7 +81,7 @@ pub(crate) fn array<'a>(tokens: &mut Tokens<'a>) -> Result<Array<'a>, Error> {
     Ok(Array { name, align, bytes, unsized_, initial })
 }
 
-/// A number, or the bits of a float of this many bytes.
+/// Reads a number, or the bits of a float with this number of bytes.
 fn value(tokens: &mut Tokens, bytes: u64) -> Result<u64, Error> {
     let float = tokens.peek().and_then(body::float_bits);
     match float {

@@ -67,7 +67,7 @@ impl<'a> Tokens<'a> {
         self.list.get(self.at).map(|token| token.text)
     }
 
-    /// The line of the next token, or of the last.
+    /// Returns the line of the next token, or of the last one.
     pub(crate) fn line(&self) -> u32 {
         self.list.get(self.at).or(self.list.last()).map_or(1, |token| token.line)
     }
@@ -101,7 +101,7 @@ impl<'a> Tokens<'a> {
         Err(syntax(token.line, format!("`{}` where a name belongs", token.text)))
     }
 
-    /// An integer with a sign or without, as its two's complement.
+    /// Reads an integer with or without a sign, as its two's complement.
     pub(crate) fn integer(&mut self) -> Result<u64, Error> {
         let negative = self.take("-");
         if !negative {
@@ -113,14 +113,14 @@ impl<'a> Tokens<'a> {
         Ok(if negative { value.wrapping_neg() } else { value })
     }
 
-    /// An integer that must fit.
+    /// Reads an integer that must fit into 32 bits.
     pub(crate) fn small(&mut self) -> Result<u32, Error> {
         let line = self.line();
         u32::try_from(self.integer()?).map_err(|_| syntax(line, "a number that is too large"))
     }
 }
 
-/// The value of `12`, `0x1f` or either with `U` after it.
+/// Returns the value of `12`, `0x1f` or either with `U` after it.
 pub(crate) fn integer(word: &str) -> Option<u64> {
     let word = word.strip_suffix('U').unwrap_or(word);
     match word.strip_prefix("0x").or(word.strip_prefix("0X")) {

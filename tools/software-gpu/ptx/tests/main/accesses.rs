@@ -1,6 +1,6 @@
-//! Loads and stores of every width, vector and space, and atomics, against bytes that are moved by hand.
+//! Loads and stores of every width, vector and space, and atomics, compared with bytes that are moved by hand.
 //!
-//! Lanes read places that follow each other, one place for all, and places in an odd order.
+//! Lanes read consecutive places, one place for all lanes, and places in an irregular order.
 
 use software_gpu_ptx::Error;
 
@@ -11,7 +11,7 @@ const THREADS: usize = 64;
 
 type Place = fn(usize) -> usize;
 
-/// Which place a thread reads, as instructions from `%r1` to `%r3`, and as a function.
+/// The place that a thread reads, as instructions from `%r1` to `%r3`, and as a function.
 const ORDERS: [(&str, Place); 4] = [
     ("mov.u32 %r3, %r1;", |k| k),
     ("mov.u32 %r3, 5;", |_| 5),
@@ -23,7 +23,7 @@ fn input() -> Vec<u8> {
     (0..THREADS * 16).map(|k| (k * 151 + 77) as u8).chain([0xee; THREADS * 16]).collect()
 }
 
-/// What a kernel leaves after its input.
+/// Returns the bytes that a kernel leaves after its input.
 fn output(body: &str) -> Vec<u8> {
     let mut arena = Arena::of(input());
     run(&kernel(body), (1, THREADS as u32), &mut arena, 3).unwrap_or_else(|e| panic!("{body}: {e}"));

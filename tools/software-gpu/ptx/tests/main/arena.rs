@@ -1,6 +1,6 @@
 //! A memory of one allocation at a fixed address.
 //!
-//! It refuses what lies beside it and judges nothing else.
+//! It refuses addresses outside the allocation, and checks nothing else.
 
 use software_gpu_ptx::{Memory, Refusal};
 

@@ -1,13 +1,14 @@
-//! What each instruction computes, said without the interpreter: wide integers, f64, single bits.
+//! The result of each instruction, computed without the interpreter: by wide integers, f64, or single bits.
 //!
-//! A sum, product, quotient or root of f32 is that of f64, rounded once more: 53 bits are enough for that (Figueroa, 1995).
+//! A sum, product, quotient or root of f32 is that of f64, rounded once more; 53 bits are enough for that (Figueroa,
+//! 1995).
 
 use std::cmp::Ordering;
 
 /// The register files of an instruction: `w` 32 bits, `d` 64 bits, `p` a predicate.
 pub(crate) struct Files {
     pub result: char,
-    /// Of the result; what stands above them in a register does not count.
+    /// Number of bits of the result; higher bits in a register do not count.
     pub bits: u32,
     pub sources: &'static str,
 }
@@ -22,7 +23,7 @@ fn double(bits: u64) -> f64 {
     f64::from_bits(bits)
 }
 
-/// The bits of a result of f32 arithmetic: any NaN is the canonical one.
+/// Returns the bits of a result of f32 arithmetic: any NaN is the canonical one.
 fn of_single(value: f32) -> u64 {
     if value.is_nan() { 0x7fff_ffff } else { value.to_bits().into() }
 }
@@ -39,13 +40,13 @@ fn zero_extended(value: u64, bits: u32) -> i128 {
     i128::from(value << (64 - bits) >> (64 - bits))
 }
 
-/// The value of an operand of a type such as `s16`.
+/// Returns the value of an operand of a type such as `s16`.
 fn number(value: u64, kind: &str) -> i128 {
     let bits = kind[1..].parse().unwrap();
     if kind.starts_with('s') { sign_extended(value, bits) } else { zero_extended(value, bits) }
 }
 
-/// A float of few bits: the nearest multiple of its last place, ties to the even one.
+/// Returns a float of few bits: the nearest multiple of its last place, ties to the even one.
 fn narrowed(value: f32, mantissa: i32, least: i32, largest: f64) -> f64 {
     let value = f64::from(value);
     if value == 0.0 || !value.is_finite() {
@@ -83,7 +84,7 @@ fn f16_value(bits: u64) -> f32 {
     (if bits >> 15 & 1 == 1 { -size } else { size }) as f32
 }
 
-/// The instruction bit by bit: of the first operand into the second.
+/// Inserts bits of the first operand into the second, bit by bit.
 fn inserted([from, into, position, length]: [u64; 4], bits: u64) -> u64 {
     let (position, length) = (position & 255, length & 255);
     let is_inserted = |k: u64| k >= position && k < position + length;
@@ -91,7 +92,7 @@ fn inserted([from, into, position, length]: [u64; 4], bits: u64) -> u64 {
         .fold(0, |all, k| all | if is_inserted(k) { from >> (k - position) & 1 } else { into >> k & 1 } << k)
 }
 
-/// The larger or smaller of two f32; NaN if one is, and -0 is less than +0.
+/// Returns the larger or smaller of two f32; NaN if one of them is, and -0 is less than +0.
 fn extreme(a: f32, b: f32, wanted: Ordering) -> u64 {
     match a.partial_cmp(&b) {
         None => 0x7fff_ffff,
@@ -179,7 +180,7 @@ fn converted(parts: &[&str], a: u64) -> u64 {
     }
 }
 
-/// The files and the statement of an instruction, if this file has one.
+/// Returns the files and the expected result of an instruction, if this file has one.
 pub(crate) fn expected(opcode: &str) -> Option<(Files, Statement)> {
     let parts: Vec<&str> = opcode.split('.').collect();
     if let ["setp", compares, kind] = parts[..] {

@@ -1,4 +1,4 @@
-//! Planted faults: each is an error with its name, its thread and its line.
+//! Planted faults: each must be an error with the right name, thread and line.
 //!
 //! Every seed must find it.
 
@@ -7,7 +7,7 @@ use software_gpu_ptx::{Error, Fault, Module, What};
 use crate::arena::Arena;
 use crate::launches::{kernel, run};
 
-/// The faults that eight seeds find, which must agree on the kind.
+/// Runs eight seeds, asserts that they find the same kind of fault, and returns the faults.
 fn faults(body: &str, threads: u32) -> Vec<Fault> {
     let one = |seed| match run(&kernel(body), (1, threads), &mut Arena::of(vec![0; 1024]), seed) {
         Err(Error::Fault(fault)) => *fault,

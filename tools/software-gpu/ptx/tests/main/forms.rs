@@ -1,7 +1,7 @@
-//! Each instruction that computes on registers, against a statement of its own in `expected`.
+//! Each instruction that computes on registers, compared with its expected result in `expected`.
 //!
-//! A launch per instruction takes its operands from memory: special values in all pairs, and random bits. A form without a
-//! statement fails.
+//! A launch per instruction takes its operands from memory: special values in all pairs, and random bits. A form
+//! without an expected result fails.
 
 use software_gpu_ptx::{Launch, Module, forms};
 
@@ -14,7 +14,7 @@ const BLOCKS: usize = 16;
 /// Bytes of a set of four operands, and of a result after it.
 const STRIDE: usize = 40;
 
-/// Bits that are special as some type, in their low 16, 32 or 64 bits.
+/// Operands whose low 16, 32 or 64 bits are a special value of some type.
 const SPECIAL: [u64; 48] = [
     0,
     1,
@@ -66,7 +66,7 @@ const SPECIAL: [u64; 48] = [
     0x0010_0000_0000_0000,
 ];
 
-/// The finisher of splitmix64 over a counter.
+/// The finalizer of splitmix64 over a counter.
 fn random(counter: u64) -> u64 {
     let z = counter.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,7 +74,7 @@ fn random(counter: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The operands of a thread: pairs of special values first, then mixtures.
+/// Returns the operands of a thread: first pairs of special values, then mixtures.
 fn operands(thread: usize) -> [u64; 4] {
     let special = |k: usize| SPECIAL[k % SPECIAL.len()];
     let bits = |k: u64| random(thread as u64 * 8 + k);
@@ -92,7 +92,7 @@ fn operands(thread: usize) -> [u64; 4] {
     }
 }
 
-/// A kernel that reads operands, does this, and writes the result.
+/// Returns a kernel that reads operands, runs this instruction, and writes the result.
 fn kernel(opcode: &str, files: &Files) -> String {
     let name = |file: char, k: usize| match file {
         'w' => format!("%r{}", k + 10),

@@ -1,4 +1,4 @@
-//! What whole launches compute: indices, divergence, barriers, exchanges, atomics, copies.
+//! The results of whole launches: indices, divergence, barriers, exchanges, atomics, copies.
 //!
 //! The result must be the same for every seed.
 
@@ -6,7 +6,7 @@ use software_gpu_ptx::{Error, Launch, Module, Tally};
 
 use crate::arena::Arena;
 
-/// A kernel `k` with a pointer as its parameter, in `%rd1`, and these declarations and instructions.
+/// Returns a kernel `k` with a pointer as its parameter, in `%rd1`, and these declarations and instructions.
 pub(crate) fn kernel(body: &str) -> String {
     format!(
         ".version 9.0
@@ -39,7 +39,7 @@ pub(crate) fn run(text: &str, shape: (u32, u32), arena: &mut Arena, seed: u64) -
     module.kernel("k").unwrap().launch(&launch, arena)
 }
 
-/// The words that a launch leaves, which must not depend on the seed.
+/// Returns the words after a launch. They must not depend on the seed.
 fn words(body: &str, shape: (u32, u32), count: usize) -> Vec<u32> {
     let made: Vec<Vec<u32>> = (0..8)
         .map(|seed| {

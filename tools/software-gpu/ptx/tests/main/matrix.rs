@@ -1,13 +1,13 @@
 //! A product of matrices on tensor cores, blocks inside a body, and the clock.
 //!
-//! Products of small whole numbers are exact, so their order does not count.
+//! Products of small whole numbers are exact, so their order does not matter.
 
 use crate::arena::Arena;
 use crate::launches::{kernel, run};
 
 const SIDE: usize = 16;
 
-/// Elements from 1 to 7 in no order, exact as bf16.
+/// Returns an element from 1 to 7 in an irregular order, exact as bf16.
 fn element(seed: usize, row: usize, column: usize) -> f32 {
     ((row * 5 + column * 3 + seed * 7) % 7 + 1) as f32
 }
