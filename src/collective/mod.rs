@@ -148,7 +148,10 @@ pub trait Collective: Send + Sync {
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
-        calls.map(|mut call| self.enqueue(&mut call)).collect()
+        for mut call in calls {
+            self.enqueue(&mut call)?;
+        }
+        Ok(())
     }
 
     /// Returns an error that occurred after `enqueue` returned, if any. For example, another rank may be lost during a

@@ -25,7 +25,6 @@ pub(crate) struct AnyStream<T> {
     failed: Option<Error>,
 }
 
-/// The last work of an object.
 struct LastUse {
     event: Event,
     /// Whether the last work could not be marked, so that its end is unknown.
@@ -47,7 +46,6 @@ impl<T> AnyStream<T> {
         Ok(AnyStream { driver: Arc::clone(driver), what, inner, last, failed: None })
     }
 
-    /// Refuses anything after a failure.
     pub(crate) fn refuse_failed(&self) -> Result<()> {
         match &self.failed {
             None => Ok(()),

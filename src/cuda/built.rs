@@ -96,7 +96,6 @@ pub(super) fn images(fatbin: &[u8]) -> Option<Vec<Image>> {
     (!found.is_empty()).then_some(found)
 }
 
-/// Reads a little-endian number of at most 8 bytes.
 fn number(data: &[u8], at: usize, bytes: usize) -> Option<u64> {
     let mut whole = [0; 8];
     whole[..bytes].copy_from_slice(data.get(at..at.checked_add(bytes)?)?);

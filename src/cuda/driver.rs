@@ -77,7 +77,6 @@ pub unsafe trait Driver: Send + Sync {
     /// Restores the device that was current before.
     fn leave(&self);
 
-    /// Returns the binary of kernels that this driver loads.
     fn image(&self) -> Result<&[u8]> {
         super::built::embedded()
     }

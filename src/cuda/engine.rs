@@ -17,7 +17,6 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::{StepConstants, begin_args};
 
-/// The kernels, memory and settings of steps on a GPU.
 pub(super) struct Engine {
     pub(super) kernels: Kernels,
     pub(super) settings: SettingsRing,

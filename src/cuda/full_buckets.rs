@@ -109,7 +109,6 @@ fn spans_of_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + 
     here.map(move |bucket| Span::shard(memory, bucket))
 }
 
-/// Returns the bytes of all shards of a memory.
 pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
     spans_of_shards(memory, plan).map(|span| span.bytes()).sum()
 }

@@ -25,7 +25,6 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// All memory of one stepper on a GPU.
 pub(super) struct DeviceMemory {
     pub(super) driver: Arc<dyn Driver>,
     /// The stream in whose order the memory is allocated.
@@ -225,7 +224,6 @@ impl HostMemory {
         HostMemory { is_pinned, ..HostMemory::default() }
     }
 
-    /// Allocates zeros for a memory.
     pub(super) fn zeroed(&mut self, driver: &Arc<dyn Driver>, memory: Memory, bytes: u64) -> Result<Region> {
         let offset = self.stagger.next(bytes);
         let is_pinned = match memory {

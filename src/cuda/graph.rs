@@ -91,7 +91,6 @@ impl CudaDevice {
         }
     }
 
-    /// Runs a captured pass on the trainer's stream.
     pub(crate) fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         let refused = |wrong| Err(Error::order("captured pass", wrong, "capture it again"));
         if !Arc::ptr_eq(&captured.owner, &self.plan) {

@@ -33,7 +33,6 @@ pub(crate) struct HostSide {
     pub(crate) is_pinned: bool,
 }
 
-/// The host's part of one device.
 pub(super) struct HostSteps {
     /// Whether copied memory is page-locked.
     pub(super) is_pinned: bool,
@@ -42,7 +41,6 @@ pub(super) struct HostSteps {
     calls: HashMap<Action, Arc<HostCall>>,
 }
 
-/// The argument of a call.
 struct HostCall {
     shared: Arc<Shared>,
     op: Op,
@@ -57,7 +55,6 @@ struct Shared {
     /// Number of Begins so far; it selects the slot.
     begun: AtomicU64,
     failed: Mutex<Option<(Op, Error)>>,
-    /// Whether an op is running.
     is_busy: AtomicBool,
 }
 
@@ -119,7 +116,6 @@ impl HostSteps {
         }
     }
 
-    /// Enqueues the call of an op on a stream.
     pub(super) fn enqueue(&mut self, driver: &dyn Driver, op: &Op, stream: StreamHandle) -> Result<()> {
         let shared = &self.shared;
         let call = self
@@ -132,7 +128,6 @@ impl HostSteps {
         unsafe { driver.call_host(run, argument.cast_mut().cast(), stream) }
     }
 
-    /// Returns the first failure.
     pub(super) fn failed(&self) -> Option<(Op, Error)> {
         self.shared.failed()
     }
@@ -142,7 +137,6 @@ impl HostSteps {
         self.shared.is_busy.load(Ordering::Relaxed)
     }
 
-    /// Returns the host's memory.
     pub(super) fn memories(&self) -> &Memories {
         &self.shared.memories
     }

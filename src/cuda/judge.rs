@@ -17,7 +17,6 @@ pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, 
 #[derive(Clone, Copy, Debug)]
 pub struct Judge(pub(super) Take);
 
-/// A range of addresses, as the driver takes it.
 #[repr(C)]
 pub(super) struct Range {
     address: u64,

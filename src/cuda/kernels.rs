@@ -53,7 +53,6 @@ impl Kernels {
         })
     }
 
-    /// Returns the step kernel of an optimizer that `load` was given.
     pub(super) fn step(&self, optimizer: u32, has_codes: bool) -> Kernel {
         let found = self.steps.iter().find(|(used, _)| *used == (optimizer, has_codes));
         found.map_or(Kernel(0), |(_, kernel)| *kernel)

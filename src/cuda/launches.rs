@@ -36,7 +36,6 @@ pub(super) struct BucketLaunch {
     pub(super) custom: Option<Vec<CustomParam>>,
 }
 
-/// Inputs that all launches of one stepper share.
 pub(super) struct Preparation<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) plan: &'a Plan,
@@ -189,7 +188,6 @@ impl BucketLaunch {
         self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));
     }
 
-    /// Returns the launch's arguments.
     pub(super) fn args(&self) -> InstepStepArgs {
         self.args.args
     }
@@ -247,7 +245,6 @@ impl BucketLaunch {
     }
 }
 
-/// Enqueues the user's code for a parameter.
 fn enqueue_param(param: &CustomParam, records: *mut InstepRecord, stream: StreamHandle) -> Result<()> {
     let states = param.states.map(|state| address(state));
     let scalars = address(records.wrapping_add(param.record)).0 + offset_of!(InstepRecord, scalars) as u64;

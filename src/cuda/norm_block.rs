@@ -75,7 +75,6 @@ impl NormBlock {
         })
     }
 
-    /// Returns the block after all calls.
     pub(crate) fn control(&mut self) -> Result<InstepControl> {
         // SAFETY: our own block, which nothing writes when the stream comes to the copy.
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })

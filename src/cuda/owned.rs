@@ -66,7 +66,6 @@ impl Event {
         self.0.event.handle
     }
 
-    /// Sets the event to the stream's current position.
     pub(crate) fn record(&self, stream: StreamHandle) -> Result<()> {
         self.0.is_recorded.store(true, Ordering::Relaxed);
         // SAFETY: both are alive.
@@ -157,7 +156,6 @@ impl OwnedGraph {
         Ok(Owned::new(driver, graph, <dyn Driver>::destroy_graph))
     }
 
-    /// Runs the graph on the stream, with the device current.
     pub(super) fn launch(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: the graph refers to memory of the device that captured it, which keeps it, and to what the trainer
         // captured, which is alive by the promise of the caller of `Stepper::replay`.
@@ -194,7 +192,6 @@ impl Arena {
         self.0.handle.0
     }
 
-    /// Returns the address of the first byte.
     pub(super) fn base(&self) -> *mut u8 {
         // Exposed, because in tests the device's memory is host memory.
         ptr::with_exposed_provenance_mut(self.address().0 as usize)
@@ -206,7 +203,6 @@ impl Arena {
     }
 }
 
-/// Returns an address as a non-null pointer.
 pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     let none =
         || Error::Device { call: "cuMemAllocFromPoolAsync", code: 0, name: "a null address".to_owned() };
@@ -228,7 +224,6 @@ impl OwnedMapped {
         Ok(OwnedMapped { memory, bytes })
     }
 
-    /// Returns the GPU's address of the first byte.
     pub(super) fn device(&self) -> DevicePtr {
         DevicePtr(self.host().as_ptr().expose_provenance() as u64)
     }
@@ -238,7 +233,6 @@ impl OwnedMapped {
         (self.device().0 as usize, self.bytes as u64)
     }
 
-    /// Returns the host's address of the first byte.
     pub(super) fn host(&self) -> NonNull<u8> {
         self.memory.handle
     }

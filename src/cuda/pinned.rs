@@ -20,7 +20,6 @@ pub(super) const SLOTS: usize = 8;
 /// The settings that the trainer changes between passes, and the slots that carry them to the GPU.
 pub(super) struct SettingsRing {
     pub(super) ring: OwnedMapped,
-    /// The latest settings.
     pub(super) words: Vec<u32>,
     /// The settings in the latest written slot, for [`claims`](super::claims). Only builds with checks have this field.
     pub(super) of_pass: Vec<u32>,

@@ -55,7 +55,6 @@ impl Streams {
         self.own[stream.index()].as_ref().map_or(self.compute, OwnedStream::handle)
     }
 
-    /// Returns the event of a position.
     pub(super) fn event(&self, ticket: Ticket) -> &Event {
         let ring = &self.rings[ticket.stream.index()];
         &ring[(ticket.tick % ring.len() as u64) as usize]

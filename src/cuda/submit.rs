@@ -154,7 +154,6 @@ impl CudaDevice {
         }
     }
 
-    /// Returns whether the host runs an op of the GPU's streams.
     pub(super) fn is_on_host(&self, op: &Op) -> bool {
         self.host.as_ref().is_some_and(|host| host.runs(op, &self.plan))
     }

@@ -48,7 +48,6 @@ impl From<&CudaEvent> for EventHandle {
 /// One device of this machine's driver.
 struct System {
     direct: &'static Direct,
-    /// The primary context.
     context: usize,
     /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's
     /// own pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is

@@ -32,7 +32,6 @@ pub(super) struct TileTables {
 }
 
 impl TileTables {
-    /// Allocates both tables.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,

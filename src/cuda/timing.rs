@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::op::{Interval, Op, TimedOp};
 
-/// The timed events of the ops that have been submitted.
 pub(crate) struct Timing {
     driver: Arc<dyn Driver>,
     /// The zero of all times, on the device's clock.
@@ -37,7 +36,6 @@ impl Timing {
         begun
     }
 
-    /// Ends the last ops that were started.
     pub(super) fn end(&mut self, count: usize, stream: StreamHandle) -> Result<()> {
         self.spans.iter().rev().take(count).try_for_each(|(_, _, end)| end.record(stream))
     }

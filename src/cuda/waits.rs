@@ -53,7 +53,6 @@ impl CudaDevice {
         Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
 
-    /// Returns whether the host runs a step.
     pub(super) fn is_host_busy(&self) -> bool {
         self.host.as_ref().is_some_and(HostSteps::is_busy)
     }

@@ -157,7 +157,6 @@ impl Nccl {
         shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
     }
 
-    /// Returns the communicator of this handle.
     fn slot(&self) -> &Slot {
         self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
@@ -252,7 +251,12 @@ impl Collective for Nccl {
     }
 
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
-        self.group(|add| calls.map(|call| add(&call)).collect())
+        self.group(|add| {
+            for call in calls {
+                add(&call)?;
+            }
+            Ok(())
+        })
     }
 
     fn check(&self) -> Result<()> {

@@ -27,7 +27,6 @@ static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 /// The first id that this process has written. It is in every file of this process, and in no file of another process.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
-/// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
     /// The first id that its writer has written.

@@ -78,7 +78,6 @@ mod tests {
         CallKey { kind, pass, bucket: None, dtype: DType::F32, bytes: 1024, agreement: !pass }
     }
 
-    /// Returns every rank's own outcome.
     fn ranks<T: Send>(ranks: u32, body: impl Fn(u32, Host) -> Result<T> + Sync) -> Vec<Result<T>> {
         in_process(ranks, |comm: InProcess| Ok(body(comm.rank(), Host(Arc::new(comm))))).unwrap()
     }

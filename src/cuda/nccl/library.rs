@@ -106,7 +106,6 @@ impl Library {
         Ok(Library { functions, version, _symbols: symbols })
     }
 
-    /// Converts an answer other than success to an error.
     pub(super) fn error(&self, rank: u32, call: &'static str, code: ncclResult_t) -> Error {
         // SAFETY: it answers every number with a string of its own, which lives as long as the library.
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };

@@ -49,7 +49,6 @@ pub(super) fn issuing(device: u32) -> MutexGuard<'static, ()> {
     own.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One rank's communicator.
 pub(super) struct Raw {
     pub(super) library: &'static Library,
     pub(super) driver: Arc<dyn Driver>,
@@ -283,7 +282,6 @@ impl Raw {
             .then(|| Registration(handle.expose_provenance()))
     }
 
-    /// Removes a registration of this communicator.
     pub(super) fn deregister(&self, registration: Registration) {
         let handle = ptr::with_exposed_provenance_mut(registration.0);
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.

@@ -76,7 +76,6 @@ impl Shared {
         self.host.as_ref().map_or(Ok(()), |host| host.0.check())
     }
 
-    /// Returns an error if no caller waits for the group any more.
     pub(super) fn wanted(&self) -> Result<()> {
         self.refuse().and_then(|()| self.look())
     }

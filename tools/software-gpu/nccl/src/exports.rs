@@ -31,7 +31,7 @@ macro_rules! exported {
         /// # Safety
         /// The arguments are those that `nccl.h` documents.
         #[unsafe(no_mangle)]
-        #[allow(unused_unsafe, clippy::too_many_arguments)]
+        #[allow(unused_unsafe, clippy::too_many_arguments, clippy::redundant_closure_call)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> Code {
             let code = match settings::failure(stringify!($name)) {
                 Some(code) => Code(code),
