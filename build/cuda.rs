@@ -1,7 +1,7 @@
 //! Compiles the GPU kernels into one binary that the crate embeds, if feature `cuda` is on and there is an nvcc.
 //!
-//! A machine without nvcc is no error: the crate builds, and says at run time why it carries no kernels. A tool,
-//! architecture or file named by NVCC, INSTEP_CUDA_ARCHS or INSTEP_FATBIN must exist, or the build stops. The
+//! A machine without nvcc is not an error. The crate builds without kernels, and says at run time why it has none. A
+//! tool, architecture or file named by NVCC, INSTEP_CUDA_ARCHS or INSTEP_FATBIN must exist, or the build stops. The
 //! environment never adds flags: NVCC_APPEND_FLAGS=--use_fast_math would break the numerics contract without a trace.
 #![allow(clippy::expect_used)] // a build script has nobody to return an error to
 

@@ -51,7 +51,7 @@ FAULTS = [
      'call: "ncclAllReduce", code: 1,'),
     ("a call of NCCL that fails in a group", "INSTEP_NCCL_FAIL", "ncclAllReduce:{n}=1", range(2, 6), NCCL + "two_ranks_sum_many",
      'call: "ncclAllReduce", code: 1,'),
-    ("a group of NCCL's that fails at its end", "INSTEP_NCCL_FAIL", "ncclGroupEnd:{n}=1", range(2, 6), NCCL + "two_ranks_sum_many",
+    ("a group of NCCL's that fails at its end", "INSTEP_NCCL_FAIL", "ncclGroupEnd:{n}=1", range(1, 4), NCCL + "two_ranks_sum_many",
      'call: "ncclGroupEnd", code: 1,'),
     ("a communicator that breaks", "INSTEP_NCCL_FAIL", "look:{n}=6", range(6, 7), NCCL + "a_group_of_one", "code: 6,"),
 ]

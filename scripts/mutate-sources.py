@@ -327,7 +327,7 @@ FAULTS = [
            "test_a_fused_step_takes_the_scale_out"),
       )],
     ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
-     "self._settings.of(group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
+     "self._settings.of(param_group))\n            if first", "self._settings.of(self.param_groups[0]))\n            if first",
      "test_a_sum_of_adagrad_that_had_no_update"),
     ("a number that is not written", "python", "python/instep/torch/_engine.py",
      "\"counts\": arena.count_address,", "\"counts\": 0,", "test_state_dicts_go_both_ways"),

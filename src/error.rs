@@ -374,7 +374,7 @@ fn distance(one: &str, other: &str) -> usize {
 /// Returns a whole number from the environment, if the variable is set.
 ///
 /// # Errors
-/// `Config` if the value is no whole number, or is less than `least`.
+/// `Config` if the value is not a whole number, or is less than `least`.
 pub(crate) fn environment(name: &'static str, least: u64) -> Result<Option<u64>> {
     let Some(text) = std::env::var_os(name) else {
         return Ok(None);

@@ -778,9 +778,9 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       instep_norm *norm,
                                       void *stream);
 
-// Steps the tensors of the last instep_bucket_step_step again. Nothing of them is read or checked again, which saves much of
-// the time of a small step. INSTEP_ORDER if there was no such call, or if instep_norm_add was called after it. The tensors
-// must still be valid and must not overlap.
+// Steps the tensors of the last instep_bucket_step_step that was not refused again. The call does not read or check these
+// tensors again, which saves much of the time of a small step. INSTEP_ORDER if there was no such call, or if
+// instep_norm_add was called after it. The tensors must still be valid and must not overlap.
 //
 // Any thread, one at a time. On the CPU alone: a step on a GPU is refused with INSTEP_UNSUPPORTED.
 instep_status instep_bucket_step_step_again(instep_bucket_step *step, const instep_scaling *scaling);

@@ -96,9 +96,9 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Steps the tensors of the last instep_bucket_step_step again. Nothing of them is read or checked again, which saves much of
-/// the time of a small step. INSTEP_ORDER if there was no such call, or if instep_norm_add was called after it. The tensors
-/// must still be valid and must not overlap.
+/// Steps the tensors of the last instep_bucket_step_step that was not refused again. The call does not read or check these
+/// tensors again, which saves much of the time of a small step. INSTEP_ORDER if there was no such call, or if
+/// instep_norm_add was called after it. The tensors must still be valid and must not overlap.
 ///
 /// Any thread, one at a time. On the CPU alone: a step on a GPU is refused with INSTEP_UNSUPPORTED.
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! Standard output, as text or as one JSON object.
 //!
-//! A closed pipe is no error here; `println!` would panic.
+//! A closed pipe is not an error here. `println!` would panic.
 
 use std::io::{self, Write};
 

@@ -89,7 +89,8 @@ fn read_header(mut stream: &TcpStream) -> io::Result<(u8, u64)> {
     Ok((tag[0], u64::from_le_bytes(len)))
 }
 
-/// Reads the contents of a frame. If the frame is too long, reads only the key, by which the caller says what is wrong.
+/// Reads the contents of a frame. If the frame is too long, reads only the key, so that the caller can say what is
+/// wrong.
 fn read_contents(stream: &TcpStream, len: u64, most: u64) -> io::Result<Vec<u8>> {
     let (kept, mut contents) = (if len <= most { len } else { most.min(CallKey::BYTES as u64) }, Vec::new());
     let read = stream.take(kept).read_to_end(&mut contents)? as u64;
@@ -97,8 +98,8 @@ fn read_contents(stream: &TcpStream, len: u64, most: u64) -> io::Result<Vec<u8>>
 }
 
 impl Tcp {
-    /// Meets the other ranks at this address within this time. A program may make several groups, in one order on all
-    /// ranks.
+    /// Meets the other ranks at this address within this time. A program may make several groups, in the same order on
+    /// all ranks.
     pub(crate) fn meet(address: (&str, u16), rank: u32, world_size: u32, patience: Duration) -> Result<Tcp> {
         let (host, port) = address;
         let lost = |error: io::Error| Error::PeerLost { rank: 0, why: format!("{host}:{port}: {error}") };

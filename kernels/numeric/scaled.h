@@ -1,4 +1,4 @@
-/* Rules whose change is scaled by norms of the whole parameter, such as LAMB: the code that their two launches share.
+/* Code shared by the two launches of a rule that scales its change by norms of the whole parameter, such as LAMB.
  *
  * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms. It adds
  * them as integers, so the norms have the same bits for any division of the work (norm.h). The second launch computes

@@ -43,7 +43,7 @@ struct Adadelta {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` branches. If they are constants, the loop has no select. */
+    /* The flags on which `update` branches. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

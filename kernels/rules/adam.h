@@ -51,7 +51,7 @@ struct Adam {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` branches. If they are constants, the loop has no select. */
+    /* The flags on which `update` branches. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, AMSGRAD = 16;
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};

@@ -52,7 +52,7 @@ struct AdEmaMix {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` branches. If they are constants, the loop has no select. */
+    /* The flags on which `update` branches. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

@@ -47,7 +47,7 @@ struct Lamb {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` and `change` branch. If they are constants, the loop has no select. */
+    /* The flags on which `update` and `change` branch. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 

@@ -50,7 +50,7 @@ struct RmsProp {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` branches. If they are constants, the loop has no select. */
+    /* The flags on which `update` branches. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FROM_SAMPLE = 1, MOMENTUM = 2, CENTERED = 4, DECAY = 8;
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};

@@ -49,7 +49,7 @@ struct Rprop {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* The flags on which `update` branches. If they are constants, the loop has no select. */
+    /* The flags on which `update` branches. A loop compiled for constant flags has no select instruction. */
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 

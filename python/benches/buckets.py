@@ -69,7 +69,7 @@ def done(value: Tensor) -> Future[Tensor]:
 
 
 def original(device: str, fused: bool) -> Side:
-    """``_hook_then_optimizer``: a step per parameter, after a division of the bucket."""
+    """PyTorch's ``_hook_then_optimizer``: it divides the bucket by WORLD_SIZE, then steps each parameter."""
     own = list(params(device))
     optimizer = as_functional_optim(torch.optim.AdamW, LR, fused=fused)
 

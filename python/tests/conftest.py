@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def groups():
-    """All tests share groups of processes, by the number of processes, because a group takes seconds to start."""
+    """All tests share one group for each number of processes, because a group takes seconds to start."""
     started: dict[int, Ranks] = {}
     yield lambda count: started.setdefault(count, Ranks(count))
     for ranks in started.values():

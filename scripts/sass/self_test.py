@@ -49,7 +49,7 @@ WAIT, NO_WAIT = "IMAD.U32 R6, R6, 0x10000, RZ ; stall 4 waits 2", "IMAD.U32 R8, 
 
 
 def assembled(text):
-    """Instructions from lines of text, by the format that cuobjdump prints."""
+    """Instructions from lines of text, which are first rewritten in the format that cuobjdump prints."""
     lines = []
     for number, line in enumerate(line for line in text.splitlines() if line.strip()):
         code, _, fields = line.partition(";")

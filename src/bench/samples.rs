@@ -1,5 +1,5 @@
-//! Times launches on a GPU, and copies that move the same number of bytes, by the GPU's events. It also has a trainer's
-//! stream.
+//! Times launches on a GPU, and copies that move the same number of bytes. The GPU's events measure both. This file
+//! also has a trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
 //! time is measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked.

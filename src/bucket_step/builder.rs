@@ -133,7 +133,7 @@ impl BucketStepBuilder {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets whether the step's launch keeps, zeroes or averages the gradients. Unset: it keeps them.
+    /// Sets whether the step's launch keeps, zeroes or averages the gradients. Unset: the launch keeps the gradients.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }

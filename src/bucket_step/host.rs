@@ -131,8 +131,8 @@ impl BucketStep {
         unsafe { self.step_again(scaling) }
     }
 
-    /// Steps the tensors of the last call again. It does not check these tensors again. This saves much of the time of
-    /// a small step.
+    /// Steps the tensors of the last call that was not refused again. It does not check these tensors again. This saves
+    /// much of the time of a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -160,7 +160,7 @@ impl BucketStep {
     /// [`add_norm`](Self::add_norm). `Config` for factors that cannot be divided out. Nothing has been written then.
     ///
     /// # Safety
-    /// All tensors of the last call meet the contract of [`Lent::at`] now, also those that it lent as slices.
+    /// All tensors of the last call that was not refused meet the contract of [`Lent::at`] now, also those that it lent as slices.
     pub unsafe fn step_again(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         if !self.engine.is_bound {

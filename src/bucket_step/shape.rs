@@ -35,7 +35,7 @@ impl Kind {
         elements.div_ceil(1 << self.log2_elements)
     }
 
-    /// Returns whether an address is no multiple of a unit.
+    /// Returns true if an address is not a multiple of a unit.
     fn is_misaligned(&self, address: usize) -> bool {
         // The bytes are a power of two, and a mask is faster than a division.
         address as u64 & (self.bytes - 1) != 0

@@ -143,7 +143,8 @@ pub trait Collective: Send + Sync {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
     /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An implementation
-    /// may start them together; the default makes one after the other.
+    /// may start them together; the default makes one after the other. If it starts them together, it must do so on all
+    /// ranks: wrap a GPU's communicator on all ranks, or on none.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).

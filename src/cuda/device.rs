@@ -53,7 +53,6 @@ pub struct CudaDevice {
     pub(super) forked: [bool; STREAMS],
     /// The latest position of each stream that was recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
-    /// The event after the latest replay.
     pub(super) replayed: Option<Event>,
     pub(super) failed: Option<Error>,
     pub(super) origin: Instant,

@@ -247,7 +247,6 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Replaces the addresses of the caller's tensors.
     pub(super) fn take_addresses(&mut self, pieces: BorrowedPieces) -> Result<()> {
         let regions = &self.engine.memory.regions;
         let mut moved: Vec<&Piece> = regions.moved(Memory::Params, &pieces.params).collect();
@@ -257,10 +256,7 @@ impl CudaDevice {
             return Ok(());
         }
         self.refuse_unreached(moved)?;
-        // Tiles of a launch that neighbours share count gradients from the first bucket's.
-        let is_shared =
-            self.steps.iter().zip(0..).any(|(launches, k)| launches.iter().any(|own| own.args().bucket != k));
-        let moves_tiles = (moves_params || is_shared) && self.host.is_none();
+        let moves_tiles = moves_params && self.host.is_none();
         // Before anything changes, because it may fail, and because these tiles are the tables' contents.
         if moves_tiles && self.moving.is_none() {
             *self.moving = Some(self.moving_tiles()?);
@@ -288,8 +284,10 @@ impl CudaDevice {
     /// Computes the tiles of all steps again, because a device does not keep them before a parameter moves.
     fn moving_tiles(&self) -> Result<MovingTiles> {
         let _entered = Entered::new(&*self.cuda.driver)?;
-        let launches = Launch::of_all(Kind::Step, &self.plan, &self.engine.memory.regions, &self.assignment);
-        let tiles = launches.into_iter().flatten().map(|launch| launch.tiles);
-        MovingTiles::new(&self.cuda.driver, tiles.collect())
+        let (plan, regions) = (&self.plan, &self.engine.memory.regions);
+        let buckets = 0..plan.buckets().len() as u32;
+        let launches =
+            buckets.flat_map(|bucket| Launch::all(Kind::Step, bucket, plan, regions, &self.assignment));
+        MovingTiles::new(&self.cuda.driver, launches.map(|launch| launch.tiles).collect())
     }
 }

@@ -106,7 +106,6 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
     /// Returns whether the position that was recorded last has been passed.
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool>;
-    /// Returns the time between two timed events that have been passed.
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
     /// Allocates memory that exists once the stream has passed the call.

@@ -49,7 +49,6 @@ impl Unsharded {
         (start < end).then_some(Span { start, end, ..span })
     }
 
-    /// Returns all addresses, with their bytes.
     pub(super) fn runs(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
     }

@@ -35,7 +35,6 @@ pub(super) struct DeviceMemory {
     pub(super) host: Option<HostMemory>,
     /// Memory that the communicator allocated; it is not stream-ordered.
     pub(super) lent: Vec<Allocation>,
-    /// Sharded buckets while they are full.
     pub(super) unsharded: Unsharded,
 }
 

@@ -19,7 +19,6 @@ pub struct CapturedPass {
     graph: OwnedGraph,
     /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
     owner: Arc<Plan>,
-    /// How often the stepper's tensors had moved.
     bindings: u64,
     /// Keeps the communicators open whose calls the graph has. This field is dropped after the graph.
     _holds: Vec<Box<dyn Any + Send + Sync>>,

@@ -19,7 +19,7 @@ pub(super) struct Kernels {
     pub(super) norm: Kernel,
     pub(super) add: Kernel,
     pub(super) cast: Kernel,
-    /// The step kernels, by the optimizer's row in the table and by whether its states are 8-bit codes.
+    /// The step kernels. A key is the optimizer's row in the table, and whether its states are 8-bit codes.
     steps: Vec<((u32, bool), Kernel)>,
     _module: OwnedModule,
 }

@@ -47,11 +47,20 @@ pub(super) struct Preparation<'a> {
 impl Preparation<'_> {
     /// Prepares the launches of every bucket and uploads their tiles.
     pub(super) fn launches(&self, kind: Kind, memory: &mut DeviceMemory) -> Result<Vec<Vec<BucketLaunch>>> {
-        let all = Launch::of_all(kind, self.plan, &memory.regions, self.assignment);
-        let mut prepared = Vec::with_capacity(all.len());
-        let first = |launches: &[Launch]| launches.first().map(|launch| launch.args.bucket);
-        for neighbours in all.chunk_by(|one, next| first(one).is_some() && first(one) == first(next)) {
-            prepared.extend(self.of_neighbours(kind, neighbours, memory)?);
+        let mut prepared = Vec::new();
+        let mut neighbours: Vec<Vec<Launch>> = Vec::new();
+        for (bucket, shares) in (0..).zip(self.assignment.shares_with_next(self.plan)) {
+            let mut launches = Launch::all(kind, bucket, self.plan, &memory.regions, self.assignment);
+            if let Some(first) = neighbours.first() {
+                launches
+                    .iter_mut()
+                    .zip(first)
+                    .for_each(|(own, first)| own.count_from(&first.args, self.plan));
+            }
+            neighbours.push(launches);
+            if kind == Kind::Norm || !shares {
+                prepared.extend(self.of_neighbours(kind, std::mem::take(&mut neighbours), memory)?);
+            }
         }
         Ok(prepared)
     }
@@ -60,7 +69,7 @@ impl Preparation<'_> {
     fn of_neighbours(
         &self,
         kind: Kind,
-        buckets: &[Vec<Launch>],
+        buckets: Vec<Vec<Launch>>,
         memory: &mut DeviceMemory,
     ) -> Result<Vec<Vec<BucketLaunch>>> {
         let mut prepared: Vec<_> =

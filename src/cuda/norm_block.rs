@@ -17,7 +17,6 @@ use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{StepConstants, begin_block, decide_block, first_control};
 
-/// A control block whose calls come on any stream.
 pub(crate) type NormBlock = AnyStream<Block>;
 
 pub(crate) struct Block {
@@ -57,7 +56,7 @@ impl NormBlock {
         })
     }
 
-    /// Decides by the gradients that were added.
+    /// Makes the decision from the gradients that were added.
     ///
     /// # Safety
     /// The stream belongs to this device.
@@ -80,7 +79,8 @@ impl NormBlock {
         self.copy(|block, own| unsafe { fetch(&*block.driver, block.pointer().cast_const(), own) })
     }
 
-    /// Runs a bucket's work between the last call and the next one, given where the block lies.
+    /// Enqueues a bucket's work, which gets the block's address. The work waits for the previous call, and the next
+    /// call waits for the work.
     pub(crate) fn during<T>(
         &mut self,
         stream: StreamHandle,

@@ -88,8 +88,8 @@ impl Event {
         Ok(!is_recorded || unsafe { self.0.event.driver.is_passed(self.handle())? })
     }
 
-    /// Returns whether the event's last position is passed within the grace period of a drop. The period begins anew
-    /// while something is busy.
+    /// Waits until the event's last position has been passed, but not longer than the grace period of a drop. Returns
+    /// whether it has been passed. The period begins anew while `is_busy` returns true.
     pub(super) fn is_passed_soon(&self, is_busy: impl Fn() -> bool) -> bool {
         let mut since = Instant::now();
         loop {
@@ -228,7 +228,6 @@ impl OwnedMapped {
         DevicePtr(self.host().as_ptr().expose_provenance() as u64)
     }
 
-    /// Returns the GPU's address, and the bytes.
     pub(super) fn run(&self) -> (usize, u64) {
         (self.device().0 as usize, self.bytes as u64)
     }

@@ -46,7 +46,6 @@ impl Streams {
         Ok(streams)
     }
 
-    /// Returns the streams that the plan uses.
     pub(super) fn all(&self) -> impl Iterator<Item = Stream> + '_ {
         Stream::ALL.into_iter().filter(|stream| !self.rings[stream.index()].is_empty())
     }

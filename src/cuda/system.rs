@@ -45,7 +45,6 @@ impl From<&CudaEvent> for EventHandle {
     }
 }
 
-/// One device of this machine's driver.
 struct System {
     direct: &'static Direct,
     context: usize,

@@ -22,7 +22,6 @@ use crate::layout::Plan;
 pub(super) struct TileTables {
     /// The tiles, with offsets in place of addresses.
     tiles: Vec<InstepTile>,
-    /// The addresses in the current table.
     bases: Vec<Bases>,
     /// The two tables, each with the event after the last launch that read it. The engine makes their stream wait for
     /// all launches.
@@ -96,7 +95,7 @@ impl MovingTiles {
         Ok(MovingTiles { lists, staged })
     }
 
-    /// Sends the tiles of the launches whose parameters have moved, or whose gradients have moved apart.
+    /// Sends the tiles of the launches whose parameters have moved.
     pub(super) fn follow(
         &mut self,
         steps: &[Vec<BucketLaunch>],
@@ -109,9 +108,6 @@ impl MovingTiles {
             if rebind(Kind::Step, &mut args, tiles, plan, regions) {
                 changed.push((args.tiles, tiles.iter().copied()));
             }
-        }
-        if changed.is_empty() {
-            return Ok(());
         }
         self.staged.turn()?;
         // SAFETY: each list is as long as its launch's table, and they fit together; steps run on this stream alone, and

@@ -16,7 +16,6 @@ pub(crate) struct Timing {
     /// The zero of all times, on the device's clock.
     pub(crate) origin: Event,
     spans: Vec<(Op, Event, Event)>,
-    /// The trainer's waits.
     stalls: Vec<(Event, Event)>,
     spare: Vec<Event>,
 }

@@ -32,7 +32,7 @@ struct Group {
 /// One rank's end of an in-process group.
 pub struct InProcess {
     seat: Seat,
-    /// The ranks of this communicator, by their numbers in the whole group.
+    /// The ranks of this communicator, as numbers in the whole group.
     ranks: Arc<[u32]>,
     group: Arc<Group>,
     scratch: Mutex<Scratch>,

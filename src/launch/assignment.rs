@@ -12,7 +12,7 @@ use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
 use crate::launch::region::{Counts, Piece};
-use crate::layout::{Bucket, Gradients, Layout, Moments, Plan, Precision, SegmentAction, Storage};
+use crate::layout::{Gradients, Layout, Moments, Plan, Precision, SegmentAction, Storage};
 use crate::op::{Memory, Part, Span};
 use crate::optim::{Clip, LossScale, Optimizer, StepParam};
 
@@ -368,17 +368,10 @@ impl Assignment {
     }
 
     /// Returns per bucket whether its step can share a launch with the next bucket's: their launches differ only in
-    /// segments, they are clipped together, and their states are adjacent in memory. `grads` has the caller's gradients,
-    /// of which the next bucket's must begin where this one's end.
-    pub(crate) fn shares_with_next(&self, plan: &Plan, grads: &[Piece]) -> Vec<bool> {
-        let of = |bucket: &Bucket| grads.iter().find(|piece| piece.start == Span::bucket(bucket).start);
-        let ends_at = |this: &Piece, next: &Piece| {
-            this.base.as_ptr().addr() as u64 + this.bytes == next.base.as_ptr().addr() as u64
-        };
-        // Tiles follow gradients that move apart. Those that lie apart from the beginning may do so in each pass.
-        let are_adjacent = |this: &Bucket, next: &Bucket| {
-            !plan.is_foreign() || of(this).zip(of(next)).is_some_and(|(this, next)| ends_at(this, next))
-        };
+    /// segments, they are clipped together, and their states are adjacent in memory.
+    pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
+        // Pieces of the caller's memory lie apart and may move.
+        let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();
         let launches: Vec<_> = (0..plan.buckets().len() as u32)
             .map(|bucket| {
                 let launches = self.launches(plan, bucket).into_iter();
@@ -389,8 +382,8 @@ impl Assignment {
             let [this, next] = [Some(&plan.buckets()[bucket]), plan.buckets().get(bucket + 1)];
             let (Some(this), Some(next)) = (this, next) else { return false };
             let goes_on = |memory: Memory| {
-                Span::shard(memory, this).end == Span::shard(memory, next).start
-                    || matches!(memory, Memory::Params | Memory::Grads)
+                matches!(memory, Memory::Params | Memory::Grads)
+                    || Span::shard(memory, this).end == Span::shard(memory, next).start
             };
             (this.storage, this.is_local, this.clip_set) == (next.storage, next.is_local, next.clip_set)
                 && this.len > 0
@@ -398,9 +391,8 @@ impl Assignment {
                 && launches[bucket] == launches[bucket + 1]
                 && self.stops(plan, bucket as u32).is_empty()
                 && Memory::of_bucket(this, self.state_count).all(goes_on)
-                && are_adjacent(this, next)
         };
-        (0..launches.len()).map(|bucket| !plan.is_offloaded() && shares(bucket)).collect()
+        (0..launches.len()).map(|bucket| is_one_piece && shares(bucket)).collect()
     }
 
     /// Returns a launch without segments, of an arbitrary kernel.

@@ -222,8 +222,8 @@ impl StepCount {
     /// Returns the progress with this count. `carries` says whether the optimizers carry a number.
     ///
     /// # Errors
-    /// `Config` for a count of 2^63 or more, a count above 0 without the number that is carried, or a number that is no
-    /// product of that many momenta.
+    /// `Config` for a count of 2^63 or more, a count above 0 without the number that is carried, or a number that is
+    /// not a product of that many momenta.
     pub(crate) fn progress(self, carries: bool) -> Result<Progress> {
         let StepCount { count, carried } = self;
         if count >= StepCount::END {

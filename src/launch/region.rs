@@ -188,10 +188,6 @@ impl Regions {
         pieces.iter().zip(now).filter(|(new, now)| new != now).map(|(new, _)| new)
     }
 
-    pub(crate) fn pieces(&self, memory: Memory) -> &[Piece] {
-        &self.region(memory).pieces
-    }
-
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
         let tensors = self.tensors.iter().map(|(memory, region)| (*memory, region.bytes()));
         let others = [(Memory::Control, self.control.bytes()), (Memory::Settings, self.settings.bytes())];

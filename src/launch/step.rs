@@ -4,7 +4,6 @@
 //! the checker has checked exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
 //! extends beyond its segment, or beyond its row if blocks of states end at rows, so no tile has padding.
 
-use std::ffi::c_void;
 use std::ptr;
 
 use bytemuck::Zeroable;
@@ -52,27 +51,6 @@ impl Launch {
         let mut launches = Launch::each(kind, bucket, plan, regions, assignment);
         launches.iter_mut().for_each(|(launch, spans)| launch.bind(bucket, plan, regions, spans));
         launches.into_iter().map(|(launch, _)| launch).collect()
-    }
-
-    /// Returns the launches of all buckets. Those of neighbours that share launches have the arguments of the first one.
-    pub(crate) fn of_all(
-        kind: Kind,
-        plan: &Plan,
-        regions: &Regions,
-        assignment: &Assignment,
-    ) -> Vec<Vec<Launch>> {
-        let shares = assignment.shares_with_next(plan, regions.pieces(Memory::Grads));
-        let (mut all, mut first) = (Vec::<Vec<Launch>>::new(), None::<usize>);
-        for (bucket, shares) in shares.into_iter().enumerate() {
-            let mut launches = Launch::all(kind, bucket as u32, plan, regions, assignment);
-            if let Some(first) = first {
-                let firsts = launches.iter_mut().zip(&all[first]);
-                firsts.for_each(|(own, first)| own.count_from(&first.args, plan));
-            }
-            all.push(launches);
-            first = (shares && kind == Kind::Step).then(|| first.unwrap_or(bucket));
-        }
-        all
     }
 
     /// Returns the same launches without the addresses of tensors. A tile's `param` is then an offset in bytes from the
@@ -185,14 +163,15 @@ impl Launch {
 
     /// Makes the tiles' offsets count from the first of the buckets that share launches, so that one table and one struct of
     /// arguments serve all of them.
-    fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
+    pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
         let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
         let between = &buckets[first.bucket as usize..self.args.bucket as usize];
-        let grads = distance(first.grads, self.args.grads, &buckets[first.bucket as usize]);
+        let [start, own] = [first.bucket, self.args.bucket].map(|k| Span::summed(&buckets[k as usize]).start);
+        let grads = (own - start) / buckets[first.bucket as usize].storage.precision.grad.bytes();
         let states: u64 = between.iter().map(|bucket| bucket.shard.end - bucket.shard.start).sum();
         for tile in &mut self.tiles {
             tile.bucket = ahead;
-            tile.grad_offset = tile.grad_offset.wrapping_add(grads);
+            tile.grad_offset += grads;
             tile.state_offset += states;
         }
         // A bucket that is clipped by its own norm keeps its control block, and shares no launch.
@@ -241,25 +220,7 @@ pub(crate) fn rebind(
     if grads.bytes() > 0 {
         args.grads = regions.resolve(grads).cast();
     }
-    let moved = tiles.first().map_or(0, |tile| {
-        let bucket = &plan.buckets()[(args.bucket + tile.bucket) as usize];
-        let segment = &plan.segments()[tile.record as usize % plan.segments().len()];
-        let own = segment.grad_start + (tile.element - segment.element);
-        let own = own.saturating_sub(bucket.summed().start);
-        let base = if tile.bucket > 0 { regions.resolve(Span::summed(bucket)).cast() } else { args.grads };
-        own.wrapping_add(distance(args.grads, base, bucket)).wrapping_sub(tile.grad_offset)
-    });
-    if moved != 0 {
-        tiles.iter_mut().for_each(|tile| tile.grad_offset = tile.grad_offset.wrapping_add(moved));
-    }
-    let have_params_changed = kind == Kind::Step && bind_params(tiles, plan, regions, |_| ());
-    have_params_changed || moved != 0
-}
-
-/// Returns how many elements the gradients `to` of a bucket lie after `from`, modulo 2^64: the caller's may lie before.
-fn distance(from: *const c_void, to: *const c_void, bucket: &Bucket) -> u64 {
-    let bytes = bucket.storage.precision.grad.bytes() as i64;
-    ((to.addr() as i64).wrapping_sub(from.addr() as i64) / bytes) as u64
+    kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
 }
 
 /// Sets the addresses of the tiles' parameters, instead of offsets or earlier addresses. `check` is called for each

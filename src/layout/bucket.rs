@@ -71,7 +71,7 @@ pub struct Segment {
     /// Number of elements of a row, if each row begins a new block of 8-bit states; else 0. Each row of the states, and
     /// of tensors laid out like them, then starts at a multiple of 256 elements.
     pub row: u64,
-    /// The action of steps on the segment.
+    /// How a step treats the segment.
     pub action: SegmentAction,
     /// The group whose hyperparameters apply to the segment.
     pub group: u32,

@@ -276,7 +276,8 @@ pub(crate) fn explain(ours: Said<'_>, theirs: Said<'_>, [rank, other_rank]: [u32
     Some(text)
 }
 
-/// Returns the first two lines that differ, cut off before their difference if they are long. A missing line is empty.
+/// Returns the first two lines that differ, cut off before their difference if they are long. If one text has fewer
+/// lines, the missing line is returned as an empty one.
 fn first_differing(ours: &str, theirs: &str) -> Option<(String, String)> {
     let (mut ours, mut theirs) = (ours.lines(), theirs.lines());
     loop {

@@ -350,8 +350,8 @@ impl Op {
         self.stream == previous.stream && (own == group || plan.replicas() == 1)
     }
 
-    /// Reports every byte that the op touches, given the number of the optimizer's states and the segments that are
-    /// frozen when the op is submitted. Padding is included if the op may touch it.
+    /// Reports every byte that the op touches. `states` is the number of the optimizer's states, and `frozen` has the
+    /// segments that are frozen when the op is submitted. Padding is included if the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {

@@ -94,7 +94,8 @@ impl SumHooked {
     }
 
     /// Builds such a communicator for gradients on a GPU. The hook runs on the trainer's thread, and enqueues its work
-    /// on the stream of the sum.
+    /// on the stream of the sum. Wrap the communicators of all ranks, because NCCL starts a bucket's calls together only
+    /// without a wrapper.
     ///
     /// ```no_run
     /// use instep::cuda::{Cuda, Nccl};

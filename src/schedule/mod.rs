@@ -53,7 +53,7 @@ pub enum Decision {
     None,
     /// A decision for each bucket, by the bucket's own norm.
     EachBucket,
-    /// One decision for the pass, by the norm of all gradients or by whether they are finite.
+    /// One decision for the pass. It depends on the norm of all gradients, or on whether they are finite.
     WholePass,
     /// One decision for the pass, and the loss scale of the next pass, which the trainer reads.
     WholePassAndLossScale,

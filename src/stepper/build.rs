@@ -158,8 +158,7 @@ impl StepperBuilder<'_> {
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
         if D::TRAINER_IS_A_STREAM {
-            let grads = borrowed.as_ref().map_or(&[][..], |borrowed| &borrowed.grads);
-            schedule.share_launches(assignment.shares_with_next(&plan, grads));
+            schedule.share_launches(assignment.shares_with_next(&plan));
         }
         let agreement = self.agreement(&plan);
         let (device, comms) = make(Blueprint {

@@ -71,7 +71,7 @@ impl Foresight {
     /// Predicts the launches of a GPU. In Normed and Sequential, neighbouring buckets share a launch there. Call it
     /// before the first pass.
     pub fn share_launches(&mut self) {
-        let with_next = self.0.assignment.shares_with_next(&self.0.plan, &[]);
+        let with_next = self.0.assignment.shares_with_next(&self.0.plan);
         self.0.run.get_mut().schedule.share_launches(with_next);
     }
 

@@ -165,12 +165,15 @@ impl Stepper<CudaDevice> {
     /// # let weight = layout.id("weight")?;
     /// # let (weights, bucket, stream) = (std::ptr::null_mut::<f32>(), std::ptr::null_mut::<f32>(), StreamHandle(0));
     /// # let all_reduce = || EventHandle(0);
-    /// let cuda = Cuda::open(0)?.compute_stream(stream); let memory = Borrowed::new().param(weight,
-    /// weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket); let builder = Stepper::builder(&layout,
-    /// AdamW::default()); // SAFETY: stream and tensors are the framework's, which keeps them and touches them as
-    /// agreed. let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 8), memory, &cuda)? }; let mut pass
-    /// = stepper.begin()?; pass.ptr(weight.grad())?; // backward writes it on `stream`, your all-reduce sums it on
-    /// another one, then: // SAFETY: recorded after the sum. unsafe { pass.bucket_ready_after(0, all_reduce())? };
+    /// let cuda = Cuda::open(0)?.compute_stream(stream);
+    /// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
+    /// let builder = Stepper::builder(&layout, AdamW::default());
+    /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
+    /// let mut stepper = unsafe { builder.cuda_borrowing(Sums::by_caller(0, 8), memory, &cuda)? };
+    /// let mut pass = stepper.begin()?;
+    /// pass.ptr(weight.grad())?; // backward writes it on `stream`, your all-reduce sums it on another one, then:
+    /// // SAFETY: recorded after the sum.
+    /// unsafe { pass.bucket_ready_after(0, all_reduce())? };
     /// pass.finish()?;
     /// # Ok::<(), instep::Error>(())
     /// ```

@@ -166,8 +166,6 @@ impl<D: Device> Stepper<D> {
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan, self.assignment.constants)?);
         assignment.refuse_unreached(self.run.get_mut().device.place())?;
-        let grads = borrowed.as_ref().map_or(&[][..], |borrowed| &borrowed.grads);
-        let with_next = assignment.shares_with_next(&plan, grads);
         let mut device = self.rebuilt_device(&plan, &assignment, borrowed, agreement.words())?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
         if let Err(error) = self.comms.world.prepare(&plan) {
@@ -177,7 +175,7 @@ impl<D: Device> Stepper<D> {
         }
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
         if D::TRAINER_IS_A_STREAM {
-            schedule.share_launches(with_next);
+            schedule.share_launches(assignment.shares_with_next(&plan));
         }
         let run = self.run.get_mut();
         schedule.set_pass(run.schedule.pass());

@@ -97,9 +97,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). This
-    /// call is no collective. A bucket is also resharded when it is launched (once its gradients and those of earlier
-    /// buckets are handed over). Every bucket is resharded when a pass ends or is abandoned. The call does nothing if
-    /// the bucket is not [unsharded](Self::unshard).
+    /// call is not a collective. A bucket is also resharded when it is launched (once its gradients and those of
+    /// earlier buckets are handed over). Every bucket is resharded when a pass ends or is abandoned. The call does
+    /// nothing if the bucket is not [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once. On a GPU the release comes after all earlier work on the trainer's stream.

@@ -90,7 +90,7 @@ impl Block {
     }
 }
 
-/// Returns the kind of work and its bucket, or `None` for an action that is no work.
+/// Returns the kind of work and its bucket, or `None` if the action does no work.
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) | Action::AwaitSum { .. } => None,

@@ -1,6 +1,6 @@
 //! A bucket on a GPU's streams has the CPU's bits, wherever parameters and gradients lie, and makes few driver calls.
 //!
-//! The tests run on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does.
+//! The tests run on the stand-in for the driver, or with `INSTEP_REQUIRE_GPU=1` on a real GPU.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;

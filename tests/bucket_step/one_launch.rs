@@ -1,7 +1,7 @@
 //! A step on a GPU is one launch, and its argument holds Begin's results. Counts move from the host to the GPU.
 //!
-//! The tests run on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does. The CPU runs each program
-//! too, and its bits and counts must be the same after each call.
+//! The tests run on the stand-in for the driver, or with `INSTEP_REQUIRE_GPU=1` on a real GPU. The CPU runs each
+//! program too, and its bits and counts must be the same after each call.
 
 use std::ffi::c_void;
 

@@ -1,6 +1,6 @@
 //! Parameters of several precisions on a GPU have the host's bits, with every option that `precision::mixed` draws.
 //!
-//! The tests run on the stand-in, or on a GPU as `cuda::bitexact` does.
+//! The tests run on the stand-in, or with `INSTEP_REQUIRE_GPU=1` on a GPU.
 
 use instep::Solo;
 

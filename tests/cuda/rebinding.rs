@@ -3,19 +3,14 @@
 //! `tests/stepper/rebinding.rs` compares the bits, on both devices. A captured pass keeps its own addresses.
 
 use instep::cuda::{Cuda, CudaDevice};
-use instep::hazard::Traced;
-use instep::op::{Action, Op};
 use instep::{
-    Borrowed, Clip, Device, DevicePtr, Error, EventHandle, ForeignBucket, Layout, Mode, ParamId, Precision,
-    Solo, Stepper, StreamHandle, Unused,
+    Borrowed, DevicePtr, Error, EventHandle, ForeignBucket, Layout, Mode, ParamId, Solo, Stepper,
+    StreamHandle, Unused,
 };
 
-use crate::support::device::cuda;
-use crate::support::lent::{Ground, Lent, Random};
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
-use crate::support::stored::dyadic;
-use crate::support::{Options, Outcome, few_optimizers, hardware, layout, paint_params, pass};
+use crate::support::{few_optimizers, hardware, layout};
 
 const LENGTHS: [usize; 2] = [5000, 300];
 
@@ -174,56 +169,4 @@ fn a_tensor_outside_the_gpus_memory_is_refused_and_the_stepper_goes_on_where_it_
     assert_eq!(stepper.step_count(ids[0]).unwrap(), 3);
     stepper.close().unwrap();
     stand_in.forget_memory();
-}
-
-#[test]
-fn neighbours_whose_gradients_adjoin_share_launches_with_the_same_bits_wherever_they_move() {
-    let layout = layout(&[5000, 300, 1, 2049, 17, 700, 4500]);
-    let mut shared = 0;
-    for (case, optim) in (0..6).flat_map(|_| few_optimizers()).enumerate() {
-        let mode = [Mode::Sequential, Mode::Normed][case % 2];
-        let builder = || optim.builder(&layout).mode(mode).unused(Unused::StepZero).clip(Clip::Global(0.5));
-        let mut owned = builder().host(Solo::default()).unwrap();
-        paint_params(&mut owned);
-        (0..4).for_each(|step| owned.train(step));
-        let cuda = cuda();
-        let mut random = Random(case as u64);
-        let mut lent = Lent::new(Ground::of(&cuda), &layout, Precision::F32, &mut random);
-        let borrowing = builder().record(true);
-        // SAFETY: `lent` keeps what is borrowed until the stepper has let go of it.
-        let mut stepper = unsafe { borrowing.cuda_borrowing(Solo::default(), lent.lend(), &cuda) }.unwrap();
-        paint_params(&mut stepper);
-        for step in 0..4 {
-            if step > 0 {
-                lent.move_some(&mut stepper, &mut random).unwrap();
-            }
-            stepper.train(step);
-            let list = stepper.take_recording().unwrap().list;
-            let is_shared = |traced: &&Traced| {
-                matches!(traced, Traced::Op(Op { action: Action::Step { count: 2.., .. }, .. }))
-            };
-            shared += list.iter().filter(is_shared).count();
-        }
-        Outcome::of(&stepper)
-            .unwrap()
-            .assert_same(&Outcome::of(&owned).unwrap(), &format!("case {case}, {optim:?}, {mode:?}"));
-        lent.assert_bands_stand();
-        stepper.close().unwrap();
-    }
-    assert!(shared > 10, "{shared} launches were shared");
-}
-
-/// A stepper of any device.
-trait Trained {
-    fn train(&mut self, step: usize);
-}
-
-impl<D: Device> Trained for Stepper<D> {
-    fn train(&mut self, step: usize) {
-        pass(self, &Options::default(), |param, values| {
-            values.iter_mut().enumerate().for_each(|(k, g)| *g = dyadic(step, 0, param, k));
-            true
-        })
-        .unwrap();
-    }
 }

@@ -1,8 +1,8 @@
 //! A network learns digits on a GPU and on the host, in every mode: equal bits after every epoch, and good accuracy.
 //!
 //! A network of two layers on the CPU computes the gradients from the device's parameters, so one wrong bit spreads to
-//! all later passes. The tests run on the stand-in, or on a GPU as `cuda::bitexact` does. Parameters and gradients pass
-//! only through calls that every device has.
+//! all later passes. The tests run on the stand-in, or with `INSTEP_REQUIRE_GPU=1` on a GPU. Parameters and gradients
+//! pass only through calls that every device has.
 
 #[path = "../../examples/digits/data.rs"]
 #[allow(dead_code)]

@@ -37,7 +37,7 @@ pub(crate) const SHAPES: [Shape; 5] = [
 pub(crate) enum Machine {
     Cpu,
     Gpu(Shape),
-    /// As `Gpu`, except that the naive kernel makes each step; its launches have a separate shape.
+    /// The GPU, but the naive kernel makes each step. Its launches have a separate shape.
     Naive(Shape),
 }
 

@@ -1,7 +1,8 @@
 //! The GPU's steps equal those of the naive kernel, kernels/gpu/naive.cu, in every bit of all memories, for every rule.
 //!
-//! Both sides use the same rule headers, so these tests do not find a wrong formula; `numerics` finds it. All other
-//! code exists twice. The library does not embed the naive kernel; a GPU loads it from the file in `INSTEP_GPU_NAIVE`.
+//! Both sides use the same rule headers, so these tests do not find a wrong formula; `numerics` finds it. Each side has
+//! its own version of all other code. The library does not embed the naive kernel; a GPU loads it from the file in
+//! `INSTEP_GPU_NAIVE`.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;

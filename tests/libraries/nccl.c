@@ -44,6 +44,8 @@ int ncclCommFinalize(void *comm) {
 }
 int ncclCommDestroy(void *comm) { return is_final ? SUCCESS : INVALID_USAGE; }
 int ncclCommAbort(void *comm) { return SUCCESS; }
+int ncclGroupStart(void) { return SUCCESS; }
+int ncclGroupEnd(void) { return looks > 0 ? IN_PROGRESS : outcome; }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, void *comm, void *stream) {
     return is_final ? INVALID_USAGE : begin(LOOKS, OUTCOME);
 }

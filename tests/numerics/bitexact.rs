@@ -177,7 +177,7 @@ fn a_parameter_gives_the_same_bits_alone_and_among_others() {
     }
 }
 
-/// As [`run`], except that all parameters start at zero.
+/// Does the same as [`run`], but all parameters start at zero.
 fn run_from_zero(
     lengths: &[usize],
     optim: Optim,

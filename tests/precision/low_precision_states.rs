@@ -3,7 +3,7 @@
 //!
 //! A parameter has the bound of f32 states, because a step computes with the states that it has read, before they are
 //! rounded. LAMB has two launches, and its second one reads the rounded states. A state has a wider bound, by the error
-//! of its format. Each step must start from the stored values, so that earlier roundings are no part of the error.
+//! of its format. Each step must start from the stored values, so that the error does not include earlier roundings.
 
 use instep::{
     Adadelta, Error, Isa, Moments, Optimizer, Precision, RmsProp, Rounding, Rprop, Solo, Stepper,

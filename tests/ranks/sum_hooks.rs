@@ -168,7 +168,7 @@ fn an_error_of_the_hook_ends_every_rank() {
     }
 }
 
-/// An outer hook may sum a buffer that is no bucket, so the inner hook cannot say where gradients lie.
+/// An outer hook may sum a buffer that is not a bucket, so the inner hook cannot say where gradients lie.
 #[test]
 fn a_buffer_of_an_outer_hook_that_is_no_bucket_is_refused() {
     let layout = layout();

@@ -164,19 +164,10 @@ pub(crate) struct Lent {
 }
 
 struct Bucket {
-    /// Its own, or that of all buckets, one after the other.
-    tensor: Arc<Tensor>,
-    /// Where it begins there, in bytes.
-    at: usize,
+    tensor: Tensor,
     len: usize,
     /// Registration index and offset.
     gradients: Vec<(usize, usize)>,
-}
-
-impl Bucket {
-    fn address(&self) -> *mut u8 {
-        self.tensor.address().wrapping_add(self.at)
-    }
 }
 
 impl Lent {
@@ -201,31 +192,16 @@ impl Lent {
         Tensor::new(&self.ground, self.len(param) * bytes, random.below(16) * bytes)
     }
 
-    /// Buckets of these lengths and gradients, apart or one after the other.
-    fn placed(&self, cut: Vec<(usize, Vec<(usize, usize)>)>, random: &mut Random) -> Vec<Bucket> {
+    fn bucket(&self, len: usize, gradients: Vec<(usize, usize)>, random: &mut Random) -> Bucket {
         let bytes = self.precision.grad.bytes() as usize;
-        let tensor = |len: usize, random: &mut Random| {
-            Arc::new(Tensor::new(&self.ground, len * bytes, random.below(16) * bytes))
-        };
-        let whole = cut.iter().map(|(len, _)| len).sum();
-        let common = (random.below(2) == 0).then(|| tensor(whole, random));
-        let (mut next, mut buckets) = (0, Vec::new());
-        for (len, gradients) in cut {
-            let (tensor, at) = match &common {
-                Some(common) => (Arc::clone(common), next),
-                None => (tensor(len, random), 0),
-            };
-            buckets.push(Bucket { tensor, at, len, gradients });
-            next += len * bytes;
-        }
-        buckets
+        Bucket { tensor: Tensor::new(&self.ground, len * bytes, random.below(16) * bytes), len, gradients }
     }
 
     /// Makes buckets of up to four parameters, in any order, with gaps.
     fn cut(&self, random: &mut Random) -> Vec<Bucket> {
         let mut order: Vec<usize> = (0..self.params.len()).collect();
         random.shuffle(&mut order);
-        let (mut rest, mut cut) = (&order[..], Vec::new());
+        let (mut rest, mut buckets) = (&order[..], Vec::new());
         while !rest.is_empty() {
             let (members, others) = rest.split_at(rest.len().min(1 + random.below(4)));
             rest = others;
@@ -234,9 +210,9 @@ impl Lent {
                 gradients.push((*param, next));
                 next += self.len(*param) + random.below(3);
             }
-            cut.push((next, gradients));
+            buckets.push(self.bucket(next, gradients, random));
         }
-        self.placed(cut, random)
+        buckets
     }
 
     fn lend_params(&self, memory: Borrowed, params: impl IntoIterator<Item = usize>) -> Borrowed {
@@ -252,14 +228,13 @@ impl Lent {
 
     fn lend_buckets(&self, memory: Borrowed) -> Borrowed {
         let ids = self.ids();
-        self.buckets.iter().fold(memory, |memory, bucket| {
-            let described = ForeignBucket::new(bucket.len);
-            let gradient = |b: ForeignBucket, (param, at): &(usize, usize)| b.gradient(ids[*param], *at);
-            let (described, at) = (bucket.gradients.iter().fold(described, gradient), bucket.address());
+        self.buckets.iter().fold(memory, |memory, Bucket { tensor, len, gradients }| {
+            let described = ForeignBucket::new(*len);
+            let described = gradients.iter().fold(described, |b, (param, at)| b.gradient(ids[*param], *at));
             match self.precision.grad {
-                DType::F16 => memory.bucket::<f16>(described, at.cast()),
-                DType::BF16 => memory.bucket::<bf16>(described, at.cast()),
-                _ => memory.bucket::<f32>(described, at.cast()),
+                DType::F16 => memory.bucket::<f16>(described, tensor.address().cast()),
+                DType::BF16 => memory.bucket::<bf16>(described, tensor.address().cast()),
+                _ => memory.bucket::<f32>(described, tensor.address().cast()),
             }
         })
     }
@@ -277,8 +252,10 @@ impl Lent {
         random: &mut Random,
     ) -> Result<bool> {
         stepper.status()?;
-        let chosen: Vec<usize> = (0..self.params.len()).filter(|_| random.below(2) == 0).collect();
-        let (mut left, mut grads_left) = (Vec::new(), Vec::new());
+        let are_params_moved = random.below(3) > 0;
+        let chosen: Vec<usize> =
+            (0..self.params.len()).filter(|_| are_params_moved && random.below(2) == 0).collect();
+        let mut left = Vec::new();
         for param in &chosen {
             let moved = self.param(*param, random);
             moved.put(moved.before, &self.params[*param].get(self.params[*param].before, moved.bytes));
@@ -288,20 +265,20 @@ impl Lent {
         let buckets = match random.below(3) {
             0 => None,
             1 => {
-                let same = |bucket: &Bucket| (bucket.len, bucket.gradients.clone());
-                Some(self.placed(self.buckets.iter().map(same).collect(), random))
+                let same = |bucket: &Bucket| self.bucket(bucket.len, bucket.gradients.clone(), random);
+                Some(self.buckets.iter().map(same).collect())
             }
             _ => Some(self.cut(random)),
         };
         if let Some(buckets) = buckets {
             let old = std::mem::replace(&mut self.buckets, buckets);
             self.copy_gradients(&old);
-            grads_left.extend(old.into_iter().map(|bucket| bucket.tensor));
+            left.extend(old.into_iter().map(|bucket| bucket.tensor));
             memory = self.lend_buckets(memory);
         }
         // SAFETY: the new tensors hold what the old ones held, which live until this returns.
         let are_others = unsafe { stepper.rebind(memory)? };
-        left.iter().chain(grads_left.iter().map(|tensor| &**tensor)).for_each(Tensor::assert_bands_stand);
+        left.iter().for_each(Tensor::assert_bands_stand);
         Ok(are_others)
     }
 
@@ -311,7 +288,7 @@ impl Lent {
             let place = |buckets: &[Bucket]| {
                 let mut found = buckets.iter().enumerate().filter_map(|(k, bucket)| {
                     let (_, at) = bucket.gradients.iter().find(|(of, _)| *of == param)?;
-                    Some((k, bucket.tensor.before + bucket.at + at * bytes))
+                    Some((k, bucket.tensor.before + at * bytes))
                 });
                 found.next().unwrap()
             };
@@ -322,7 +299,7 @@ impl Lent {
     }
 
     pub(crate) fn assert_bands_stand(&self) {
-        let buckets = self.buckets.iter().map(|bucket| &*bucket.tensor);
+        let buckets = self.buckets.iter().map(|bucket| &bucket.tensor);
         self.params.iter().chain(buckets).for_each(Tensor::assert_bands_stand);
     }
 }

@@ -176,7 +176,7 @@ impl FusedOptimizer {
     /// the bits that it would have had without the pause.
     ///
     /// # Errors
-    /// `Record` if the bytes are no record.
+    /// `Record` if the bytes are not a record.
     pub fn from_bytes(self, bytes: Bytes) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::from_bytes(bytes)?);
         Ok(FusedOptimizer { progress, decision: None, ..self })
@@ -193,7 +193,7 @@ impl FusedOptimizer {
     /// Loads the states of a file, as [`from_bytes`](Self::from_bytes) does.
     ///
     /// # Errors
-    /// `Record` if the file cannot be read or is no record.
+    /// `Record` if the file cannot be read or is not a record.
     pub fn load(self, path: impl AsRef<Path>) -> Result<FusedOptimizer, Error> {
         let progress = Progress::Ready(record::load(path.as_ref())?);
         Ok(FusedOptimizer { progress, decision: None, ..self })

@@ -174,7 +174,7 @@ impl FusedOptimizer {
         Ok(FusedOptimizer { vars, model, lr, schedule: None, steps: 0, decision: None })
     }
 
-    /// Lets the learning rate follow a schedule, by the number of steps so far.
+    /// Sets a schedule, which gives the learning rate for the number of steps so far.
     ///
     /// # Errors
     /// An [`Error`] for a schedule whose numbers are out of range. Nothing has changed then.

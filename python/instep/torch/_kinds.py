@@ -18,7 +18,7 @@ from ._formats import QUANTUM, STATE_TYPES, WORDS, Formats
 from ._groups import TOGETHER, Hyper, hyper_of, kept_states, refuse_settings
 from ._sharded import Holders, formats_of, is_distributed, refuse_unsteppable, shard_of
 
-MOST_ACCEPTED = 8
+MOST_ASKED, MOST_ACCEPTED = 128, 8
 
 FIRST = {"adagrad": ("sum", "initial_accumulator_value"), "rprop": ("step_size", "lr")}
 """States whose first value is a hyperparameter. The first step takes the hyperparameter, not the value in memory."""
@@ -102,9 +102,9 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     # Most programs that make many optimizers give each of them one parameter.
     dtypes = (params[0].dtype,) if len(params) == 1 else frozenset([param.dtype for param in params])
     settings["params"] = None
-    accepted = _accepted.setdefault((key, formats, dtypes), [])
+    asked = key, formats, dtypes
     try:
-        if settings in accepted:
+        if settings in _accepted.get(asked, ()):
             return
     except Exception:  # Arrays and large tensors have no such equality. What a user's class raises is refused below.
         pass
@@ -112,6 +112,9 @@ def refuse_group(key: str, formats: Formats, group: dict[str, Any]) -> None:
     _refuse_formats(key, formats, dtypes, hyper_of(key, group))
     # A group with a tensor is not remembered, because the number in the tensor may change.
     if all(isinstance(part, (float, int, str, NoneType)) for value in settings.values() for part in _parts(value)):
+        if asked not in _accepted and len(_accepted) >= MOST_ASKED:
+            _accepted.clear()
+        accepted = _accepted.setdefault(asked, [])
         accepted.append(settings)
         del accepted[:-MOST_ACCEPTED]
 

@@ -19,7 +19,7 @@ class Slot:
         self.ring, self.start, self.end, self.is_free = ring, start, end, False
 
     def give_back(self) -> None:
-        """Returns the run, after the last read of its bytes."""
+        """Gives the run back to the ring. Nothing may read its bytes afterwards."""
         self.ring._give_back(self)
 
 

@@ -80,7 +80,8 @@ class SteppedGradients:
         warnings.warn(_KEPT, stacklevel=2)
 
     def warn_if_changed(self) -> None:
-        """Warns if gradients that are about to be cleared have changed since `note`. None and zeros are no change.
+        """Warns if gradients that are about to be cleared have changed since `note`. A gradient that is now None or
+        zero does not count as changed.
 
         A loop may not call ``step``, so only this call can detect the change. It does not raise, because another backward may
         have written the gradients, for example a backward for the gradient of an input.

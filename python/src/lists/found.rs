@@ -248,7 +248,7 @@ impl Format {
     }
 }
 
-/// Reads a count and the number that is carried with it. Returns `None` if the count is no whole number.
+/// Reads a count and the number that is carried with it. Returns `None` if the count is not a whole number.
 ///
 /// # Safety
 /// The addresses are those of initialised numbers of these types.

@@ -247,7 +247,7 @@ impl Lists {
             threads => self.threads(py, threads)?,
         };
         if threads == 1 && elements < LEAST_DETACHED {
-            // SAFETY: as below.
+            // SAFETY: dense tensors of these types that do not overlap, as checked; the GIL keeps the lists alive.
             unsafe { moved::run(&moves, adds, 1, None) };
             self.torch.increment_version.call1(py, (&lists[0],))?;
             return Ok(());

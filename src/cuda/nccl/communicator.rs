@@ -139,22 +139,12 @@ impl Nccl {
         Ok(Nccl { shared: Arc::clone(shared), further })
     }
 
-    /// Enqueues calls as one launch, a group of NCCL's. NCCL sorts the calls of a group by size, so all ranks must make the
-    /// same groups.
-    fn group(&self, calls: impl FnOnce(&dyn Fn(&Call<'_>) -> Result<()>) -> Result<()>) -> Result<()> {
-        let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
-        shared.refuse()?;
-        let _issuing = issuing(shared.driver.ordinal());
-        let add = |raw: &Raw, call: &Call<'_>| {
-            deadline.set(call.deadline());
-            if let (true, Some(host)) = (shared.ledger, &shared.host) {
-                host.compare(&call.key(), call.deadline())?;
-            }
-            raw.add(call)
-        };
-        let group =
-            |raw: &Raw| raw.group(&deadline, || shared.wanted(), || calls(&|call: &Call<'_>| add(raw, call)));
-        shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
+    /// Compares a call with the calls of the other ranks, if there is a ledger.
+    fn compare(&self, call: &Call<'_>) -> Result<()> {
+        match &self.shared.host {
+            Some(host) if self.shared.ledger => host.compare(&call.key(), call.deadline()),
+            _ => Ok(()),
+        }
     }
 
     fn slot(&self) -> &Slot {
@@ -247,16 +237,29 @@ impl Collective for Nccl {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        self.group(|add| add(call))
+        let shared = &self.shared;
+        shared.refuse()?;
+        let _issuing = issuing(shared.driver.ordinal());
+        let enqueue = |raw: &Raw| raw.enqueue(call, || shared.wanted());
+        let compared = self.compare(call);
+        compared.and_then(|()| shared.with_raw(self.slot(), enqueue)).map_err(|error| shared.fail(error))
     }
 
+    // NCCL sorts the calls of a group by size, so all ranks must make the same groups.
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
-        self.group(|add| {
+        let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
+        shared.refuse()?;
+        let _issuing = issuing(shared.driver.ordinal());
+        let add_all = |raw: &Raw| {
             for call in calls {
-                add(&call)?;
+                deadline.set(call.deadline());
+                self.compare(&call)?;
+                raw.add(&call)?;
             }
             Ok(())
-        })
+        };
+        let group = |raw: &Raw| raw.group(&deadline, || shared.wanted(), || add_all(raw));
+        shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
     }
 
     fn check(&self) -> Result<()> {

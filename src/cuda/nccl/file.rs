@@ -17,7 +17,6 @@ use crate::cuda::nccl::shared::lock;
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 
-/// How often a rank reads the file.
 const POLL: Duration = Duration::from_millis(10);
 
 /// Ids by which ranks of this process have joined, or tried to. A later group of this process has another id, and so
@@ -109,7 +108,7 @@ fn read_until(
     }
 }
 
-/// Returns the first line of the file, by which ranks recognise the file of their job.
+/// Returns the first line of the file. Ranks read it to recognise the file of their job.
 fn title(options: &Options) -> String {
     format!("instep's NCCL id, version 1, job {:?}, {} ranks\n", options.job, options.world_size)
 }
@@ -119,7 +118,6 @@ fn text(options: &Options, found: &Found) -> String {
     [title(options), line(&found.run), line(&found.id)].concat()
 }
 
-/// Reads the ids, or says why they are not there.
 fn read(options: &Options, path: &Path) -> Result<Found, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let lines =
@@ -163,7 +161,6 @@ mod tests {
         (folder, path)
     }
 
-    /// Returns the text that a process of run `run` writes.
     fn of(options: &Options, run: u8, id: u8) -> String {
         text(options, &Found { run: [run; 128], id: [id; 128] })
     }

@@ -20,7 +20,6 @@ const OLDEST: u32 = 21400;
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) version: u32,
-    /// Keeps the library loaded.
     _symbols: Symbols,
 }
 

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{mem, ptr, thread};
@@ -148,7 +149,7 @@ impl Raw {
         let call = unsafe { Call::new(key, self.seat.ranks, from.base(), to.base(), deadline, Some(stream)) };
         {
             let _issuing = issuing(self.driver.ordinal());
-            self.group(&Cell::new(deadline), &wanted, || self.add(&call))?;
+            self.enqueue(&call, &wanted)?;
         }
         event.record(stream)?;
         let wanted = || wanted().and_then(|()| self.check());
@@ -173,17 +174,30 @@ impl Raw {
         // SAFETY: it takes nothing; the group is this thread's.
         let code = unsafe { self.library.functions.ncclGroupStart() };
         self.settle("ncclGroupStart", code, deadline.get(), &wanted)?;
-        let added = add();
+        // A host collective of the user's may panic here, when it compares calls.
+        let added = catch_unwind(AssertUnwindSafe(add));
         // SAFETY: it takes nothing, and ends the group of the line before.
         let code = unsafe { self.library.functions.ncclGroupEnd() };
-        added.and(self.settle("ncclGroupEnd", code, deadline.get(), wanted))
+        let ended = self.settle("ncclGroupEnd", code, deadline.get(), wanted);
+        added.unwrap_or_else(|panic| resume_unwind(panic)).and(ended)
+    }
+
+    /// Enqueues one collective, with the device current, and returns once all of it is on the stream.
+    pub(super) fn enqueue(&self, call: &Call<'_>, wanted: impl Fn() -> Result<()>) -> Result<()> {
+        let (name, code) = self.call(call)?;
+        self.settle(name, code, call.deadline(), wanted)
     }
 
     /// Adds a collective to the thread's group.
-    ///
-    /// # Errors
-    /// `Unsupported` for buffers in host memory; else as for [`Collective::enqueue`](crate::Collective::enqueue).
     pub(super) fn add(&self, call: &Call<'_>) -> Result<()> {
+        match self.call(call)? {
+            (_, ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
+            (name, code) => Err(self.library.error(self.seat.rank, name, code)),
+        }
+    }
+
+    /// Makes NCCL's call, and returns its name and its result code.
+    fn call(&self, call: &Call<'_>) -> Result<(&'static str, ncclResult_t)> {
         let (src, dst) = (call.src().cast::<c_void>(), call.dst().cast::<c_void>());
         let stream = ptr::with_exposed_provenance_mut(call.require_stream()?.0);
         let dtype = match call.dtype {
@@ -201,7 +215,7 @@ impl Raw {
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
         // SAFETY: the call's buffers and stream are there by the promise of its maker.
-        let (name, code) = unsafe {
+        Ok(unsafe {
             use CollectiveKind::{AllGather, AllReduce, Broadcast, Max32, Min32, ReduceScatter, Sum64};
             let (f, comm) = (&self.library.functions, self.comm);
             match call.kind {
@@ -215,11 +229,7 @@ impl Raw {
                 ),
                 AllGather => ("ncclAllGather", f.ncclAllGather(src, dst, count, dtype, comm, stream)),
             }
-        };
-        match code {
-            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-            code => Err(self.library.error(self.seat.rank, name, code)),
-        }
+        })
     }
 
     /// Returns an error that occurred since the last call, if any.

@@ -44,7 +44,6 @@ impl Shared {
         }
     }
 
-    /// Returns the places of all communicators, the first one first.
     pub(super) fn slots(&self) -> Vec<Arc<Slot>> {
         let further = lock(&self.further);
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()

@@ -47,8 +47,8 @@ impl Borrowed {
         self
     }
 
-    /// Sets the address of a bucket of gradients. Buckets are numbered in the order in which they are added. On a GPU, in
-    /// Sequential and Normed, buckets share a launch if each one begins where the one before it ends.
+    /// Sets the address of a bucket of gradients. Buckets are numbered in the order in which
+    /// they are added.
     pub fn bucket<T: Element>(mut self, bucket: ForeignBucket, address: *mut T) -> Borrowed {
         self.buckets.push((bucket, Address::new(address)));
         self

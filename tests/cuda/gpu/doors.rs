@@ -26,7 +26,7 @@ pub(super) enum Door {
     Adopt,
 }
 
-/// What the ranks of one group share, until it is dropped.
+/// The folder, id and port that all ranks of one group use to join. Dropping this struct removes the folder.
 pub(super) struct Threshold {
     folder: tempfile::TempDir,
     door: Door,

@@ -69,7 +69,7 @@ enum Target {
     Programs,
 }
 
-/// A reader that gets the inputs.
+/// Code under test, and how to make and break its inputs.
 trait Subject {
     /// Returns valid inputs to begin with.
     fn seeds(&mut self) -> Vec<Pair>;

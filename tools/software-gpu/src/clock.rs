@@ -1,6 +1,6 @@
 //! Vector clocks: the position of each lane when an operation was enqueued, so that two operations can be compared.
 //!
-//! A lane is a queue of work: a stream, or one branch of a graph. Positions on a lane count from 1. The host is no
+//! A lane is a queue of work: a stream, or one branch of a graph. Positions on a lane count from 1. The host is not a
 //! lane. It has a separate clock, which grows when a call waits for work.
 
 /// For each lane, the last position that comes before something.

@@ -20,7 +20,7 @@ use crate::console::print_line;
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 2048;
 
-/// Microseconds of one pass: of the host's calls, and on the trainer's stream.
+/// Microseconds of one pass: the time of the host's calls, then the time on the trainer's stream.
 type Times = (f64, f64);
 
 pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {

@@ -56,7 +56,7 @@ pub enum What {
     /// The caller's memory refused the access, with this text.
     #[error("{0}")]
     Memory(String),
-    /// An address is no multiple of the access's size.
+    /// An address is not a multiple of the access's size.
     #[error("misaligned access of {0} bytes")]
     Misaligned(u32),
     /// An access outside every array of this address space.

@@ -10,7 +10,7 @@ use crate::syntax::Operand;
 type Decoded = (Op, [u32; 6], i64);
 
 impl Decoder<'_> {
-    /// Returns `None` if the opcode is no access.
+    /// Returns `None` if the opcode is not an access to memory.
     pub(super) fn access(&mut self, opcode: &str, operands: &[Operand]) -> Result<Option<Decoded>, Error> {
         if let Some((is_load, place, mut shape)) = plain(opcode) {
             let (values, address) = match (is_load, operands) {

@@ -102,7 +102,7 @@ fn small<const BYTES: usize>(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(whole)
 }
 
-/// Reads a value of any width, with its sign if it has one.
+/// Reads a value of any width. A signed value of 1 or 2 bytes is sign-extended.
 #[inline(always)]
 fn extended(bytes: &[u8], signed: bool) -> u64 {
     match (bytes.len(), signed) {
