@@ -1,6 +1,6 @@
 //! Buckets that the caller has laid out: the offset of each gradient in each bucket.
 //!
-//! This file has only offsets; the stepper has the addresses. Gradients have the caller's offsets; parameters and
+//! This file has only offsets, and the stepper has the addresses. Gradients have the caller's offsets. Parameters and
 //! states have the plan's offsets. A foreign bucket has no tail block, so it counts no ranks.
 
 use std::collections::HashSet;

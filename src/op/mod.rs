@@ -295,8 +295,8 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// The part of a step that one launch runs. The parts are, in order: the whole step; the part before the norms that
-/// scale the change are known; the rest after these norms; zeroing or averaging gradients after a custom optimizer.
+/// The part of a step that one launch runs. `Measure` ends before the norms that scale the change are known, and
+/// `Apply` does the rest. `End` zeroes or averages the gradients after a custom optimizer.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
@@ -338,9 +338,9 @@ impl Access {
 }
 
 impl Op {
-    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list: on one stream,
-    /// by one communicator, with nothing between that another stream could wait for. The checker proves that they touch
-    /// different bytes, because NCCL gives no order to the collectives of a group.
+    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list: on
+    /// one stream, by one communicator, with nothing between that another stream could wait for. The checker proves
+    /// that they touch different bytes, because NCCL gives no order to the collectives of a group.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)

@@ -154,11 +154,11 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its uses.
-    /// All these gradients must have been written, whatever [`Unused`](crate::Unused) is. To leave a gradient out, hand
-    /// over the others by [`grad_ready`](Self::grad_ready). With sums [by the caller](crate::Sums::by_caller), this
-    /// call also says that the bucket's sum is complete. On a GPU you must say this by an event, with
-    /// `bucket_ready_after`.
+    /// Hands over every parameter of a bucket that is not frozen or [unused](Self::set_unused), each with all its
+    /// uses. All these gradients must have been written, with every option of [`Unused`](crate::Unused). To leave a
+    /// gradient out, hand over the others by [`grad_ready`](Self::grad_ready). With sums [by the
+    /// caller](crate::Sums::by_caller), this call also says that the bucket's sum is complete. On a GPU you must say
+    /// this by an event, with `bucket_ready_after`.
     ///
     /// # Ordering
     /// Ordering as for [`grad_ready`](Self::grad_ready).
@@ -242,10 +242,14 @@ impl<D: Device> Stepper<D> {
     /// trainer's stream waits for all steps, so raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` in these cases: no pass is open; this is not the last micro-batch; a gradient was not written, and the
-    /// option is [`Unused::Refuse`](crate::Unused) or the caller sums it; the memory is borrowed and no gradient was
-    /// written; with sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over. After these
-    /// errors the pass is still open: complete or abandon it. The next access reports failures of queued ops.
+    /// `Order` in five cases. An open pass then stays open: complete or abandon it.
+    /// - No pass is open.
+    /// - This is not the last micro-batch.
+    /// - A gradient was not written, and the option is [`Unused::Refuse`](crate::Unused) or the caller sums it.
+    /// - The memory is borrowed, and no gradient was written.
+    /// - With sums [by the caller](crate::Sums::by_caller), a written bucket was not handed over.
+    ///
+    /// The next access reports failures of queued ops.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;

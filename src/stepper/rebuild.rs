@@ -23,7 +23,7 @@ use crate::stepper::stepper::Stepper;
 impl<D: Device> Stepper<D> {
     /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
     /// pass. Unused and frozen parameters come last, in reverse registration order. Each bucket is then complete as
-    /// early as possible, whatever the layout's order. Returns whether the order has changed.
+    /// early as possible, independent of the layout's order. Returns whether the order has changed.
     ///
     /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
     /// memory for both sets of buckets during the call, and a copy of every tensor through host memory. It changes no

@@ -130,7 +130,7 @@ impl<D: Device> Stepper<D> {
 
     /// Takes part in one pass without data. A rank without data calls this until it returns false. False means that no
     /// rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on the
-    /// other ranks. A call counts as one pass, whatever the number of micro-batches on the other ranks. Ordinary passes
+    /// other ranks. A call counts as one pass for any number of micro-batches on the other ranks. Ordinary passes
     /// may follow once it has returned false.
     ///
     /// ```

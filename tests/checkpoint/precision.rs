@@ -1,7 +1,7 @@
 //! A checkpoint of any precision, with or without moving averages, gives the bits of the uninterrupted run, or the same
 //! values.
 //!
-//! Files hold F32 whatever types the stepper stores. Every combination of types that a stepper accepts is covered.
+//! Files hold F32 for all types that the stepper stores. Every combination of types that a stepper accepts is covered.
 
 use std::io::Cursor;
 

@@ -1,6 +1,6 @@
 """Optimizers that torch.optim lacks, as their papers define them, for vectors.py and against_torch.py.
 
-This file must follow the papers, not kernels/rules/<name>.h, and must compute in whatever type the tensors have.
+This file must follow the papers, not kernels/rules/<name>.h, and must compute in the type that the tensors have.
 """
 
 import torch

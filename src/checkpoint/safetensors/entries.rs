@@ -1,6 +1,6 @@
 //! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
 //!
-//! A header takes memory of a small multiple of its bytes, whatever it contains. Dimensions and metadata are counted
+//! A header takes memory of a small multiple of its bytes, with any content. Dimensions and metadata are counted
 //! before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived struct also
 //! takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken file be
 //! read as a different valid file, so the types here refuse both.
