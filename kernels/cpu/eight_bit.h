@@ -21,30 +21,37 @@ struct Stepped {
 /* Codes a block in two rounds, since a root takes long: a vector is begun while the one before it is ended. */
 template <class Rule, bool STOCHASTIC>
 struct Coder {
-    const Stepped block;
+    Coding states[Rule::STATES];
     Begun begun[Rule::STATES];
     Words closest[Rule::STATES];
 
-    INSTEP_INLINE explicit Coder(const Stepped& block) : block(block), begun(), closest() {}
+    /* Copies member by member: a copy of the whole would read 16 bytes at once of what was just written by fours and eights,
+     * and processors wait for that. */
+    INSTEP_INLINE explicit Coder(const Stepped& block) : begun(), closest() {
+        each_state<Rule>([&](auto k) __attribute__((always_inline)) {
+            const Coding& c = block.states[k];
+            states[k] = {c.values, c.codes, c.scale, c.factor, c.position, c.stream};
+        });
+    }
 
     INSTEP_INLINE void begin(uint32_t i) {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-            const Coding& c = block.states[k];
+            const Coding& c = states[k];
             begun[k] = begin_code<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC>(c, load_floats(c.values + i)); /* no rule gives an unsigned state a sign */
         });
     }
     INSTEP_INLINE void end(uint32_t i) {
-        const Words mixed = STOCHASTIC ? mixed_words(block.states[0], i) : Words{}; /* of all states alike */
+        const Words mixed = STOCHASTIC ? mixed_words(states[0], i) : Words{}; /* of all states alike */
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             constexpr bool SIGNED = (Rule::SIGNED >> k & 1) != 0;
-            end_code<SIGNED, STOCHASTIC>(block.states[k], begun[k], i, mixed, closest[k]);
+            end_code<SIGNED, STOCHASTIC>(states[k], begun[k], i, mixed, closest[k]);
         });
     }
     /* A block without codes is zero, whatever was written. */
     INSTEP_INLINE void finish() {
         end(INSTEP_QUANTUM - WIDTH);
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
-            const Coding& c = block.states[k];
+            const Coding& c = states[k];
             if (!is_coded(c.scale)) {
                 __builtin_memset(c.codes, 0, INSTEP_QUANTUM);
             } else if (HAS_THRESHOLDS<(Rule::SIGNED >> k & 1) != 0, STOCHASTIC> && is_close(closest[k])) {
