@@ -41,26 +41,5 @@ impl<W: Write> Write for Patient<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Full;
-
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            Err(io::Error::from(io::ErrorKind::StorageFull))
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_failure_is_reported_at_the_end_or_at_once() {
-        let mut patient = Patient::new(Full, true);
-        assert!(patient.write_all(&[1; 9]).is_ok() && patient.write_all(&[2]).is_ok());
-        assert_eq!(patient.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(Patient::new(Full, false).write_all(&[1]).is_err());
-    }
-}
+#[path = "../../tests/unit/checkpoint/patient.rs"]
+mod tests;

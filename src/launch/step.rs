@@ -342,19 +342,5 @@ fn run_of(elements: u64, longest: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::run_of;
-    use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS};
-
-    #[test]
-    fn a_run_has_full_tiles_alone_unless_its_one_tile_is_cut_off() {
-        let tile = u64::from(INSTEP_TILE_ELEMENTS);
-        for (elements, run) in
-            [(1, 1), (tile - 1, 1), (tile, 1), (2 * tile - 1, 1), (2 * tile, 2), (3 * tile + 5, 3)]
-        {
-            assert_eq!(run_of(elements, INSTEP_LONGEST_RUN), run, "{elements} elements");
-        }
-        assert_eq!([1, INSTEP_LONGEST_RUN].map(|longest| run_of(1 << 50, longest)), [1, INSTEP_LONGEST_RUN]);
-        assert!(u64::from(INSTEP_LONGEST_RUN) * tile <= 1 << 31);
-    }
-}
+#[path = "../../tests/unit/launch/step.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! Rules for every file: its length, its header, and a lane that runs each ignored test.
 //!
-//! Library code has no unwrap and no unfinished part.
+//! Library code has no unwrap and no unfinished part. `src/` has no test's body: unit tests of what is private stand in
+//! `tests/unit/`, in a file of the same name.
 
 use std::path::Path;
 
@@ -50,6 +51,23 @@ fn nothing_is_unwrapped_or_left_undone_outside_tests() {
             for word in [".unwrap()", ".expect(", "todo!", "unimplemented!", "dbg!"] {
                 assert!(!line.contains(word), "{name}:{}: {word}", at + 1);
             }
+        }
+    }
+}
+
+#[test]
+fn unit_tests_stand_in_a_folder_of_their_own_under_the_name_of_what_they_test() {
+    for path in files("src", &["rs"]) {
+        let (name, text) = (name(&path), read(&path));
+        let module = name.trim_start_matches("src/").trim_end_matches(".rs").trim_end_matches("/mod");
+        for (at, line) in code_lines(&text) {
+            let own = format!("tests/unit/{module}.rs");
+            assert!(!line.contains("#[test]"), "{name}:{}: this test belongs in {own}", at + 1);
+            let Some(place) = line.strip_prefix("#[path = \"").filter(|p| p.contains("tests/unit/")) else {
+                continue;
+            };
+            let is_own = place.trim_start_matches("../").trim_end_matches("\"]") == own;
+            assert!(is_own || place.contains("/samples.rs"), "{name}:{}: tests of {own} in {place}", at + 1);
         }
     }
 }

@@ -1,0 +1,33 @@
+//! Tests of the shares of tiles that a launch's blocks take.
+//!
+//! The shares cover all tiles, and each but the last has the size that was asked for.
+
+use super::{SHARE_BYTES, even_shares, share, short_shares};
+
+#[test]
+fn short_shares_move_no_more_than_they_should_and_leave_no_resident_block_without_one() {
+    let tile_bytes = SHARE_BYTES / 4;
+    for resident in [1, 7, 528] {
+        for tiles in 0..3300u64 {
+            let blocks = short_shares(tiles, resident, tiles * tile_bytes);
+            let taken = share(tiles, blocks);
+            let fits = taken <= 4 && u64::from(blocks) * taken >= tiles;
+            assert!(
+                fits && u64::from(blocks) >= tiles.min(resident.into()),
+                "{tiles} tiles, {resident} resident"
+            );
+        }
+    }
+}
+
+#[test]
+fn blocks_share_the_tiles_in_shares_of_the_least_size() {
+    for most in [1, 2, 7, 8, 528] {
+        for tiles in 0..3300 {
+            let blocks = even_shares(tiles, most);
+            let (case, own) = (format!("{tiles} tiles, at most {most}: {blocks}"), u64::from(blocks));
+            assert!(blocks <= most && own <= tiles, "{case}");
+            assert_eq!(tiles.div_ceil(own.max(1)), tiles.div_ceil(most.into()), "{case}");
+        }
+    }
+}
