@@ -312,7 +312,7 @@ INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_
 
 #endif
 
-/* Steps one run of one segment, as step_run does. Parameters and gradients are bf16, or f32 beside bf16 states. */
+/* Steps one run of one segment, as step_runs does. Parameters and gradients are bf16, or f32 beside bf16 states. */
 template <class Rule, bool STOCHASTIC, class T>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,

@@ -61,9 +61,15 @@ INSTEP_INLINE F alarm_of(F param, F sum, const F* state) {
 }
 
 INSTEP_INLINE bool any_lane(const float* alarms) {
+#if INSTEP_HAS_VECTORS
+    Words any = {};
+    for (uint32_t lane = 0; lane < LANES; lane += WIDTH) any |= special(load_floats(alarms + lane));
+    return any_sign(any);
+#else
     uint32_t any = 0;
     for (uint32_t lane = 0; lane < LANES; ++lane) any |= special(alarms[lane]);
     return any >> 31 != 0;
+#endif
 }
 
 /* `change` gets the change of a rule that is scaled by norms, if the caller wants it. */
@@ -110,8 +116,10 @@ INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, 
         step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, LANES, p + i, g + i, from(state0, i), from(state1, i),
                                                  from(state2, i), from(change, i), alarms);
     }
-    step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
-                                             from(state2, i), from(change, i), alarms);
+    if (i < count) {
+        step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
+                                                 from(state2, i), from(change, i), alarms);
+    }
     return any_lane(alarms);
 }
 
@@ -122,33 +130,52 @@ __attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count)
     return found >> 31 != 0;
 }
 
-/* Steps one run of one segment. The streams never overlap, because they are different memories. The two most common
- * sets of flags have special loops, in which the flags are constants: a select that never changes costs three
- * instructions per vector on SSE2. Special values are rare, so a second loop finds them after an alarm and makes NaNs
- * canonical. `noinline` keeps the register pressure of the dispatch out of the loop, and keeps the loop inside the IEEE
- * environment. */
+/* One run of one segment, in f32. Its streams never overlap, because they are different memories. */
+struct Run {
+    uint32_t count;
+    float* p;
+    const float* g;
+    float* states[INSTEP_MAX_STATES]; /* null: the rule does not keep it */
+    float* change;                    /* of a rule that is scaled by norms, if the caller wants it */
+};
+
+/* Makes the NaNs of a run canonical after an alarm. Returns whether a gradient was infinite or NaN. */
+template <class Rule>
+__attribute__((noinline, cold)) bool check_run(const Run& run) {
+    if (!IsScaled<Rule>::value) make_canonical(run.p, run.count);
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(run.states[k], run.count);
+    return any_special(run.g, run.count);
+}
+
+template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
+INSTEP_INLINE uint32_t step_each(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
+                                 const Run* runs, uint32_t run_count) {
+    uint32_t nonfinite = 0;
+    for (const Run* run = runs; run < runs + run_count; ++run) {
+        const bool seen = step_rounds<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, ahead_bytes, run->count, run->p, run->g,
+                                                                 run->states[0], run->states[1], run->states[2], run->change);
+        if (seen) nonfinite |= check_run<Rule>(*run);
+    }
+    return nonfinite;
+}
+
+/* Steps runs that have the same scalars; short ones take less time together. The two most common sets of flags have
+ * special loops, in which the flags are constants: a select that never changes costs three instructions per vector on
+ * SSE2. Special values are rare, so a second loop finds them after an alarm. `noinline` keeps the register pressure of the
+ * dispatch out of the loop, and keeps the loop inside the IEEE environment. */
 template <class Rule, bool WITH_CHANGE = false>
-__attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,
-                                            uint32_t count, float* p, const float* g, float* state0, float* state1,
-                                            float* state2, float* change = nullptr) {
+__attribute__((noinline)) uint32_t step_runs(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,
+                                             const Run* runs, uint32_t run_count) {
     const typename Rule::Scalars s = scalars;
     const float factor = Rule::factor(s, multiplier);
     const uint32_t flags = Rule::flags(s);
-    bool seen;
     if (flags == Rule::COMMON[0]) {
-        seen = step_rounds<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[0], factor, ahead_bytes, count, p, g, state0, state1,
-                                                            state2, change);
-    } else if (flags == Rule::COMMON[1]) {
-        seen = step_rounds<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[1], factor, ahead_bytes, count, p, g, state0, state1,
-                                                            state2, change);
-    } else {
-        seen = step_rounds<Rule, HIDDEN_EVERYTHING, WITH_CHANGE>(s, flags, factor, ahead_bytes, count, p, g, state0, state1,
-                                                                 state2, change);
+        return step_each<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[0], factor, ahead_bytes, runs, run_count);
     }
-    if (!seen) return 0;
-    float* const stored[] = {p, state0, state1, state2};
-    for (int k = IsScaled<Rule>::value; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
-    return any_special(g, count);
+    if (flags == Rule::COMMON[1]) {
+        return step_each<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[1], factor, ahead_bytes, runs, run_count);
+    }
+    return step_each<Rule, HIDDEN_EVERYTHING, WITH_CHANGE>(s, flags, factor, ahead_bytes, runs, run_count);
 }
 
 }  // namespace

@@ -28,7 +28,20 @@ class Placed {
         return args_;
     }
 
+    /* Returns the run of a tile whose streams are all f32 in place. */
+    Run run(const InstepTile& tile) const { return bases_ ? run_at(bases_[tile.record], tile) : run_at(args_, tile); }
+
   private:
+    template <class Addresses>
+    Run run_at(const Addresses& own, const InstepTile& tile) const {
+        Run run = {tile.count, reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(own.param_base) + tile.param),
+                   static_cast<const float*>(own.grads) + tile.grad_offset, {}, nullptr};
+        for (uint32_t k = 0; k < args_.state_count; ++k) {
+            run.states[k] = static_cast<float*>(own.states[k]) + tile.state_offset;
+        }
+        return run;
+    }
+
     InstepStepArgs args_;
     const InstepBases* bases_;
 };
@@ -170,13 +183,12 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
         return nonfinite;
     }
 #endif
-    float* states[INSTEP_MAX_STATES] = {};
+    Run run = {part.count, params, grads, {}, nullptr};
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
-        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+        run.states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
-    const uint32_t nonfinite =
-        step_run<Rule>(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2]);
-    for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
+    const uint32_t nonfinite = step_runs<Rule>(scalars, multiplier, part.ahead_bytes, &run, 1);
+    for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, run.states[k]);
     part.finish(params, is_first);
     return nonfinite;
 }

@@ -63,15 +63,15 @@ uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, f
     float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES][CHUNK], change[CHUNK];
     const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
     float* params = part.open_params(param_buffer);
-    float* states[INSTEP_MAX_STATES] = {};
+    Run run = {part.count, params, grads, {}, change};
+    float* (&states)[INSTEP_MAX_STATES] = run.states;
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
     /* States in f32 are stored as they are, so the same loop has the change. */
     const bool is_exact = args.moments == INSTEP_MOMENTS_F32;
-    const auto step = is_exact ? step_run<Rule, true> : step_run<Rule, false>;
-    const uint32_t nonfinite =
-        step(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2], change);
+    const auto step = is_exact ? step_runs<Rule, true> : step_runs<Rule, false>;
+    const uint32_t nonfinite = step(scalars, multiplier, part.ahead_bytes, &run, 1);
     if (!is_exact) {
         for (uint32_t k = 0; k < Rule::STATES; ++k) {
             part.close_state(k, Rule::SIGNED >> k & 1, states[k]);

@@ -57,6 +57,35 @@ bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, uint32_t
            tile.count % INSTEP_QUANTUM == 0;
 }
 
+/* Tiles that one call of a loop steps at most. */
+constexpr uint64_t MOST_TOGETHER = 32;
+
+/* Whether all streams of a launch are f32 in place, a tile's step is all that it does, and its multiplier is known. */
+bool is_plain(const InstepStepArgs& args) {
+    return args.param_dtype == INSTEP_DTYPE_F32 && args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
+           !args.copy && !args.ema && args.gradients == INSTEP_GRADIENTS_KEEP && args.part == INSTEP_PART_WHOLE && knows_multiplier(args);
+}
+
+bool have_equal_scalars(const InstepRecord& a, const InstepRecord& b) {
+    uint64_t differs = 0;
+    for (uint64_t k = 0; k < sizeof a.scalars.words / sizeof a.scalars.words[0]; ++k) {
+        differs |= a.scalars.words[k] ^ b.scalars.words[k];
+    }
+    return differs == 0;
+}
+
+/* Returns how many tiles from the first one on are of its bucket, and are stepped with its scalars. */
+uint64_t count_alike(const InstepStepArgs& args, const InstepTile* tiles, uint64_t left) {
+    const InstepRecord& record = args.records[tiles->record];
+    const uint64_t most = left < MOST_TOGETHER ? left : MOST_TOGETHER;
+    uint64_t count = 1;
+    for (; count < most && tiles[count].bucket == tiles->bucket; ++count) {
+        const InstepRecord& other = args.records[tiles[count].record];
+        if (record_action(args, other) != INSTEP_ACTION_STEP || !have_equal_scalars(record, other)) break;
+    }
+    return count;
+}
+
 template <class Rule>
 uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     const typename Rule::Scalars scalars = scalars_of<Rule>(record);
@@ -108,20 +137,37 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     return nonfinite;
 }
 
-/* Picks the instantiation for the number of states of this run. */
-template <template <int> class Rule, int MIN, int MAX>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
-    if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, record, ahead_bytes);
+/* Steps tiles of one bucket that have the same scalars: one tile, or several of a plain launch. */
+template <class Rule>
+uint32_t step_alike(Placed& placed, const InstepStepArgs& args, const InstepTile* tiles, uint64_t count, bool plain,
+                    uint64_t ahead_bytes) {
+    const InstepRecord& record = args.records[tiles->record];
+    if constexpr (!IsScaled<Rule>::value) {
+        if (plain) {
+            Run runs[MOST_TOGETHER];
+            for (uint64_t k = 0; k < count; ++k) runs[k] = placed.run(tiles[k]);
+            const float multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
+            return step_runs<Rule>(scalars_of<Rule>(record), multiplier, ahead_bytes, runs, static_cast<uint32_t>(count));
+        }
     }
-    return step_tile<Rule<MAX>>(args, tile, record, ahead_bytes);
+    return step_tile<Rule>(placed.at(*tiles), *tiles, record, ahead_bytes);
 }
 
-uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
+/* Picks the instantiation for the number of states of this run. */
+template <template <int> class Rule, int MIN, int MAX, class... Rest>
+uint32_t step_with_states(Placed& placed, const InstepStepArgs& args, Rest... rest) {
+    if constexpr (MIN < MAX) {
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(placed, args, rest...);
+    }
+    return step_alike<Rule<MAX>>(placed, args, rest...);
+}
+
+uint32_t step_of_rule(Placed& placed, const InstepStepArgs& args, const InstepTile* tiles, uint64_t count, bool plain,
+                      uint64_t ahead_bytes) {
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, record, ahead_bytes);
+        return step_with_states<Rule, min_states, max_states>(placed, args, tiles, count, plain, ahead_bytes);
 #include "optimizers.def"
 #undef OPTIMIZER
     }
@@ -132,17 +178,24 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const Inst
                                           uint64_t ahead_bytes) {
     Placed placed(*args, bases);
     const bool is_last = args->part != INSTEP_PART_MEASURE, rests = steps_nothing(*args);
-    for (uint64_t t = first; t < last; ++t) {
+    for (uint64_t t = first, count = 1; t < last; t += count) {
         const InstepTile& tile = args->tiles[t];
-        const InstepStepArgs& own = placed.at(tile);
-        InstepRecord& record = args->records[tile.record];
+        const InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
-        if (action == INSTEP_ACTION_STEP && !rests) {
-            if (step_record(own, tile, record, ahead_bytes)) {
+        const bool steps = action == INSTEP_ACTION_STEP && !rests;
+        /* All stepped tiles of a launch have the same streams. */
+        const bool plain = steps && is_plain(placed.at(tile));
+        count = plain ? count_alike(*args, &tile, last - t) : 1;
+        if (steps) {
+            if (step_of_rule(placed, *args, &tile, count, plain, ahead_bytes)) {
                 atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket + tile.bucket);
             }
-            if (tile.first && is_last) record.stepped = 1;
+            for (uint64_t k = t; k < t + count; ++k) {
+                if (args->tiles[k].first && is_last) args->records[args->tiles[k].record].stepped = 1;
+            }
         }
+        if (plain) continue;
+        const InstepStepArgs& own = placed.at(tile);
         /* If a step has two launches, the one that reads the sums writes the means of stepped gradients. */
         const bool averages = args->gradients == INSTEP_GRADIENTS_AVERAGE && args->part != INSTEP_PART_APPLY;
         if (action == INSTEP_ACTION_STEP ? averages : action == INSTEP_ACTION_AVERAGE && is_last) {

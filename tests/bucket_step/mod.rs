@@ -12,6 +12,7 @@ mod hypers;
 mod marks;
 mod memory;
 mod missing;
+mod neighbours;
 mod norms;
 #[cfg(not(kernels_only))]
 mod one_launch;

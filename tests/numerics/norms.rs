@@ -33,7 +33,7 @@ fn assert_norm(values: &[f32], expected: f64) {
 }
 
 fn power(exponent: i32) -> f32 {
-    2f32.powi(exponent)
+    2f64.powi(exponent) as f32
 }
 
 #[test]
