@@ -266,6 +266,8 @@ FAULTS = [
      "worst == INSTEP_F32_INFINITY_BITS", DIFFERS),
     ("a short run with its neighbour's scalars", "cpu, neighbours", "cpu/step.h", " || !have_equal_scalars(record, other)) break", ") break",
      "differs from alone"),
+    ("a short run that is left as it is, stepped with its neighbours", "cpu, neighbours", "cpu/step.h",
+     "record_action(args, other) != INSTEP_ACTION_STEP || ", "", "differs from alone"),
     ("special values found and forgotten", "cpu", "cpu/loops.h", "if (seen) nonfinite |=", "if (seen && !run) nonfinite |=",
      "a NaN with a payload is stored"),
     ("a lane that nobody looks at", "cpu", "cpu/loops.h", "uint32_t lane = 0; lane < LANES; lane += WIDTH", "uint32_t lane = WIDTH; lane < LANES; lane += WIDTH",

@@ -25,8 +25,8 @@ struct Coder {
     Begun begun[Rule::STATES];
     Words closest[Rule::STATES];
 
-    /* Copies member by member: a copy of the whole would read 16 bytes at once of what was just written by fours and eights,
-     * and processors wait for that. */
+    /* Copies addresses and scales one by one: a copy of the whole would read 16 bytes at once of what was just written by fours
+     * and eights, and processors wait for that. */
     INSTEP_INLINE explicit Coder(const Stepped& block) : begun(), closest() {
         each_state<Rule>([&](auto k) __attribute__((always_inline)) {
             const Coding& c = block.states[k];

@@ -141,16 +141,20 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
 template <class Rule>
 uint32_t step_alike(Placed& placed, const InstepStepArgs& args, const InstepTile* tiles, uint64_t count, bool plain,
                     uint64_t ahead_bytes) {
-    const InstepRecord& record = args.records[tiles->record];
     if constexpr (!IsScaled<Rule>::value) {
         if (plain) {
+            const InstepRecord& record = args.records[tiles->record];
             Run runs[MOST_TOGETHER];
             for (uint64_t k = 0; k < count; ++k) runs[k] = placed.run(tiles[k]);
             const float multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
             return step_runs<Rule>(scalars_of<Rule>(record), multiplier, ahead_bytes, runs, static_cast<uint32_t>(count));
         }
     }
-    return step_tile<Rule>(placed.at(*tiles), *tiles, record, ahead_bytes);
+    uint32_t nonfinite = 0;
+    for (const InstepTile* tile = tiles; tile < tiles + count; ++tile) {
+        nonfinite |= step_tile<Rule>(placed.at(*tile), *tile, args.records[tile->record], ahead_bytes);
+    }
+    return nonfinite;
 }
 
 /* Picks the instantiation for the number of states of this run. */

@@ -1,6 +1,6 @@
 //! Tests of the checker of orders, on schedules of a few ops.
 //!
-//! Two accesses race exactly if they overlap, one of them writes, and no chain of records and waits orders them.
+//! Two accesses race if they overlap and one of them writes, unless a record and a wait, or an awaited sum, orders them.
 
 use super::*;
 use crate::layout::{BucketCaps, Layout, Storage, Tails};

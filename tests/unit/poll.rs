@@ -1,6 +1,6 @@
 //! Tests of a wait that asks again and again, on a clock that the tests turn.
 //!
-//! A short wait never sleeps, and a long one never occupies a core.
+//! A short wait never sleeps, and a long one sleeps between its polls.
 
 use std::cell::Cell;
 

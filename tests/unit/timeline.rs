@@ -1,6 +1,6 @@
 //! A test of exposed time: the overlap of work and waiting.
 //!
-//! Time that several streams share is counted once.
+//! Of work, only the time in which the trainer waits is exposed.
 
 use super::*;
 

@@ -57,6 +57,7 @@ fn nothing_is_unwrapped_or_left_undone_outside_tests() {
 
 #[test]
 fn unit_tests_stand_in_a_folder_of_their_own_under_the_name_of_what_they_test() {
+    let mut known = 0;
     for path in files("src", &["rs"]) {
         let (name, text) = (name(&path), read(&path));
         let module = name.trim_start_matches("src/").trim_end_matches(".rs").trim_end_matches("/mod");
@@ -68,8 +69,14 @@ fn unit_tests_stand_in_a_folder_of_their_own_under_the_name_of_what_they_test() 
             };
             let is_own = place.trim_start_matches("../").trim_end_matches("\"]") == own;
             assert!(is_own || place.contains("/samples.rs"), "{name}:{}: tests of {own} in {place}", at + 1);
+            known += 1;
         }
     }
+    assert_eq!(
+        known,
+        files("tests/unit", &["rs"]).len(),
+        "a file of tests/unit that no module of src names is not run"
+    );
 }
 
 #[test]

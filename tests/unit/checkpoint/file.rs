@@ -1,6 +1,6 @@
 //! Tests of how a checkpoint's file is written, on a disk that records its calls and fails at any of them.
 //!
-//! At every moment the folder holds a whole old file or a whole new one.
+//! Data reach the disk before the name, and the name before the call returns.
 
 use std::cell::RefCell;
 use std::fs;

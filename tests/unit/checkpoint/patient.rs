@@ -1,4 +1,4 @@
-//! Tests of the reader that goes on after a failure.
+//! A test of the writer that goes on after a failure.
 //!
 //! No failure is lost: it is reported at once or at the end.
 

@@ -1,6 +1,6 @@
 //! Tests of the key by which ranks compare their calls.
 //!
-//! Each field of a call has bytes of its own, so that a mismatch names all fields that differ and no other.
+//! Each field of a call has bytes of its own, so that a mismatch names the fields that differ.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! Tests of the list of kernels in a build and of the reader of their machine code.
+//! Tests of the list of kernels in a build, and of the reader of the file that holds them.
 //!
-//! No damage to the embedded file panics.
+//! No file that is cut off or changed in a byte panics.
 
 use super::*;
 

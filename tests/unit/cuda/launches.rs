@@ -1,6 +1,6 @@
 //! Tests of the shares of tiles that a launch's blocks take.
 //!
-//! The shares cover all tiles, and each but the last has the size that was asked for.
+//! All tiles have a block, and no block has more than its share.
 
 use super::{SHARE_BYTES, even_shares, share, short_shares};
 

@@ -1,6 +1,6 @@
 //! Tests of the trial that decides whether a bucket's step prefetches.
 //!
-//! Only times of whole launches take part in the trial.
+//! The first launch and skipped ones take no part in the comparison of times.
 
 use super::*;
 

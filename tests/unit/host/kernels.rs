@@ -1,6 +1,6 @@
 //! Tests of the builds of the host's kernels, one for each instruction set.
 //!
-//! Each build passes its own self-test, whatever the thread's floating-point environment is.
+//! Each build passes its own self-test, and its entries do not depend on the thread's floating-point environment.
 
 use super::*;
 

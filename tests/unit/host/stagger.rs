@@ -1,6 +1,6 @@
 //! Tests of the addresses of arrays that one step reads together.
 //!
-//! No two arrays of a step share the low bits by which caches and predictors find them.
+//! Up to eight arrays of a step share no low bits by which caches and predictors find them.
 
 use super::*;
 

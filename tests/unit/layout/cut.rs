@@ -1,6 +1,6 @@
 //! Tests of how parameters are cut into buckets.
 //!
-//! Buckets fill in the order in which gradients become ready.
+//! Buckets fill from the last parameter, or in the order that is given.
 
 use super::*;
 use crate::layout::{Gradients, SegmentAction, Storage};

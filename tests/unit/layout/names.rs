@@ -1,6 +1,6 @@
 //! A test of the index of parameters by name.
 //!
-//! The number of comparisons does not grow with the number of parameters.
+//! The number of comparisons of a search does not grow with the number of parameters.
 
 use std::cell::Cell;
 

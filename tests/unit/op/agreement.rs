@@ -1,6 +1,6 @@
 //! Tests of the numbers by which ranks compare what they were built with.
 //!
-//! A difference is named by its part, with the values of both ranks.
+//! A difference is named by its part, with the values of the ranks that are known.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of a team: threads of the pool that one caller keeps for many launches.
+//! Tests of a team: a framework's threads, on which launches may run.
 //!
 //! Every chunk runs once, however many calls a team makes at the same time.
 

@@ -1,6 +1,6 @@
 //! Tests of the blocks of a timeline: their names, passes and windows.
 //!
-//! Each block belongs to one pass.
+//! A block belongs to at most one pass.
 
 use super::*;
 

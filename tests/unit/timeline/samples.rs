@@ -1,6 +1,6 @@
 //! The ops and waits of passes over two buckets, for the tests of timelines.
 //!
-//! The times are chosen so that each block has a length of its own.
+//! Between two whole passes, one was abandoned and has no work but its Begin.
 
 use super::*;
 use crate::op::{CollectiveKind, Memory, Span};

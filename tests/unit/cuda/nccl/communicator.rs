@@ -1,4 +1,4 @@
-//! Tests of what a communicator warns of when it opens.
+//! A test of what a communicator warns of when it opens.
 //!
 //! The warnings depend on the release and the environment alone.
 

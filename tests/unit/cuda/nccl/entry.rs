@@ -1,6 +1,6 @@
 //! Tests of the records by which ranks say how they enter a group.
 //!
-//! Ranks that differ all learn who said what, and none is left waiting.
+//! What ranks say is read alike on all of them, and names who said what.
 
 use super::*;
 

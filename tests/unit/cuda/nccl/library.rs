@@ -1,4 +1,4 @@
-//! Tests of how NCCL's library is found.
+//! Tests of how NCCL's library is found, in builds with and without CUDA.
 //!
 //! An error names each place where the library was looked for.
 

@@ -1,6 +1,6 @@
 //! Tests of the options of a group, and of those that torchrun's variables give.
 //!
-//! A variable that is missing or out of range is refused by its name.
+//! A variable that is needed and missing, or out of range, is refused by its name.
 
 use super::*;
 
