@@ -28,7 +28,7 @@ class Placed {
         return args_;
     }
 
-    /* Returns the run of a tile whose streams are all f32 in place. */
+    /* Returns the run of a tile. All its streams are f32 in place. */
     Run run(const InstepTile& tile) const { return bases_ ? run_at(bases_[tile.record], tile) : run_at(args_, tile); }
 
   private:

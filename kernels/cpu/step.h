@@ -184,11 +184,12 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const Inst
     const bool is_last = args->part != INSTEP_PART_MEASURE, rests = steps_nothing(*args);
     for (uint64_t t = first, count = 1; t < last; t += count) {
         const InstepTile& tile = args->tiles[t];
+        const InstepStepArgs& own = placed.at(tile);
         const InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
         const bool steps = action == INSTEP_ACTION_STEP && !rests;
         /* All stepped tiles of a launch have the same streams. */
-        const bool plain = steps && is_plain(placed.at(tile));
+        const bool plain = steps && is_plain(own);
         count = plain ? count_alike(*args, &tile, last - t) : 1;
         if (steps) {
             if (step_of_rule(placed, *args, &tile, count, plain, ahead_bytes)) {
@@ -199,7 +200,6 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const Inst
             }
         }
         if (plain) continue;
-        const InstepStepArgs& own = placed.at(tile);
         /* If a step has two launches, the one that reads the sums writes the means of stepped gradients. */
         const bool averages = args->gradients == INSTEP_GRADIENTS_AVERAGE && args->part != INSTEP_PART_APPLY;
         if (action == INSTEP_ACTION_STEP ? averages : action == INSTEP_ACTION_AVERAGE && is_last) {

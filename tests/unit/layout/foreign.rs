@@ -1,6 +1,6 @@
-//! Tests of a layout whose gradients lie where the caller says.
+//! Tests of a layout with gradients where the caller says.
 //!
-//! States lie where the plan puts them, whatever the caller's addresses are.
+//! The plan alone says where states lie.
 
 use super::*;
 use crate::layout::Storage;

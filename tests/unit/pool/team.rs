@@ -7,7 +7,7 @@ use std::thread;
 use super::super::{Pool, tests::launch};
 use super::*;
 
-/// A team that makes this many calls at the same time, whatever number is asked for.
+/// A team that makes this many calls at the same time, for any number that is asked for.
 struct Calls(usize);
 
 impl Team for Calls {

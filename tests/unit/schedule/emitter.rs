@@ -1,6 +1,6 @@
 //! Tests of the waits that a schedule emits.
 //!
-//! A wait whose order already holds is never emitted.
+//! A wait is never emitted if its order already holds.
 
 use super::*;
 

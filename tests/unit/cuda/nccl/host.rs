@@ -1,4 +1,4 @@
-//! Tests of a group of ranks whose host collective carries NCCL's id.
+//! Tests of a group of ranks in which a collective on the host carries NCCL's id.
 //!
 //! A rank that ends or leaves the group is named to all others.
 
