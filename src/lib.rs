@@ -121,7 +121,7 @@
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
 //! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed only at run time. The driver must support
 //! CUDA 12.0 or newer, and at least the nvcc's major release. The driver is `libcuda.so`, or the file that
-//! `INSTEP_CUDA` names; `INSTEP_NCCL` names NCCL's library. No GPU has run this crate yet.
+//! `INSTEP_CUDA` names; `INSTEP_NCCL` names NCCL's library.
 //!
 //! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
 //! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, the build of cudarc stops. Set

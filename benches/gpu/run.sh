@@ -41,7 +41,7 @@ part3 step 120
 part3 blocks 50
 part3 ncu 50
 part3 torch_all 80
-part3 nccl 80
+part3 nccl 95
 part3 racecheck 60
 part3 initcheck 45
 part4 python_buckets 90
@@ -108,6 +108,7 @@ run_ncu() {
 }
 run_torch_all() { torch; }
 run_nccl() {
+    export NCCL_DEBUG=WARN NCCL_DEBUG_FILE=$RESULTS/nccl.%p
     tests cuda::gpu::nccl:: cuda::gpu::shards:: --skip rank_of_several --skip three_ranks --skip four_ranks --skip of_another_group
 }
 run_nccl_groups() { tests shards::three_ranks shards::four_ranks shards::a_rank_that_dies_ends_the_calls_of_another_group; }
@@ -136,8 +137,9 @@ tests() {
         echo "$count tests: $*"
         return
     fi
-    # One after the other: the last line of a run that hangs or breaks the device names the test.
-    ${UNDER:-} ./tests --include-ignored --test-threads 1 --show-output "$@"
+    # One after the other: the last line of a run that hangs or breaks the device names the test. A failure prints at once,
+    # because a stage may be cut off before the end.
+    ${UNDER:-} ./tests --include-ignored --test-threads 1 --nocapture "$@"
 }
 
 # PROGRAM: where it is, or a failure that says that it is absent.

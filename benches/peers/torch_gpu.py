@@ -25,9 +25,6 @@ except ImportError as error:
     print(f"torch_gpu.py: {error}; benches/peers/setup.sh makes the environment", file=sys.stderr)
     raise SystemExit(2) from None
 
-# TorchScript's, at every functional optimizer; PyTorch's import sets filters of its own.
-warnings.simplefilter("ignore", DeprecationWarning)
-
 # Names, and their numbers in the C entry.
 OPTIMIZERS = {"adamw": 0, "adam": 1, "sgd": 2, "momentum": 3}
 # Values repeat after so many elements; the CPU's entry takes multiples of 256.
@@ -56,10 +53,11 @@ class Functional:
         from torch.distributed.optim.functional_sgd import _FunctionalSGD
 
         self.params = params
-        if optimizer in ("adam", "adamw"):
-            made = (_FunctionalAdam if optimizer == "adam" else _FunctionalAdamW)(params, fused=fused)
-        else:
-            made = _FunctionalSGD(params, lr=1e-3, momentum=0.9 if optimizer == "momentum" else 0.0, fused=fused)
+        with warnings.catch_warnings(record=True):  # TorchScript's, at every functional optimizer, which no filter stops
+            if optimizer in ("adam", "adamw"):
+                made = (_FunctionalAdam if optimizer == "adam" else _FunctionalAdamW)(params, fused=fused)
+            else:
+                made = _FunctionalSGD(params, lr=1e-3, momentum=0.9 if optimizer == "momentum" else 0.0, fused=fused)
         self.optimizer = made
 
     def step(self):

@@ -23,9 +23,9 @@ use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream, step_bytes};
 use crate::optim::{Clip, Optimizer};
 
-/// Thread blocks per multiprocessor of the copy by a kernel: as many as an SM holds with 256 threads each.
-const COPY_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 const COPY_THREADS: u32 = 256;
+/// Elements of 16 bytes that a block of the copy by a kernel copies.
+const COPY_BLOCK_ELEMENTS: u64 = 512;
 
 #[repr(C)]
 struct CopyArgs {
@@ -212,7 +212,7 @@ impl GpuLauncher {
     pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
         let [from, to] = self.copied_part(bytes, bucket);
         let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
-        let blocks = COPY_BLOCKS_PER_MULTIPROCESSOR * self.driver.gpu().multiprocessors;
+        let blocks = args.count.div_ceil(COPY_BLOCK_ELEMENTS) as u32;
         let shape = Shape { blocks, threads: COPY_THREADS };
         let Some((_, kernel)) = self.sm_copy else { panic!("load_sm_copy comes first") };
         let at: *const c_void = ptr::from_ref(&args).cast();

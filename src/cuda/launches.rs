@@ -21,9 +21,10 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// Bytes that a block's share of a step moves: four tiles of AdamW in f32, or eight tiles in bf16 throughout. This
-/// number is a prediction and was not measured on a GPU yet (kernels/PERFORMANCE.md).
-const SHARE_BYTES: u64 = 224 << 10;
+/// Bytes that a block's share of a step moves: one tile of AdamW in f32, or two tiles in bf16 throughout. Blocks start
+/// in the order of their tiles, so the smaller their shares, the less memory is in use at a time. On an H200 a tile for
+/// each block was the fastest share of AdamW in f32 (kernels/PERFORMANCE.md). Other formats were not compared.
+const SHARE_BYTES: u64 = 56 << 10;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
 pub(super) struct BucketLaunch {

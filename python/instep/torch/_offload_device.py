@@ -1,7 +1,7 @@
 """The interface of the device for which the host steps: copies on two queues, events, and page-locked memory.
 
 `_offload_engine.py` uses a device only through this interface. A copy reads its source after the given events, and its own
-event comes after its last byte. `Cuda` has not run on a GPU yet.
+event comes after its last byte.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CudaEvent:
 
 
 class Cuda:
-    """A CUDA device by PyTorch's streams and events. It has not run on a GPU yet."""
+    """A CUDA device by PyTorch's streams and events."""
 
     def __init__(self, device: torch.device, numa: bool = True) -> None:
         self.device, self.numa = device, numa
