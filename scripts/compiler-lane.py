@@ -207,7 +207,6 @@ class Lane:
                     if base in ("LDG", "STG"):
                         width = "128" if "128" in parts else "64" if "64" in parts else "32"
                         counts[name, code][base, width] += 1
-                        counts[name, code][base, width, "evict first"] += "EF" in parts
                     self.check(base not in ("LDL", "STL"), f"sm_{code} {name}: {opcode} is local memory")
         for (name, code), count in counts.items():
             # Gradients: whole, or two words around a shift unless averaged, in the norm for both fours of a lane.
@@ -218,9 +217,6 @@ class Lane:
                 loads, stores, halves = streams + 4, streams + 3, 4
                 # Parameter, master and states once more, to be measured.
                 loads += streams - 1 if name in self.scaled else 0
-                briefly = [count[base, "128", "evict first"] for base in ("LDG", "STG")]
-                self.check(min(briefly) >= streams and count["LDG", "128"] - briefly[0] >= 4,
-                           f"sm_{code} {name}: all streams but gradients leave the cache first; found {briefly} such accesses")
             elif name == "instep_norm":
                 loads, stores, halves = 4, 0, 0
             elif name == "instep_add":
@@ -252,10 +248,9 @@ class Lane:
             print(f"SKIPPED: {path.name} is of nvcc {other}, latencies are not compared", file=sys.stderr)
 
     def judge_record(self, registers, counts, path, bless):
-        columns = ["nvcc", "kernel", "architecture", "registers", "instructions", "loads_16_bytes", "stores_16_bytes",
-                   "loads_evict_first", "stores_evict_first"]
+        columns = ["nvcc", "kernel", "architecture", "registers", "instructions", "loads_16_bytes", "stores_16_bytes"]
         rows = [[self.release, name, f"sm_{code}", registers.get((name, code)), count["all"],
-                 *(count[(base, "128", *more)] for more in ((), ("evict first",)) for base in ("LDG", "STG"))]
+                 *(count[base, "128"] for base in ("LDG", "STG"))]
                 for (name, code), count in sorted(counts.items())]
         if bless:
             path.parent.mkdir(exist_ok=True)

@@ -22,6 +22,7 @@ WARPS = BLOCKS * THREADS // 32
 BUCKET_BYTES = 25 * 2**20
 LAUNCHES = HERE / "src/cuda/launches.rs"
 MANY_TILES = 1 << 17
+TURNS = 2  # LEAST_TURNS in LAUNCHES
 NCCL_CTAS = (16, 24, 32)  # of 640 threads with 96 registers each, which leave no room for a block on their multiprocessor
 
 
@@ -108,16 +109,18 @@ def predict(gpu, row, size, run_elements, only_reads, given=USUAL):
     return Prediction(copy / norm_of(cycles.values(), given.exponent), max(cycles, key=cycles.get))
 
 
-def share_bytes():
-    """Bytes that a block's share of a step moves."""
-    found = re.search(r"const SHARE_BYTES: u64 = (\d+) << (\d+);", LAUNCHES.read_text())
-    return int(found[1]) << int(found[2])
+def short_share(tile_bytes):
+    """Number of tiles of a short share, if there are enough tiles."""
+    text = LAUNCHES.read_text()
+    large, share = (int(re.search(rf"const {name}: u64 = (\d+) << 10;", text)[1]) << 10
+                    for name in ("LARGE_TILE_BYTES", "SHARE_BYTES"))
+    return 1 if tile_bytes >= large else math.ceil(share / tile_bytes)
 
 
 def share_of(tiles, tile_bytes, gpu, is_step=True):
     """Number of tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES compute it."""
     resident = BLOCKS * gpu.multiprocessors
-    short = max(1, min(tiles // resident, math.ceil(share_bytes() / tile_bytes)))
+    short = max(1, min(tiles // (TURNS * resident), short_share(tile_bytes)))
     blocks = math.ceil(tiles / (short if is_step else math.ceil(tiles / resident)))
     return math.ceil(tiles / blocks), blocks
 

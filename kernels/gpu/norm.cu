@@ -16,7 +16,7 @@ template <class T>
 INSTEP_DEVICE void load_inside(const Run& gradients, const T* run, uint32_t at, Words<4>& first, Words<4>& second) {
     const uint32_t shift = misalignment<4>(run);
     const T* const aligned = run + (at - shift);
-    constexpr auto words = words_at<Kept::AS_USUAL, 4, T>;
+    constexpr auto words = words_at<4, T>;
     ShiftedWords<4> a = {words(aligned), words(aligned + 4), shift};
     ShiftedWords<4> b = {words(aligned + LEAF_HALF), words(aligned + LEAF_HALF + 4), shift};
     hold_back(a.low);
@@ -57,7 +57,7 @@ INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint
         Words<N> words[LOADS];
 #pragma unroll
         for (uint32_t i = 0; i < LOADS; ++i) {
-            words[i] = words_at<Kept::AS_USUAL, N>(first + start + OF_PAIR * (i / 2) + LEAF_HALF * (i % 2));
+            words[i] = words_at<N>(first + start + OF_PAIR * (i / 2) + LEAF_HALF * (i % 2));
         }
 #pragma unroll
         for (uint32_t i = 0; i < LOADS; ++i) hold_back(words[i]);

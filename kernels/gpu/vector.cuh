@@ -4,10 +4,9 @@
  * Loads return the stored words, so that a round can issue all its loads before it waits for the first. A conversion
  * next to its load would wait at once. A lane has four elements, or eight (16 bytes) if every stream has 16-bit
  * elements. Elements that are misaligned or cut off by the end of their run are accessed one by one. Gradients are the
- * exception: a foreign bucket may start at any element, so the whole aligned words around them are read and shifted.
- * All streams but the gradients pass through the L2 cache once. They are marked to be evicted first, so that the
- * gradients of the next bucket stay. No access touches a byte outside the run [run, run + count), because another
- * thread may write the neighbouring elements at that time. This holds even for an aligned word that cannot fault. */
+ * exception: a foreign bucket may start at any element, so the whole aligned words around them are read and shifted. No
+ * access touches a byte outside the run [run, run + count), because another thread may write the neighbouring elements
+ * at that time. This holds even for an aligned word that cannot fault. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -83,27 +82,18 @@ struct Extent {
     }
 };
 
-/* How long the cache should keep the accessed data. */
-enum class Kept { AS_USUAL, BRIEFLY };
-
-template <Kept KEPT, class Word>
-INSTEP_DEVICE Word word_at(const Word* word) {
-    if constexpr (KEPT == Kept::BRIEFLY) return __ldcs(word);
-    return *word;
-}
-
-template <Kept KEPT, uint32_t N, class T>
+template <uint32_t N, class T>
 INSTEP_DEVICE Words<N> words_at(const T* first) {
     Words<N> words = {};
     if constexpr (ACCESS_BYTES<N, T> == 4) {
-        words.word[0] = word_at<KEPT>(reinterpret_cast<const uint32_t*>(first));
+        words.word[0] = *reinterpret_cast<const uint32_t*>(first);
     } else if constexpr (ACCESS_BYTES<N, T> == 8) {
-        const uint2 two = word_at<KEPT>(reinterpret_cast<const uint2*>(first));
+        const uint2 two = *reinterpret_cast<const uint2*>(first);
         words.word[0] = two.x, words.word[1] = two.y;
     } else {
 #pragma unroll
         for (uint32_t i = 0; i < N * sizeof(T) / WIDEST; ++i) {
-            const uint4 four = word_at<KEPT>(reinterpret_cast<const uint4*>(first) + i);
+            const uint4 four = *(reinterpret_cast<const uint4*>(first) + i);
             uint32_t* const word = words.word + 4 * i;
             word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
         }
@@ -125,9 +115,7 @@ INSTEP_DEVICE void hold_back(Words<N>& words) {
 
 /* Wide stores are written explicitly for a GPU. Its compiler otherwise merges them with nearby stores of single
  * elements, and then splits them. */
-template <Kept KEPT>
 INSTEP_DEVICE void put_word(uint4* to, uint4 word) {
-    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(to, word);
 #if defined(__CUDA_ARCH__)
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x), "r"(word.y),
                  "r"(word.z), "r"(word.w)
@@ -137,9 +125,7 @@ INSTEP_DEVICE void put_word(uint4* to, uint4 word) {
 #endif
 }
 
-template <Kept KEPT>
 INSTEP_DEVICE void put_word(uint2* to, uint2 word) {
-    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(to, word);
 #if defined(__CUDA_ARCH__)
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(word.x), "r"(word.y)
                  : "memory");
@@ -148,23 +134,17 @@ INSTEP_DEVICE void put_word(uint2* to, uint2 word) {
 #endif
 }
 
-template <Kept KEPT>
-INSTEP_DEVICE void put_word(uint32_t* to, uint32_t word) {
-    if constexpr (KEPT == Kept::BRIEFLY) return __stcs(to, word);
-    *to = word;
-}
-
-template <Kept KEPT, uint32_t N, class T>
+template <uint32_t N, class T>
 INSTEP_DEVICE void put_words(T* first, const Words<N>& words) {
     if constexpr (ACCESS_BYTES<N, T> == 4) {
-        put_word<KEPT>(reinterpret_cast<uint32_t*>(first), words.word[0]);
+        *reinterpret_cast<uint32_t*>(first) = words.word[0];
     } else if constexpr (ACCESS_BYTES<N, T> == 8) {
-        put_word<KEPT>(reinterpret_cast<uint2*>(first), make_uint2(words.word[0], words.word[1]));
+        put_word(reinterpret_cast<uint2*>(first), make_uint2(words.word[0], words.word[1]));
     } else {
 #pragma unroll
         for (uint32_t i = 0; i < N * sizeof(T) / WIDEST; ++i) {
             const uint32_t* const word = words.word + 4 * i;
-            put_word<KEPT>(reinterpret_cast<uint4*>(first) + i, make_uint4(word[0], word[1], word[2], word[3]));
+            put_word(reinterpret_cast<uint4*>(first) + i, make_uint4(word[0], word[1], word[2], word[3]));
         }
     }
 }
@@ -178,9 +158,9 @@ INSTEP_DEVICE void put_bits(uint16_t* element, uint32_t bits) { *element = stati
 INSTEP_DEVICE void put_bits(uint8_t* element, uint32_t bits) { *element = static_cast<uint8_t>(bits); }
 
 /* Loads elements at..at+N of a run, with zeros past its end. */
-template <uint32_t N, Kept KEPT = Kept::BRIEFLY, class T>
+template <uint32_t N, class T>
 INSTEP_DEVICE Words<N> load(const T* run, uint32_t at, Extent extent) {
-    if (extent.has_whole<N>(run + at, ACCESS_BYTES<N, T>, at)) return words_at<KEPT, N>(run + at);
+    if (extent.has_whole<N>(run + at, ACCESS_BYTES<N, T>, at)) return words_at<N>(run + at);
     Words<N> words = {};
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) {
@@ -190,9 +170,9 @@ INSTEP_DEVICE Words<N> load(const T* run, uint32_t at, Extent extent) {
     return words;
 }
 
-template <Kept KEPT = Kept::BRIEFLY, uint32_t N, class T>
+template <uint32_t N, class T>
 INSTEP_DEVICE void store(T* run, uint32_t at, Extent extent, const Words<N>& words) {
-    if (extent.has_whole<N>(run + at, ACCESS_BYTES<N, T>, at)) return put_words<KEPT>(run + at, words);
+    if (extent.has_whole<N>(run + at, ACCESS_BYTES<N, T>, at)) return put_words(run + at, words);
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) {
         if (at + i < extent.count) put_bits(&run[at + i], words.word[i * sizeof(T) / 4] >> 8 * (i * sizeof(T) % 4));
@@ -249,9 +229,9 @@ struct ShiftedWords {
 template <uint32_t N, class T>
 INSTEP_DEVICE ShiftedWords<N> load_shifted(const T* run, uint32_t at, Extent extent) {
     const uint32_t shift = extent.is_full ? 0 : misalignment<N>(run);
-    if (shift == 0 || at < shift || at - shift + 2 * N > extent.count) return {load<N, Kept::AS_USUAL>(run, at, extent), {}, 0};
+    if (shift == 0 || at < shift || at - shift + 2 * N > extent.count) return {load<N>(run, at, extent), {}, 0};
     const T* const first = run + (at - shift);
-    return {words_at<Kept::AS_USUAL, N>(first), words_at<Kept::AS_USUAL, N>(first + N), shift};
+    return {words_at<N>(first), words_at<N>(first + N), shift};
 }
 
 /* Returns the elements of type T from `shift` on. */
@@ -293,7 +273,7 @@ struct Run {
 
     template <uint32_t N>
     INSTEP_DEVICE Words<N> load_at(uint32_t at) const {
-        return is_f32() ? load<N, Kept::AS_USUAL>(floats(), at, extent) : load<N, Kept::AS_USUAL>(halves(), at, extent);
+        return is_f32() ? load<N>(floats(), at, extent) : load<N>(halves(), at, extent);
     }
 
     INSTEP_DEVICE Four read(uint32_t at) const { return values_of(load_at<4>(at)); }
@@ -316,14 +296,14 @@ struct Run {
 
     template <uint32_t N>
     INSTEP_DEVICE void write(uint32_t at, const Lane<N>& lane) const {
-        if (is_f32()) return store<Kept::AS_USUAL>(floats(), at, extent, as_words(lane));
-        store<Kept::AS_USUAL>(halves(), at, extent, narrowed(lane, dtype));
+        if (is_f32()) return store(floats(), at, extent, as_words(lane));
+        store(halves(), at, extent, narrowed(lane, dtype));
     }
 
     /* The bits of +0 are zero in every dtype. */
     INSTEP_DEVICE void clear(uint32_t at) const {
-        if (is_f32()) return store<Kept::AS_USUAL>(floats(), at, extent, Words<4>{});
-        store<Kept::AS_USUAL>(halves(), at, extent, Words<4>{});
+        if (is_f32()) return store(floats(), at, extent, Words<4>{});
+        store(halves(), at, extent, Words<4>{});
     }
 };
 

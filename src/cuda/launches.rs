@@ -21,10 +21,17 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// Bytes that a block's share of a step moves: one tile of AdamW in f32, or two tiles in bf16 throughout. Blocks start
-/// in the order of their tiles, so the smaller their shares, the less memory is in use at a time. On an H200 a tile for
-/// each block was the fastest share of AdamW in f32 (kernels/PERFORMANCE.md). Other formats were not compared.
-const SHARE_BYTES: u64 = 56 << 10;
+/// A tile that moves at least so many bytes, as in f32, is a block's share of a step. Blocks start in the order of their
+/// tiles, so the smaller their shares, the less memory is in use at a time. kernels/PERFORMANCE.md has the times.
+const LARGE_TILE_BYTES: u64 = 40 << 10;
+
+/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. The loads of a single one are too few to hide
+/// how long a block takes to start.
+const SHARE_BYTES: u64 = 112 << 10;
+
+/// Blocks that run one after the other in the place of a resident block, at least, if there are tiles for them. With
+/// little more than one, most of the GPU would wait for the last ones.
+const LEAST_TURNS: u64 = 2;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
 pub(super) struct BucketLaunch {
@@ -172,12 +179,12 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks with which a share moves about [`SHARE_BYTES`], and each resident block has a share.
-/// Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
+/// Returns the number of blocks with which a share is a large tile or moves about [`SHARE_BYTES`]. Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
 /// when other blocks end, and blocks with short shares end soon.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
-    let short = (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1));
-    tiles.div_ceil(short.min(tiles / u64::from(resident)).max(1)) as u32
+    let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
+    let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };
+    tiles.div_ceil(short.min(tiles / (LEAST_TURNS * u64::from(resident))).max(1)) as u32
 }
 
 /// Returns how many consecutive tiles each block takes, so that the blocks take all.

@@ -29,8 +29,9 @@ const RESIDENT: u32 = 8;
 /// Returns the number of blocks of a step in buckets of this many elements. A share moves about 224 KiB, AdamW in f32
 /// moves 28 bytes per element, and every resident block has a share.
 fn shared_shortly(tiles: u32, elements: u64) -> u32 {
-    let short = (u64::from(tiles) * (224 << 10)).div_ceil(28 * elements) as u32;
-    tiles.div_ceil(short.min(tiles / RESIDENT).max(1))
+    let (tile_bytes, tiles) = (28 * elements / u64::from(tiles.max(1)), tiles);
+    let short = if tile_bytes >= 40 << 10 { 1 } else { (112 << 10u64).div_ceil(tile_bytes.max(1)) as u32 };
+    tiles.div_ceil(short.min(tiles / (2 * RESIDENT)).max(1))
 }
 
 /// Returns the smallest number of blocks for which no block has more tiles than with `most`.

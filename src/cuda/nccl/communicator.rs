@@ -52,8 +52,9 @@ use crate::poll::{Wall, poll};
 /// are closed together with the first communicator. All ranks make a further communicator at the same point, even if it
 /// is only for a group. Its id is sent over the first communicator.
 ///
-/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The group takes it
-/// as a failure of this rank in two cases: the program ends before that thread does, or a panic drops the handle.
+/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The exit of the
+/// process waits for that thread, up to 10 s, and a second longer if a communicator was aborted. The group takes it as a
+/// failure of this rank if the process is killed before, or if a panic drops the handle.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,

@@ -7,9 +7,9 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
@@ -269,6 +269,7 @@ impl Raw {
         if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
+            endings().has_aborted = true;
         }
     }
 
@@ -335,9 +336,76 @@ impl Raw {
 /// Memory that is registered with a communicator.
 pub(super) struct Registration(usize);
 
-/// Runs a call that may block, on a new thread. If no thread can be started, the communicator is leaked.
+/// Runs a call that may block, on a new thread. The process's exit waits for it, because exit destroys what NCCL's
+/// threads use: the process would crash, and lose its exit status. If no thread can be started, the communicator is
+/// leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
+    PROCESS.get_or_init(|| {
+        // SAFETY: the function may run at any time, and touches only statics that nothing destroys. The handlers of
+        // NCCL and of the driver were registered earlier, so they run later.
+        unsafe { atexit(await_detached) };
+        std::process::id()
+    });
+    let running = Running::new();
+    let work = move || {
+        let _running = running;
+        work();
+    };
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
+}
+
+/// The threads of [`detached`] that run, and whether one of them has aborted a communicator.
+struct Endings {
+    running: u32,
+    has_aborted: bool,
+}
+
+static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, has_aborted: false });
+static ENDED: Condvar = Condvar::new();
+/// The process whose exit waits. A fork of it has none of its threads.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
+fn endings() -> MutexGuard<'static, Endings> {
+    ENDINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Running;
+
+impl Running {
+    fn new() -> Running {
+        endings().running += 1;
+        Running
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        endings().running -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// How long an exit waits for threads that end communicators.
+const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an exit waits after an abort. NCCL frees an aborted communicator on a thread of its own, and tells nobody
+/// when that thread has ended.
+const ABORT_PATIENCE: Duration = Duration::from_secs(1);
+
+extern "C" fn await_detached() {
+    if PROCESS.get() != Some(&std::process::id()) {
+        return;
+    }
+    let waited = ENDED.wait_timeout_while(endings(), EXIT_PATIENCE, |endings| endings.running > 0);
+    let has_aborted =
+        waited.map_or_else(|poisoned| poisoned.into_inner().0.has_aborted, |waited| waited.0.has_aborted);
+    if has_aborted {
+        thread::sleep(ABORT_PATIENCE);
+    }
+}
+
+unsafe extern "C" {
+    /// The C library's: calls a function when the process exits.
+    fn atexit(function: extern "C" fn()) -> c_int;
 }
 
 /// Returns NCCL_CONFIG_INITIALIZER (a macro) with non-blocking calls.

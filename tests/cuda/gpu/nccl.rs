@@ -304,6 +304,9 @@ fn giving_up(comm: Nccl, gpu: &Gpu) {
         return;
     }
     let mut seen = enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 1).err();
+    if let Some(error) = &seen {
+        comm.abort(error); // NCCL may have started the sum before the cause came
+    }
     let ended = gpu.ends(DEADLINE, || {
         if let (None, Err(error)) = (&seen, comm.check()) {
             comm.abort(&error);
@@ -325,9 +328,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
     if comm.rank() == 0 {
         return comm.close().unwrap();
     }
-    drop(comm);
-    // Its thread needs the process to live a little longer.
-    std::thread::sleep(Duration::from_secs(5));
+    drop(comm); // the exit of the process waits for the thread that ends it
 }
 
 /// Ranks join groups again and again through one file.

@@ -2,10 +2,10 @@
 //!
 //! All tiles have a block, and no block has more than its share.
 
-use super::{SHARE_BYTES, even_shares, share, short_shares};
+use super::{LARGE_TILE_BYTES, LEAST_TURNS, SHARE_BYTES, even_shares, share, short_shares};
 
 #[test]
-fn short_shares_move_no_more_than_they_should_and_leave_no_resident_block_without_one() {
+fn short_shares_move_no_more_than_they_should_and_give_each_resident_block_its_turns() {
     let tile_bytes = SHARE_BYTES / 4;
     for resident in [1, 7, 528] {
         for tiles in 0..3300u64 {
@@ -13,10 +13,18 @@ fn short_shares_move_no_more_than_they_should_and_leave_no_resident_block_withou
             let taken = share(tiles, blocks);
             let fits = taken <= 4 && u64::from(blocks) * taken >= tiles;
             assert!(
-                fits && u64::from(blocks) >= tiles.min(resident.into()),
+                fits && u64::from(blocks) >= tiles.min(LEAST_TURNS * u64::from(resident)),
                 "{tiles} tiles, {resident} resident"
             );
         }
+    }
+}
+
+#[test]
+fn a_large_tile_is_a_share_of_its_own() {
+    for tiles in [1, 528, 3200, 1 << 17] {
+        assert_eq!(u64::from(short_shares(tiles, 528, tiles * LARGE_TILE_BYTES)), tiles);
+        assert!(tiles < 3200 || u64::from(short_shares(tiles, 528, tiles * LARGE_TILE_BYTES - 1)) < tiles);
     }
 }
 
