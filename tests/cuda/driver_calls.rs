@@ -30,7 +30,7 @@ const RESIDENT: u32 = 8;
 /// moves 28 bytes per element, and every resident block has a share.
 fn shared_shortly(tiles: u32, elements: u64) -> u32 {
     let (tile_bytes, tiles) = (28 * elements / u64::from(tiles.max(1)), tiles);
-    let short = if tile_bytes >= 40 << 10 { 1 } else { (112 << 10u64).div_ceil(tile_bytes.max(1)) as u32 };
+    let short = if tile_bytes >= 40 << 10 { 1 } else { (112u64 << 10).div_ceil(tile_bytes.max(1)) as u32 };
     tiles.div_ceil(short.min(tiles / (2 * RESIDENT)).max(1))
 }
 
