@@ -7,8 +7,6 @@ library=$(realpath "$1")
 folder=$(realpath -m "$2")
 cd "$(dirname "$0")/../python"
 
-for name in instep instep/torch tests benches; do
-    mkdir -p "$folder/$name"
-    cp "$name"/*.py "$folder/$name/"
-done
+mkdir -p "$folder"
+find instep tests benches -name '*.py' -exec cp --parents -t "$folder" {} +
 strip -o "$folder/instep/_native.abi3.so" "$library"
