@@ -4,7 +4,7 @@
     scripts/performance.py          fails if the page is not what the record and the formula give
     scripts/performance.py --bless  writes it
 
-The page explains the formula, and the basis of each assumption. Nothing here was measured on a GPU.
+The page explains the formula, and the basis of each assumption. Only the clock and the copy rate of the H200 were measured.
 """
 
 import argparse, csv, math, re, sys
@@ -22,7 +22,6 @@ WARPS = BLOCKS * THREADS // 32
 BUCKET_BYTES = 25 * 2**20
 LAUNCHES = HERE / "src/cuda/launches.rs"
 MANY_TILES = 1 << 17
-TURNS = 2  # LEAST_TURNS in LAUNCHES
 NCCL_CTAS = (16, 24, 32)  # of 640 threads with 96 registers each, which leave no room for a block on their multiprocessor
 
 
@@ -109,18 +108,19 @@ def predict(gpu, row, size, run_elements, only_reads, given=USUAL):
     return Prediction(copy / norm_of(cycles.values(), given.exponent), max(cycles, key=cycles.get))
 
 
-def short_share(tile_bytes):
-    """Number of tiles of a short share, if there are enough tiles."""
+def short_share(tiles, tile_bytes, resident):
+    """Number of tiles of a short share, as `short_shares` in LAUNCHES computes it."""
     text = LAUNCHES.read_text()
-    large, share = (int(re.search(rf"const {name}: u64 = (\d+) << 10;", text)[1]) << 10
-                    for name in ("LARGE_TILE_BYTES", "SHARE_BYTES"))
-    return 1 if tile_bytes >= large else math.ceil(share / tile_bytes)
+    large, share, turns = (int(re.search(rf"const {name}: u64 = (\d+)( << 10)?;", text)[1])
+                           for name in ("LARGE_TILE_BYTES", "SHARE_BYTES", "LEAST_TURNS"))
+    short = 1 if tile_bytes >= large << 10 else math.ceil((share << 10) / tile_bytes)
+    return max(1, min(tiles // (turns * resident), short))
 
 
 def share_of(tiles, tile_bytes, gpu, is_step=True):
     """Number of tiles of a block's share, as `short_shares` and `even_shares` in LAUNCHES compute it."""
     resident = BLOCKS * gpu.multiprocessors
-    short = max(1, min(tiles // (TURNS * resident), short_share(tile_bytes)))
+    short = short_share(tiles, tile_bytes, resident)
     blocks = math.ceil(tiles / (short if is_step else math.ceil(tiles / resident)))
     return math.ceil(tiles / blocks), blocks
 

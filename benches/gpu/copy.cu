@@ -1,7 +1,7 @@
 /* A copy by the multiprocessors: the second ceiling of a step on a GPU, beside the driver's device-to-device copy.
  *
  * The driver may copy with its copy engines, or in a way that does not reach the memory's full rate; a kernel with the
- * access pattern of a step shows whether it does. src/bench/gpu.rs repeats its struct and the float4 of a block. It must
+ * access pattern of a step shows whether it does. src/bench/gpu.rs repeats its struct and the number of float4 per block. It must
  * move each word once. */
 #include <cstdint>
 

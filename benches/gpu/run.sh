@@ -17,7 +17,7 @@ export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/li
 export ABSENT=3 # exit status of a stage that lacks what it is to run
 
 # Seconds of each part, and each stage with its part and its limit in seconds, in the order in which they run.
-declare -A budgets=([part1]=240 [part2]=540 [part3]=620 [part4]=480 [part5]=340)
+declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480 [part5]=480)
 all_parts="part1 part2 part3 part4 part5"
 stages="
 part1 info 10
@@ -42,13 +42,13 @@ part3 blocks 50
 part3 ncu 50
 part3 torch_all 80
 part3 nccl 95
-part3 racecheck 140
 part3 initcheck 45
 part4 python_buckets 90
 part4 python_training 120
 part4 python_cases 260
 part5 nccl_groups 200
 part5 python_offload 120
+part5 racecheck 140
 "
 
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---

@@ -75,8 +75,8 @@ pub struct instep_cuda {
     /// The stream (cudaStream_t or CUstream) of the stepper's trainer; null: the legacy default stream. Bucket steps
     /// and norms take a stream in each call, and ignore this stream.
     pub compute_stream: *mut c_void,
-    /// Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each moves about 224 KiB, and
-    /// there are at least as many as can be resident on the GPU.
+    /// Largest number of thread blocks of a step. 0: the number of blocks is chosen. Each steps one tile that
+    /// moves at least 36 KiB, or 224 KiB of smaller tiles.
     pub max_blocks: u32,
     /// Zero; anything else is refused.
     pub reserved: u32,

@@ -425,7 +425,8 @@ def strides(rank: int, world: int, in_backward: bool, view: bool) -> None:
             side(x).pow(2).sum().backward()
         if not in_backward:
             for p, q in zip(ours.parameters(), theirs.parameters()):
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5, msg=lambda why: f"step {step}: {why}")
+                rtol, atol = (1e-4, 1e-5) if p.is_cuda else (1e-5, 1e-6)  # cuDNN's convolution enlarges a difference
+                torch.testing.assert_close(p.grad, q.grad, rtol=rtol, atol=atol, msg=lambda why: f"step {step}: {why}")
         wanted.step()
         for side in (ours, theirs):
             side.zero_grad()

@@ -21,16 +21,17 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// A tile that moves at least so many bytes, as in f32, is a block's share of a step. Blocks start in the order of their
+/// A tile that moves at least so many bytes is a block's share of a step. A full tile does with 20 bytes per element or
+/// more, as for most optimizers in f32; the last tiles of parameters lower the mean. Blocks start in the order of their
 /// tiles, so the smaller their shares, the less memory is in use at a time. kernels/PERFORMANCE.md has the times.
-const LARGE_TILE_BYTES: u64 = 40 << 10;
+const LARGE_TILE_BYTES: u64 = 36 << 10;
 
-/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. The loads of a single one are too few to hide
-/// how long a block takes to start.
-const SHARE_BYTES: u64 = 112 << 10;
+/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. The loads of a single one are too few to
+/// hide how long a block takes to start.
+const SHARE_BYTES: u64 = 224 << 10;
 
-/// Blocks that run one after the other in the place of a resident block, at least, if there are tiles for them. With
-/// little more than one, most of the GPU would wait for the last ones.
+/// Each slot of the GPU for a resident block runs at least so many blocks, one after the other, if there are tiles for
+/// them. With one and a fraction, most slots would be idle while the last blocks run.
 const LEAST_TURNS: u64 = 2;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
@@ -179,8 +180,9 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks with which a share is a large tile or moves about [`SHARE_BYTES`]. Another kernel on the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start
-/// when other blocks end, and blocks with short shares end soon.
+/// Returns the number of blocks with which a share is a large tile or moves about [`SHARE_BYTES`]. Another kernel on the
+/// GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start when other blocks end,
+/// and blocks with short shares end soon.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };

@@ -26,11 +26,11 @@ const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 /// Number of blocks that the stand-in runs at a time.
 const RESIDENT: u32 = 8;
 
-/// Returns the number of blocks of a step in buckets of this many elements. A share moves about 224 KiB, AdamW in f32
-/// moves 28 bytes per element, and every resident block has a share.
+/// Returns the number of blocks of a step in buckets of this many elements. A tile of 36 KiB is a share, smaller tiles
+/// share 224 KiB, and every resident block has two shares. AdamW in f32 moves 28 bytes per element.
 fn shared_shortly(tiles: u32, elements: u64) -> u32 {
-    let (tile_bytes, tiles) = (28 * elements / u64::from(tiles.max(1)), tiles);
-    let short = if tile_bytes >= 40 << 10 { 1 } else { (112u64 << 10).div_ceil(tile_bytes.max(1)) as u32 };
+    let (moved, of_tiles) = (28 * elements, |kib: u64| u64::from(tiles) * (kib << 10));
+    let short = if moved >= of_tiles(36) { 1 } else { of_tiles(224).div_ceil(moved) as u32 };
     tiles.div_ceil(short.min(tiles / (2 * RESIDENT)).max(1))
 }
 

@@ -53,8 +53,8 @@ use crate::poll::{Wall, poll};
 /// is only for a group. Its id is sent over the first communicator.
 ///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The exit of the
-/// process waits for that thread, up to 10 s, and a second longer if a communicator was aborted. The group takes it as a
-/// failure of this rank if the process is killed before, or if a panic drops the handle.
+/// process waits up to 10 s for that thread, and leaves a second after an abort. The group takes it as a failure of this
+/// rank if the process ends before that thread, or if a panic drops the handle.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{mem, ptr, thread};
 
 use crate::collective::{Call, CallKey};
@@ -269,7 +269,7 @@ impl Raw {
         if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
-            endings().has_aborted = true;
+            endings().aborted = Some(Instant::now());
         }
     }
 
@@ -341,8 +341,8 @@ pub(super) struct Registration(usize);
 /// leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     PROCESS.get_or_init(|| {
-        // SAFETY: the function may run at any time, and touches only statics that nothing destroys. The handlers of
-        // NCCL and of the driver were registered earlier, so they run later.
+        // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
+        // are loaded, so their handlers run later.
         unsafe { atexit(await_detached) };
         std::process::id()
     });
@@ -354,13 +354,13 @@ pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
 }
 
-/// The threads of [`detached`] that run, and whether one of them has aborted a communicator.
+/// The number of threads of [`detached`] that run, and the time of their last abort.
 struct Endings {
     running: u32,
-    has_aborted: bool,
+    aborted: Option<Instant>,
 }
 
-static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, has_aborted: false });
+static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
 static ENDED: Condvar = Condvar::new();
 /// The process whose exit waits. A fork of it has none of its threads.
 static PROCESS: OnceLock<u32> = OnceLock::new();
@@ -385,10 +385,10 @@ impl Drop for Running {
     }
 }
 
-/// How long an exit waits for threads that end communicators.
+/// The longest time for which an exit waits for threads that end communicators. A peer may take longer to close.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long an exit waits after an abort. NCCL frees an aborted communicator on a thread of its own, and tells nobody
-/// when that thread has ended.
+/// The least time between an abort and the exit. NCCL may free an aborted communicator on a thread of its own. On an
+/// H200, ranks that exited right after an abort ended with SIGSEGV.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 extern "C" fn await_detached() {
@@ -396,10 +396,9 @@ extern "C" fn await_detached() {
         return;
     }
     let waited = ENDED.wait_timeout_while(endings(), EXIT_PATIENCE, |endings| endings.running > 0);
-    let has_aborted =
-        waited.map_or_else(|poisoned| poisoned.into_inner().0.has_aborted, |waited| waited.0.has_aborted);
-    if has_aborted {
-        thread::sleep(ABORT_PATIENCE);
+    let aborted = waited.map_or_else(|poisoned| poisoned.into_inner().0.aborted, |waited| waited.0.aborted);
+    if let Some(at) = aborted {
+        thread::sleep(ABORT_PATIENCE.saturating_sub(at.elapsed()));
     }
 }
 

@@ -29,6 +29,12 @@ fn a_large_tile_is_a_share_of_its_own() {
 }
 
 #[test]
+fn a_cut_tile_leaves_the_shares_of_full_ones() {
+    let full = 20 * 2048;
+    assert_eq!(short_shares(3200, 528, 3199 * full + 20), 3200);
+}
+
+#[test]
 fn blocks_share_the_tiles_in_shares_of_the_least_size() {
     for most in [1, 2, 7, 8, 528] {
         for tiles in 0..3300 {
