@@ -78,7 +78,7 @@ FAULTS = [
      "            p.x[i] = canonical(", "instep_step_sgd, f32: instructions"),
     ("a vote on one load before the others", "compiler", "gpu/tile.cuh",
      "        Words<N> words[INSTEP_MAX_STATES] = {};\n        load_states<Rule, CODED>(place, at, words);\n        Words<N> sums = load_gradients",
-     "        if (__any_sync(0xffffffffu, stored.params.word[0] == 0x7fc12345u)) nonfinite |= 2;\n        __syncwarp();\n"
+     "        if (__any_sync(0xffffffffu, stored.params.word[0] == 0x7fc12345u)) worst = -1.0f;\n        __syncwarp();\n"
      "        Words<N> words[INSTEP_MAX_STATES] = {};\n        load_states<Rule, CODED>(place, at, words);\n        Words<N> sums = load_gradients",
      "are issued before the first wait"),
     ("an addition that rounds twice", "host-run", "gpu/add.cu", "sum.x[i] + added.x[i]",
