@@ -62,7 +62,7 @@ SOURCES = [
      "software gpu: unclaimed: "),
     ("a wait dropped in the device", "src/cuda/submit.rs", "self.streams.wait(op.stream, ticket)?;", "let _ = ticket;",
      "cuda::bitexact", "software gpu: race: "),
-    ("an exit that waits for no ending communicator", "src/cuda/nccl/raw.rs", "unsafe { atexit(await_detached) };",
+    ("an exit that waits for no ending communicator", "src/cuda/nccl/ending.rs", "unsafe { atexit(await_detached) };",
      "let _: (unsafe extern \"C\" fn(_) -> _, extern \"C\" fn()) = (atexit, await_detached);",
      "one_rank_may_drop_what_the_other_closes", "of dropping"),
 ]

@@ -115,8 +115,8 @@ impl Cuda {
     /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer blocks leave multiprocessors to
     /// the backward pass beside the step; too few cost bandwidth. With many blocks, each ends sooner, and a kernel of
     /// higher priority waits less for its place. `u32::MAX` gives each tile its own block. `instep bench --device
-    /// cuda:0 --max-blocks` measures it. Unset: a block steps one tile that moves at least 36 KiB, or 224 KiB of smaller tiles, and
-    /// each place for a block that the GPU has runs at least two of them.
+    /// cuda:0 --max-blocks` measures it. Unset: a block steps one tile that moves at least 36 KiB, or 224 KiB of
+    /// smaller tiles, and each place for a block that the GPU has runs at least two of them.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

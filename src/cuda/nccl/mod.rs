@@ -7,6 +7,7 @@
 
 mod bindings;
 mod communicator;
+mod ending;
 mod entry;
 mod file;
 mod host;

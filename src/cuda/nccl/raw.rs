@@ -7,11 +7,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
-use std::{mem, ptr, thread};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{mem, ptr};
 
 use crate::collective::{Call, CallKey};
 use crate::cuda::Cuda;
@@ -21,6 +21,7 @@ use crate::cuda::nccl::bindings::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
     ncclUniqueId,
 };
+use crate::cuda::nccl::ending::{detached, note_abort};
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::options::Ctas;
 use crate::cuda::owned::{Arena, Event, OwnedStream};
@@ -269,7 +270,7 @@ impl Raw {
         if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
-            endings().aborted = Some(Instant::now());
+            note_abort();
         }
     }
 
@@ -335,77 +336,6 @@ impl Raw {
 
 /// Memory that is registered with a communicator.
 pub(super) struct Registration(usize);
-
-/// Runs a call that may block, on a new thread. The process's exit waits for it, because exit destroys what NCCL's
-/// threads use: the process would crash, and lose its exit status. If no thread can be started, the communicator is
-/// leaked.
-pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
-    PROCESS.get_or_init(|| {
-        // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
-        // are loaded, so their handlers run later.
-        unsafe { atexit(await_detached) };
-        std::process::id()
-    });
-    let running = Running::new();
-    let work = move || {
-        let _running = running;
-        work();
-    };
-    drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
-}
-
-/// The number of threads of [`detached`] that run, and the time of their last abort.
-struct Endings {
-    running: u32,
-    aborted: Option<Instant>,
-}
-
-static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
-static ENDED: Condvar = Condvar::new();
-/// The process whose exit waits. A fork of it has none of its threads.
-static PROCESS: OnceLock<u32> = OnceLock::new();
-
-fn endings() -> MutexGuard<'static, Endings> {
-    ENDINGS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct Running;
-
-impl Running {
-    fn new() -> Running {
-        endings().running += 1;
-        Running
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        endings().running -= 1;
-        ENDED.notify_all();
-    }
-}
-
-/// The longest time for which an exit waits for threads that end communicators. A peer may take longer to close.
-const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The least time between an abort and the exit. NCCL may free an aborted communicator on a thread of its own. On an
-/// H200, ranks that exited right after an abort ended with SIGSEGV.
-const ABORT_PATIENCE: Duration = Duration::from_secs(1);
-
-extern "C" fn await_detached() {
-    if PROCESS.get() != Some(&std::process::id()) {
-        return;
-    }
-    let waited = ENDED.wait_timeout_while(endings(), EXIT_PATIENCE, |endings| endings.running > 0);
-    let aborted = waited.map_or_else(|poisoned| poisoned.into_inner().0.aborted, |waited| waited.0.aborted);
-    if let Some(at) = aborted {
-        thread::sleep(ABORT_PATIENCE.saturating_sub(at.elapsed()));
-    }
-}
-
-unsafe extern "C" {
-    /// The C library's: calls a function when the process exits.
-    fn atexit(function: extern "C" fn()) -> c_int;
-}
 
 /// Returns NCCL_CONFIG_INITIALIZER (a macro) with non-blocking calls.
 fn config(ctas: Ctas) -> ncclConfig_t {

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::cuda::driver::Driver;
+use crate::cuda::nccl::ending::detached;
 use crate::cuda::nccl::entry::Record;
 use crate::cuda::nccl::host::Host;
-use crate::cuda::nccl::raw::{Raw, Seat, detached};
+use crate::cuda::nccl::raw::{Raw, Seat};
 use crate::error::{Error, Result};
 
 /// The place of one communicator: `None` once it is being ended.

@@ -24,7 +24,8 @@ pub enum Strategy {
     /// optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and
     /// collectives that do not [know](crate::Collective::knows) the calls.
     ///
-    /// A GPU also refuses released gradients. Two processes on one H200 have stepped shards; several GPUs have not.
+    /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards; several GPUs have
+    /// not.
     ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".

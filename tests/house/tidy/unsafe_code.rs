@@ -65,6 +65,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/nccl/library.rs",
     "src/cuda/nccl/memory.rs",
     "src/cuda/nccl/mod.rs",
+    "src/cuda/nccl/ending.rs",
     "src/cuda/nccl/raw.rs",
     "src/cuda/norm_block.rs",
     "src/cuda/owned.rs",

@@ -1,0 +1,86 @@
+//! Threads that end communicators, and the exit of the process, which waits for them.
+//!
+//! The thread that starts one never waits for it. The exit of the process waits for all of them, for a bounded time. A
+//! fork of the process does not wait.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Runs a call that may block, on a new thread. The process's exit waits for it, because exit destroys what NCCL's
+/// threads use: the process would crash, and lose its exit status. If no thread can be started, the communicator is
+/// leaked.
+pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
+    PROCESS.get_or_init(|| {
+        // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
+        // are loaded, so their handlers run later.
+        unsafe { atexit(await_detached) };
+        std::process::id()
+    });
+    let running = Running::new();
+    let work = move || {
+        let _running = running;
+        work();
+    };
+    drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
+}
+
+/// The number of threads of [`detached`] that run, and the time of their last abort.
+struct Endings {
+    running: u32,
+    aborted: Option<Instant>,
+}
+
+static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
+static ENDED: Condvar = Condvar::new();
+/// The number of the process that waits at its exit. A fork has none of its threads.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
+/// Records that a communicator was aborted at this moment.
+pub(super) fn note_abort() {
+    endings().aborted = Some(Instant::now());
+}
+
+fn endings() -> MutexGuard<'static, Endings> {
+    ENDINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Running;
+
+impl Running {
+    fn new() -> Running {
+        endings().running += 1;
+        Running
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        endings().running -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// The longest time for which an exit waits for threads that end communicators. A peer may take longer to close.
+const EXIT_PATIENCE: Duration = Duration::from_secs(10);
+/// The least time between an abort and the exit. NCCL may free an aborted communicator on a thread of its own. On an
+/// H200, ranks that exited right after an abort ended with SIGSEGV.
+const ABORT_PATIENCE: Duration = Duration::from_secs(1);
+
+extern "C" fn await_detached() {
+    if PROCESS.get() != Some(&std::process::id()) {
+        return;
+    }
+    let waited = ENDED.wait_timeout_while(endings(), EXIT_PATIENCE, |endings| endings.running > 0);
+    let aborted = waited.map_or_else(|poisoned| poisoned.into_inner().0.aborted, |waited| waited.0.aborted);
+    if let Some(at) = aborted {
+        thread::sleep(ABORT_PATIENCE.saturating_sub(at.elapsed()));
+    }
+}
+
+unsafe extern "C" {
+    /// The C library's: calls a function when the process exits.
+    fn atexit(function: extern "C" fn()) -> c_int;
+}
