@@ -65,6 +65,20 @@ unsafe impl Send for Scratch {}
 /// }
 /// ```
 pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let places = world_size.min(MAX_RANKS);
+    let values: Vec<Mutex<Option<T>>> = (0..places).map(|_| Mutex::default()).collect();
+    run_ranks(world_size, &|comm| {
+        let place = &values[comm.rank() as usize];
+        let value = body(comm)?;
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        Ok(())
+    })?;
+    let take = |place: Mutex<Option<T>>| place.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(values.into_iter().filter_map(take).collect())
+}
+
+/// Runs a body that keeps its own result: callers compile none of this for each body.
+fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -> Result<()> {
     if !(1..=MAX_RANKS).contains(&world_size) {
         return Err(Error::range("world_size", world_size, "1 to 1024 ranks in one process"));
     }
@@ -74,57 +88,42 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
         pool: Pool::from_environment()?,
     });
     let all: Arc<[u32]> = (0..world_size).collect();
-    let (group, body, all) = (&group, &body, &all);
-    let run_rank = move |rank: u32| -> Result<T> {
-        let comm = InProcess::new(rank, all, group);
-        let outcome = catch_unwind(AssertUnwindSafe(|| body(comm)));
-        let (outcome, why) = match outcome {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => (Err(error), "its body returned an error".to_owned()),
-            Err(panic) => {
-                let message = message_of(&*panic);
-                (Err(Error::Rank { rank, message: message.clone() }), message)
-            }
-        };
-        group.rendezvous.fail(rank, &Error::Rank { rank, message: why });
-        outcome
+    let refuse = |rank, message: String| {
+        let error = Error::Rank { rank, message };
+        group.rendezvous.fail(rank, &error);
+        error
     };
-    let outcomes: Vec<Result<T>> = thread::scope(|scope| {
+    let run_rank = |rank: u32| {
+        let comm = InProcess::new(rank, &all, &group);
+        match catch_unwind(AssertUnwindSafe(|| body(comm))) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                refuse(rank, "its body returned an error".to_owned());
+                Err(error)
+            }
+            Err(panic) => Err(refuse(rank, message_of(&*panic))),
+        }
+    };
+    let outcomes: Vec<Result<()>> = thread::scope(|scope| {
         let spawn = |rank| {
             thread::Builder::new()
                 .name(format!("instep-rank-{rank}"))
                 .spawn_scoped(scope, move || run_rank(rank))
-        };
-        let threads: Vec<_> = (0..world_size).map(|rank| (rank, spawn(rank))).collect();
-        let refused = |rank, message: String| {
-            group.rendezvous.fail(rank, &Error::Rank { rank, message: message.clone() });
-            Err(Error::Rank { rank, message })
+                .map_err(|error| refuse(rank, error.to_string()))
         };
         // The group must learn that a rank could not start before this waits for the others.
-        let threads: Vec<_> = threads
-            .into_iter()
-            .map(|(rank, thread)| (rank, thread.map_err(|error| refused(rank, error.to_string()))))
-            .collect();
-        let join = |(rank, thread): (u32, Result<thread::ScopedJoinHandle<'_, _>, _>)| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| refused(rank, message_of(&*panic))),
-            Err(error) => error,
+        let threads: Vec<_> = (0..world_size).map(spawn).collect();
+        let join = |(rank, thread): (u32, Result<thread::ScopedJoinHandle<'_, _>>)| {
+            thread?.join().unwrap_or_else(|panic| Err(refuse(rank, message_of(&*panic))))
         };
-        threads.into_iter().map(join).collect()
+        (0..world_size).zip(threads).map(join).collect()
     });
     let culprit = group.rendezvous.culprit();
-    let mut values = Vec::with_capacity(outcomes.len());
-    let mut errors = Vec::new();
-    for (rank, outcome) in (0..world_size).zip(outcomes) {
-        match outcome {
-            Ok(value) => values.push(value),
-            Err(error) => errors.push((Some(rank) != culprit, error)),
-        }
-    }
+    let errors = (0..world_size).zip(outcomes).filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
     // The error of the rank at fault comes first, then the lowest rank's.
-    errors.sort_by_key(|(echo, _)| *echo);
-    match errors.into_iter().next() {
+    match errors.min_by_key(|(rank, _)| (Some(*rank) != culprit, *rank)) {
         Some((_, error)) => Err(error),
-        None => Ok(values),
+        None => Ok(()),
     }
 }
 

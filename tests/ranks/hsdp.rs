@@ -105,7 +105,7 @@ fn accumulated_uneven_and_copied_passes_of_groups_are_those_of_whole_steps() {
     for ((ranks, shard_size), mode) in [(4, 2), (6, 2), (6, 3)].into_iter().zip(MODES) {
         let ranks = (ranks, Some(of(shard_size)));
         let accumulated = Course { micro_batches: 2, freezes: true, ..Course::default() };
-        assert_same(ranks, accumulated, "accumulated", &WAYS[..2], || {
+        assert_same(ranks, accumulated, "accumulated", &WAYS[..2], &|| {
             adamw().mode(mode).unused(Unused::StepZero).copy_params(DType::BF16).ema(0.9)
         });
         for divisor in [Divisor::WorldSize, Divisor::ContributingRanks] {

@@ -166,7 +166,7 @@ pub(crate) fn assert_same_bits_each_way(
     ways: &[(Strategy, bool)],
     builder: impl Fn() -> StepperBuilder<'static> + Sync,
 ) {
-    assert_same((ranks, None), course, what, ways, builder);
+    assert_same((ranks, None), course, what, ways, &builder);
 }
 
 /// Asserts the same with groups of ranks that shard tensors.
@@ -177,7 +177,7 @@ pub(crate) fn assert_same_bits_in_groups(
     builder: impl Fn() -> StepperBuilder<'static> + Sync,
 ) {
     let ways = WAYS.into_iter().filter(|(strategy, _)| *strategy != Strategy::Replicated);
-    assert_same(ranks, course, what, &ways.collect::<Vec<_>>(), builder);
+    assert_same(ranks, course, what, &ways.collect::<Vec<_>>(), &builder);
 }
 
 /// Asserts the same for these strategies.
@@ -186,7 +186,7 @@ pub(crate) fn assert_same(
     course: Course,
     what: &str,
     ways: &[(Strategy, bool)],
-    builder: impl Fn() -> StepperBuilder<'static> + Sync,
+    builder: &(dyn Fn() -> StepperBuilder<'static> + Sync),
 ) {
     let run = |(strategy, offloads)| {
         let builder = || match shard_size {

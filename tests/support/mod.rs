@@ -228,6 +228,15 @@ pub(crate) fn pass<D: Device>(
     options: &Options,
     mut gradient: impl FnMut(usize, &mut [f32]) -> bool,
 ) -> Result<()> {
+    pass_of(stepper, options, &mut gradient)
+}
+
+/// Compiled once, and not for each of the tests' closures.
+fn pass_of<D: Device>(
+    stepper: &mut Stepper<D>,
+    options: &Options,
+    gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool,
+) -> Result<()> {
     let layout = stepper.layout().clone();
     let ids: Vec<_> = layout.ids().collect();
     let order = options.order.clone().unwrap_or_else(|| (0..ids.len()).rev().collect());
