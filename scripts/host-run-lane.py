@@ -65,7 +65,7 @@ def main():
             sys.exit("host-run lane: the tests cannot be listed")
         tests = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
         if arguments.until:
-            sys.exit(run_until(arguments.until, command, tests, environment))
+            sys.exit(run_until(arguments.until, command, tests, names, environment))
         # Fibers are one thread's, so the tests of a process run one after the other.
         shares = [tests[k :: os.cpu_count() or 1] for k in range(os.cpu_count() or 1)]
         processes = [subprocess.Popen([*command, "-q", "--include-ignored", "--exact", *share], cwd=ROOT, env=environment)
@@ -78,13 +78,13 @@ def main():
         sys.exit(status)
 
 
-def run_until(phrase, command, tests, environment):
+def run_until(phrase, command, tests, names, environment):
     """Runs tests one by one up to the first that fails with the phrase, and returns whether any failed.
 
-    A test that the phrase names comes first. The tests that need only the kernels follow. They take seconds.
+    A test that the phrase names comes first. The others follow in the order of the names that select them.
     """
     status = 0
-    for test in sorted(tests, key=lambda test: (phrase not in test, not test.startswith("host_run::"))):
+    for test in sorted(tests, key=lambda test: (phrase not in test, [name not in test for name in names].index(False))):
         done = subprocess.run([*command, "-q", "--include-ignored", "--exact", test], cwd=ROOT, env=environment,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         status = status or done.returncode

@@ -21,7 +21,7 @@ LANES = {
     "host-run, precisions": ["scripts/host-run-lane.py", "precisions"],
     "host-run, naive": ["scripts/host-run-lane.py", "naive"],
     "host-run, sanitized": ["scripts/host-run-lane.py", "--sanitize"],
-    "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
+    "host-run, races": ["scripts/host-run-lane.py", "--races", "segments_are_stepped", "many_segments", "segments_are_clipped"],
     "host-run, races of precisions": ["scripts/host-run-lane.py", "--races", "precisions::what_is"],
 }
 # In a copy of the whole tree: the kernels and the threads of the CPU, and the small binary of tests/faults for all other Rust.
