@@ -34,6 +34,8 @@ pub(crate) enum Fault {
     /// The second communicator is the first one.
     OneOrder,
     GroupOfAll,
+    /// Of several calls together, it makes all but the last.
+    LeavesOutTheLast,
 }
 
 pub(crate) struct Broken {
@@ -96,6 +98,16 @@ impl Collective for Broken {
             Fault::GroupOfAll => self.inner.duplicate(),
             _ => self.inner.subgroup(ranks),
         }
+    }
+
+    fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
+        let mut calls = calls.peekable();
+        while let Some(mut call) = calls.next() {
+            if self.fault != Fault::LeavesOutTheLast || calls.peek().is_some() {
+                self.enqueue(&mut call)?;
+            }
+        }
+        Ok(())
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {

@@ -15,7 +15,7 @@ use instep::{Collective, InProcess, Result, Solo, in_process};
 use super::broken::{Broken, Fault};
 
 /// The number of properties, so that a missing one is noticed.
-const PROPERTIES: usize = 24;
+const PROPERTIES: usize = 25;
 /// Much longer than any call takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The deadline for collectives that wait until it ends.
@@ -126,7 +126,7 @@ fn a_call_that_returns_before_the_sum_is_there_is_noticed() {
 }
 
 #[test]
-fn parts_and_whole_numbers_that_are_wrong_are_noticed() {
+fn wrong_parts_whole_numbers_groups_and_calls_together_are_noticed() {
     let names = [
         (Fault::OwnPart, "a reduce-scatter gives each rank the sum of its part"),
         (Fault::PartsInReverse, "an all-gather brings every part to all ranks"),
@@ -134,6 +134,7 @@ fn parts_and_whole_numbers_that_are_wrong_are_noticed() {
         (Fault::TakesUnknown, "a call of an unknown kind is refused"),
         (Fault::GroupOfAll, "groups of some ranks sum among themselves"),
         (Fault::OneOrder, "a second communicator has an order of its own"),
+        (Fault::LeavesOutTheLast, "calls that are made together give what each gives alone"),
     ];
     for (fault, name) in names {
         assert_eq!(failed(fault, PATIENCE), [name]);

@@ -31,6 +31,7 @@ const PROPERTIES: &[Property] = &[
     ("a large buffer is summed", 1, sums::large_buffer),
     ("a broadcast carries the bits of rank 0", 1, sums::broadcast_bits),
     ("many calls keep their order", 1, sums::many_calls),
+    ("calls that are made together give what each gives alone", 1, sums::calls_together),
     ("a reduce-scatter gives each rank the sum of its part", 1, parts::reduce_scatter),
     ("an all-gather brings every part to all ranks", 1, parts::all_gather),
     ("whole numbers are added, and the largest and smallest found", 1, parts::whole_numbers),

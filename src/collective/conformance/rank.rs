@@ -113,6 +113,27 @@ impl Rank {
         Ok(target.contents().to_vec())
     }
 
+    /// Makes calls in place that must succeed together, and returns the resulting bytes of each.
+    pub(super) fn run_together(
+        &self,
+        calls: &[(CollectiveKind, DType, Vec<u8>)],
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let mut buffers: Vec<Buffer> =
+            calls.iter().map(|(_, _, contents)| Buffer::new(contents, 0)).collect();
+        let made = calls.iter().zip(&mut buffers).map(|((kind, dtype, contents), buffer)| {
+            let key = self.key(*kind, *dtype, contents.len());
+            Call::on_host(&*self.comm, key, None, buffer.contents_mut(), self.patience)
+        });
+        let all = format_args!("{} calls together", calls.len()).to_string();
+        made.collect::<Result<Vec<Call<'_>>>>()
+            .and_then(|made| self.comm.enqueue_all(&mut made.into_iter()))
+            .map_err(|error| format!("{all} fail: {error}"))?;
+        match buffers.iter().position(|buffer| !buffer.is_intact_around()) {
+            Some(at) => Err(format!("{all}: call {at} writes outside its buffer")),
+            None => Ok(buffers.iter().map(|buffer| buffer.contents().to_vec()).collect()),
+        }
+    }
+
     /// Sums values that are exact in the type, and returns the result as f32.
     pub(super) fn sum(&self, dtype: DType, values: &[f32], form: Form) -> Result<Vec<f32>, String> {
         let summed = self.run(CollectiveKind::AllReduce, dtype, &encode(dtype, values), form)?;

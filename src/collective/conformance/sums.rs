@@ -5,7 +5,7 @@
 //! for every element type: it rounds nothing and changes no NaN.
 
 use crate::collective::CollectiveKind;
-use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, encode, hash, whole_number};
+use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash, whole_number};
 use crate::dtype::DType;
 
 /// A value of either sign and of any of 13 binades, so that a sum depends on the order of its terms.
@@ -169,6 +169,32 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
         let summed = rank.sum(DType::F32, &vec![own; elements], IN_PLACE)?;
         if let Some(sum) = summed.iter().find(|sum| **sum != value) {
             return Err(format!("call {round}, an all-reduce, gives {sum} where it sums to {value}"));
+        }
+    }
+    Ok(())
+}
+
+/// The lengths are neither rising nor falling, because an implementation may sort the calls that it makes together.
+pub(super) fn calls_together(rank: &Rank) -> Result<(), String> {
+    const LENGTHS: [usize; 5] = [7, 1003, 1, 0, 4099];
+    let exact = |of: u32, call: usize, elements: usize| -> Vec<f32> {
+        (0..elements).map(|at| whole_number(of, rank.ranks, at + call)).collect()
+    };
+    for dtype in rank.summed_types() {
+        for several in 1..=LENGTHS.len() {
+            let call = |(at, elements): (usize, &usize)| match at % 3 {
+                2 => (CollectiveKind::Broadcast, dtype, encode(dtype, &exact(rank.rank, at, *elements))),
+                _ => (CollectiveKind::AllReduce, dtype, encode(dtype, &exact(rank.rank, at, *elements))),
+            };
+            let calls: Vec<_> = LENGTHS[..several].iter().enumerate().map(call).collect();
+            let results = rank.run_together(&calls)?;
+            for (at, ((kind, _, _), result)) in calls.iter().zip(&results).enumerate() {
+                let ranks = if *kind == CollectiveKind::Broadcast { 1 } else { rank.ranks };
+                let expected =
+                    |element| (0..ranks).map(|of| whole_number(of, rank.ranks, element + at)).sum();
+                let what = format!("call {at} of {several} made together, {kind} of {dtype}");
+                compare(&decode(dtype, result), expected, &what)?;
+            }
         }
     }
     Ok(())
