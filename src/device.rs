@@ -1,9 +1,9 @@
 //! The interface of a device: [`Device`] runs ops, and [`Executor`] has the calls that only the stepper makes.
 //!
-//! `Executor` is private, so the crate's two devices are the only ones. Each device guarantees what the checker
-//! assumes: ops of a stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The
-//! schedule decides when an op runs, never the device. Every access to a device's memory takes a [`Claimed`], and only
-//! `unsafe` code makes one.
+//! `Executor` is private, so no other crate can add a device. Each device guarantees what the checker assumes: ops of a
+//! stream run in order, a wait ends after its record, and addresses come from `Op::accesses`. The schedule decides when
+//! an op runs, never the device. Every access to a device's memory takes a [`Claimed`], and only `unsafe` code makes
+//! one.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp, Words};
 
 /// An executor of ops.
 pub trait Device: Executor {
-    /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ones
+    /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ops
     /// are skipped and [`wait`](Device::wait) reports the failure. (The host device still runs Records, so no wait can
     /// hang.) A Wait on the compute stream is a call of [`wait`](Device::wait) and is not submitted here.
     ///
@@ -32,7 +32,7 @@ pub trait Device: Executor {
     /// `Poisoned` if any op has failed by then.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
 
-    /// Blocks the calling thread until the trainer's stream has run all its work. It does nothing if the trainer is the
+    /// Blocks the calling thread until the trainer's stream has run all its work. Does nothing if the trainer is the
     /// calling thread.
     ///
     /// # Errors
@@ -89,7 +89,8 @@ pub trait Executor {
     /// Returns where the device's memory lies.
     fn place(&self) -> Place;
 
-    /// Compares a number with the other ranks' numbers. By default every collective already compares it.
+    /// Compares a number with the other ranks' numbers. The default does nothing, because every collective already
+    /// compares the number.
     ///
     /// # Errors
     /// Errors as for [`Collective::agree`](crate::Collective::agree).
@@ -157,7 +158,7 @@ pub trait Executor {
     /// `words` is the text of the new agreement.
     ///
     /// # Errors
-    /// Errors as for the builder. `Mismatch` if another rank has failed and ranks compare that.
+    /// Errors as for the builder. `Mismatch` if another rank has failed and the ranks compare this.
     fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
@@ -175,7 +176,7 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
-    /// Returns the intervals in which the trainer's stream waited since the last call, if the device measures and
+    /// Returns the intervals since the last call in which the trainer's stream waited, if the device measures times and
     /// the trainer is a stream. A thread's own waits are timed in the code that waits.
     ///
     /// # Errors

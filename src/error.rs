@@ -1,4 +1,4 @@
-//! The crate's error type. Its variants are named by what the caller can do about them.
+//! The crate's error type. The names of its variants tell the caller what can be done.
 //!
 //! An error is *refused* (nothing was changed, call again), *abandoned* (the pass has ended early) or *poisoned* (the
 //! stepper has failed for good). Every text is `<thing>: <what is wrong>; <what to do>`. Only this module assembles
@@ -47,13 +47,14 @@ pub enum Error {
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
-    /// Refused: this machine, this build, or a part such as the collective cannot do what was asked for.
+    /// Refused: the request needs something that this machine, this build, or a part such as the collective does not
+    /// support.
     #[error("{0}")]
     Unsupported(Refusal),
     /// Refused: this build carries no GPU kernels.
     #[error("GPU kernels: not in this build; {how}")]
     KernelsNotBuilt {
-        /// How to get them.
+        /// How to build the kernels.
         how: String,
     },
     /// Refused: there is no usable GPU driver on this machine.
@@ -98,7 +99,7 @@ pub enum Error {
         "{isa} kernels: self-test {property} fails; remove fast-math and contraction from CXXFLAGS and rebuild"
     )]
     Arithmetic {
-        /// The instruction set they were built for.
+        /// The instruction set for which the kernels were built.
         isa: &'static str,
         /// Number of the property, as listed in `kernels/cpu/self_test.h`.
         property: u32,
@@ -113,7 +114,7 @@ pub enum Error {
         rank: u32,
         /// The call of `rank`.
         ours: String,
-        /// The rank it disagrees with.
+        /// The rank with which `rank` disagrees.
         other_rank: u32,
         /// That rank's call.
         theirs: String,
@@ -151,7 +152,7 @@ pub enum Error {
     Deadline {
         /// The rank that gave up.
         rank: u32,
-        /// The call it waited in.
+        /// The call in which the rank waited.
         call: String,
         /// Length of the wait.
         waited_ms: u64,
@@ -184,7 +185,7 @@ pub enum Error {
         /// The system's reason.
         why: String,
     },
-    /// An earlier operation failed. Every later operation is skipped and reports this.
+    /// An earlier operation failed. Every later operation is skipped and reports this error.
     #[error("stepper: poisoned by [{op}]: {first}")]
     Poisoned {
         /// The operation that failed first.
@@ -281,8 +282,8 @@ impl Error {
         Error::Deadline { rank, call, waited_ms, missing }
     }
 
-    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent a message about `thing` which no rank of this
-    /// version sends.
+    /// Makes the [`PeerLost`](Error::PeerLost) for a rank that sent an invalid message about `thing`: no rank of this
+    /// version sends it.
     pub(crate) fn other_version(rank: u32, thing: &str) -> Self {
         let why = format!("it sent a {thing} that no rank makes; run the same version on all ranks");
         Error::PeerLost { rank, why }
@@ -309,8 +310,8 @@ macro_rules! refuse {
 }
 pub(crate) use refuse;
 
-/// Returns what must be made equal on ranks whose calls differ. It reads the calls' texts, because processes exchange a
-/// mismatch only as text.
+/// Returns what must be made equal on ranks that made different calls. This reads the calls' texts, because processes
+/// exchange a mismatch only as text.
 fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     let gathers = |call: &str| call.starts_with("all-gather, ");
     // Passes and `unshard` name a bucket.
@@ -349,7 +350,7 @@ pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) 
         1 => names[0].to_owned(),
         2..=LISTED => format!("one of {}", names.join(", ")),
         count => {
-            // A name's place breaks ties: of two equally close names, the first is listed first.
+            // Of two equally close names, the first one in the list comes first.
             let mut ranked: Vec<(usize, usize)> =
                 names.iter().enumerate().map(|(place, name)| (distance(given, name), place)).collect();
             ranked.select_nth_unstable(LISTED);

@@ -1,8 +1,8 @@
-//! A device without memory and threads. From the durations of ops it computes when each op would run.
+//! A device without memory and threads. It computes from the durations of ops when each op would run.
 //!
 //! A stepper on this device has the schedule, the byte counts and the refusals of a real stepper, so a laptop can plan
 //! a thousand ranks. Ops of a stream run in order, no op runs before it was submitted, and a Wait ends when its Record
-//! has run. All ranks take the same time, so it forecasts one rank.
+//! has run. All ranks are assumed to take the same time, so the forecast covers one rank.
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -94,8 +94,8 @@ impl Forecast {
         let free_ns = self.clocks[op.stream.index()].max(submitted_ns);
         match op.action {
             Action::Wait(ticket) => {
-                // A schedule submits a Record before the Wait for it. A stream's first position needs no Record and is
-                // always past.
+                // A schedule submits a Record before the Wait for its position. A stream's first position needs no
+                // Record and has always been passed.
                 let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();
                 let clock = &mut self.clocks[op.stream.index()];
                 *clock = (*clock).max(passed_ns);
@@ -179,7 +179,7 @@ impl Executor for Forecast {
         _: &Arc<Words>,
         _: Claimed,
     ) -> Result<Self> {
-        // This device now counts every op as 0 ns, which does no harm: the stepper drops it.
+        // The old device now counts every op as 0 ns. This does no harm, because the stepper drops the old device.
         let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
         let now_ns = self.clocks.iter().copied().max().unwrap_or_default();
         let mut device = Forecast::new(Arc::clone(plan), assignment, cost)?;

@@ -1,12 +1,12 @@
 //! Types for raw handles of a GPU's driver: memory, streams and events, of this crate or of a framework.
 //!
-//! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making a handle is safe
-//! and does not prove that its target exists; each use states what must hold. This file calls no driver.
+//! Handles are numbers, so frameworks of any CUDA version can exchange them with this crate. Making a handle is safe,
+//! and does not prove that its target exists. Each use of a handle states its conditions. This file calls no driver.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// The memory that an address is in. It decides who can access the bytes.
+/// The memory in which an address lies. It decides who can access the bytes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -49,9 +49,9 @@ impl Address {
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 
-/// A stream (`CUstream`, `cudaStream_t`). 0 and 1 are the legacy default stream; 2 is the calling thread's own default
-/// stream, so it names another stream on another thread. In a program compiled for per-thread default streams, stream 0
-/// has handle 2 here.
+/// A stream (`CUstream`, `cudaStream_t`). Handles 0 and 1 are the legacy default stream. Handle 2 is the calling
+/// thread's own default stream, so it names another stream on another thread. In a program compiled for per-thread
+/// default streams, stream 0 has handle 2 here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct StreamHandle(pub usize);

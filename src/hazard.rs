@@ -1,9 +1,10 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of each stream plus Record -> Wait, computed by vector clocks. Accesses are byte ranges,
-//! so disjoint views of one arena do not conflict. Collectives that may be one launch have no order. The trainer's own reads and writes are part of the list. The checker
-//! trusts the caller's event after a sum, which orders only that bucket's bytes. This file does not know the modes: it
-//! checks any list. PyTorch's CUDA sanitizer is similar, but works by base pointer instead of by range.
+//! so disjoint views of one arena do not conflict. Collectives that may be one launch are not ordered among each other.
+//! The trainer's own reads and writes are part of the list. The checker trusts the caller's event after a sum, and
+//! applies it only to the bytes of that bucket. The checker is independent of modes and accepts any list. PyTorch's
+//! CUDA sanitizer is similar, but works by base pointer instead of by range.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -48,7 +49,7 @@ pub enum Hazard {
         at: usize,
     },
     /// A Record of another stream's position, or of a position that is not after the stream's last Record. A Wait for
-    /// that Record would order other ops than the Wait names.
+    /// that Record would not order the ops that the Wait names.
     MisplacedRecord {
         /// The Record's position in the list.
         at: usize,
@@ -73,7 +74,7 @@ struct Past {
     stream: usize,
     place: u64,
     entry: usize,
-    /// The stream that later waited for the caller's sum, and the index of this wait, for an access by the trainer.
+    /// For an access by the trainer: the stream that later waited for the caller's sum, and the index of this wait.
     awaited: Option<(usize, u64)>,
 }
 
@@ -199,7 +200,7 @@ impl<'plan> Checker<'plan> {
     }
 
     /// Orders all past accesses of the trainer to this bucket before the stream's next op, as the caller promises. This
-    /// includes the host's memory, because the trainer's thread touched it before it submitted this op.
+    /// includes accesses to the host's memory, because the trainer's thread made them before it submitted this op.
     fn await_sum(&mut self, stream: Stream, bucket: u32) {
         let here = (stream.index(), self.clocks[stream.index()][stream.index()]);
         let bucket = &self.plan.buckets()[bucket as usize];
@@ -234,7 +235,7 @@ impl<'plan> Checker<'plan> {
             let gap_end = match cells.range_mut(next..span.end).next() {
                 Some((start, cell)) if *start == next => {
                     let earlier = cell.reads.iter().flatten().filter(|_| writes).chain(&cell.write);
-                    // One report per cell is enough to find the missing wait.
+                    // One fault per cell is enough to find the missing wait.
                     let races =
                         |past: &&Past| together.contains(&past.entry) || !past.precedes(now.stream, &clock);
                     if let Some(past) = { earlier }.find(races) {

@@ -112,16 +112,16 @@
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
 //! | `INSTEP_THREADS` | a stepper's kernel threads, and those of a [`BucketStep`] that is built with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
-//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, each launch of a step beyond 32 MiB of tensors compares both |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`. If unset, each launch of a step beyond 32 MiB of tensors compares both |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
 //! | `INSTEP_ID_FILE` | the file by which [`cuda::Nccl::from_environment`] joins several ranks |
 //!
 //! # GPUs
 //!
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
-//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed only at run time. The driver must support
-//! CUDA 12.0 or newer, and at least the nvcc's major release. The driver is `libcuda.so`, or the file that
-//! `INSTEP_CUDA` names; `INSTEP_NCCL` names NCCL's library.
+//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed only at run time. It must support CUDA 12.0
+//! or newer, and at least the major release of the nvcc. The crate loads `libcuda.so`, or the file that `INSTEP_CUDA`
+//! names. `INSTEP_NCCL` names NCCL's library.
 //!
 //! The crate calls the driver through cudarc. Streams and events of cudarc convert to [`StreamHandle`] and
 //! [`EventHandle`]. If the nvcc on `PATH` is newer than cudarc knows, the build of cudarc stops. Set

@@ -1,7 +1,7 @@
 //! Waits for events that send no notification: a wait polls, at first without a sleep.
 //!
-//! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer than that, and the
-//! trainer's thread would sleep for every bucket. A wait checks only between sleeps whether it is still wanted.
+//! NCCL's and MPI's calls, and a GPU's events, often end within microseconds. A sleep takes longer, and the trainer's
+//! thread would sleep once per bucket. Only between sleeps does a wait check whether it is still wanted.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ impl Clock for Wall {
 /// sleep while the wait is shorter than `awake`.
 ///
 /// # Errors
-/// The first error of `wanted` or of a poll. It ends the wait.
+/// Returns the first error of `wanted` or of a poll, which ends the wait.
 pub(crate) fn poll<T>(
     mut clock: impl Clock,
     awake: Duration,

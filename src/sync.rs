@@ -26,7 +26,7 @@ pub(crate) fn now_ns() -> u64 {
     ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Shuttle has no clock: two times are either equal or very different.
+/// Shuttle has no clock, so two times are either equal or very different.
 #[cfg(all(test, shuttle))]
 pub(crate) fn now_ns() -> u64 {
     use shuttle::rand::Rng;

@@ -100,7 +100,7 @@ impl Alone {
 
 /// A stepper on borrowed tensors that all move between two places.
 pub struct Moving {
-    /// First, so that it is dropped before the memory.
+    /// This is the first field, so that it is dropped before the memory.
     stepper: Stepper,
     layout: Layout,
     in_bucket: usize,
@@ -166,7 +166,7 @@ impl Trainer {
         max_blocks: Option<u32>,
     ) -> Result<Stepper<CudaDevice>> {
         let cuda = Cuda { max_blocks, ..self.cuda().clone() };
-        // SAFETY: nobody destroys the stream.
+        // SAFETY: the stream is never destroyed.
         unsafe { builder.cuda(sums, &cuda) }
     }
 

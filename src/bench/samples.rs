@@ -2,9 +2,9 @@
 //! also has a trainer's stream.
 //!
 //! A sample starts after a plug. A plug is work that keeps the stream busy until the whole sample is queued, so no host
-//! time is measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked.
-//! Only the measured work may be between the two events. The trainer's stream is never destroyed, so it outlives every
-//! stepper.
+//! time is measured. The plug is one copy of the L2 cache's size per launch. If the plug was too short, the sample is
+//! marked. Only the measured work may be between the two events. The trainer's stream is never destroyed, so it
+//! outlives every stepper.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,8 +65,8 @@ impl GpuLauncher {
         for _ in 0..=buckets.len() {
             self.copy_plug()?;
         }
-        // The plug has evicted everything from the cache. In a loop over the buckets, the last one would be there if it
-        // fits, so it runs first, without being timed.
+        // The plug has evicted everything from the cache. In a loop over the buckets, the last bucket would be in the
+        // cache if it fits, so that bucket runs first, without being timed.
         self.launch(work, buckets[buckets.len() - 1])?;
         self.record(&start)?;
         buckets.iter().try_for_each(|bucket| self.launch(work, *bucket))?;

@@ -93,8 +93,8 @@ impl BucketStepBuilder {
         }
     }
 
-    /// Names the parameters of the bucket and their offsets in it. Unset: all parameters in registration order, without
-    /// gaps.
+    /// Sets the parameters of the bucket and their offsets in it. The default is all parameters in registration order,
+    /// without gaps.
     pub fn bucket(self, bucket: ForeignBucket) -> Self {
         BucketStepBuilder { bucket: Some(bucket), ..self }
     }
@@ -118,7 +118,7 @@ impl BucketStepBuilder {
         self
     }
 
-    /// Sets the tensors' element types. Unset: f32 throughout.
+    /// Sets the tensors' element types. The default is f32 throughout.
     pub fn precision(self, precision: Precision) -> Self {
         BucketStepBuilder { precision, ..self }
     }
@@ -133,19 +133,19 @@ impl BucketStepBuilder {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets whether the step's launch keeps, zeroes or averages the gradients. Unset: the launch keeps the gradients.
+    /// Sets whether the step's launch keeps, zeroes or averages the gradients. By default it keeps them.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }
 
-    /// Sets the CPU kernels' instruction set. Unset: the set that `INSTEP_ISA` names, or otherwise the widest set of
+    /// Sets the CPU kernels' instruction set. The default is the set that `INSTEP_ISA` names, or else the widest set of
     /// the CPU.
     pub fn isa(self, isa: Isa) -> Self {
         BucketStepBuilder { isa: Some(isa), ..self }
     }
 
-    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. Unset: only the calling
-    /// thread.
+    /// Sets the threads over which a step on the CPU is split. Clones of a pool share threads. By default only the
+    /// calling thread steps.
     pub fn pool(self, pool: Pool) -> Self {
         BucketStepBuilder { pool: Some(pool), ..self }
     }
@@ -185,8 +185,8 @@ impl BucketStepBuilder {
     }
 }
 
-/// Refuses a bucket whose list of tiles does not fit in memory. The lengths are unchecked until the first step brings
-/// tensors, so they may be arbitrarily large.
+/// Refuses a bucket whose list of tiles does not fit in memory. No tensors exist before the first step, so the lengths
+/// may be arbitrarily large.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();
     let tiles_of = |segment: &Segment| match segment.row {
@@ -196,7 +196,7 @@ fn refuse_endless(plan: &Plan) -> Result<()> {
     let tiles: u64 = plan.segments().iter().map(tiles_of).sum();
     let bytes = tiles.saturating_mul(size_of::<InstepTile>() as u64);
     let mut list = Vec::<u8>::new();
-    // `black_box`, because a compiler may remove an allocation that nothing uses.
+    // `black_box` keeps the allocation: a compiler may remove an allocation that nothing uses.
     if elements <= MOST_ELEMENTS && black_box(&mut list).try_reserve_exact(bytes as usize).is_ok() {
         return Ok(());
     }

@@ -23,7 +23,7 @@ use crate::launch::{Bases, Progress, Settings};
 /// The GPU's part of a [`BucketStep`].
 pub struct OnGpu {
     engine: BucketEngine,
-    /// Kept between steps, so that a step allocates nothing.
+    /// This buffer is kept between steps, so that a step allocates nothing.
     bases: Vec<Bases>,
 }
 
@@ -68,9 +68,9 @@ impl BucketStepBuilder {
 /// Lends slices of cudarc. They must be on the step's GPU and in its context.
 ///
 /// cudarc orders the uses of a slice by two events, unless its context has only one stream or does not track events.
-/// This adds driver calls to a step. A slice that is written adds two waits before the step and one record after it. A
-/// slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, but you must order
-/// their uses yourself.
+/// These events add driver calls to a step. A slice that is written adds two waits before the step and one record after
+/// it. A slice that is only read adds one wait and one record. Addresses ([`Lent::at_len`]) add no calls, but you must
+/// then order all uses of the memory yourself.
 #[cfg(feature = "cuda")]
 impl<'a> Lent<'a> {
     /// Lends a slice of cudarc that a step may write. `stream` is the stream on which the step is enqueued.
@@ -109,7 +109,7 @@ impl<'a> Lent<'a> {
     /// Lends a read-only slice of cudarc, such as gradients.
     ///
     /// # Ordering
-    /// As for [`cuda_slice_mut`](Self::cuda_slice_mut), but the stream waits only for earlier writes.
+    /// Ordering as for [`cuda_slice_mut`](Self::cuda_slice_mut), but the stream waits only for earlier writes.
     pub fn cuda_slice<T: StepElement>(
         slice: &'a impl DevicePtr<T>,
         stream: &'a CudaStream,
@@ -138,10 +138,10 @@ impl BucketStep<OnGpu> {
     ///
     /// # Ordering
     /// Makes one launch on the stream per kind of optimizer, and two for LAMB, after the bucket's last step on any
-    /// stream. In four cases an additional launch first computes the scalars. The bucket has LAMB. The bucket has more
-    /// than 1,392 parameters. The GPU has decided an update ([`Scaling::grad_scaler`],
-    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before. Parameters have more than 24 combinations of step
-    /// count, hyperparameters and action.
+    /// stream. In four cases an additional launch first computes the scalars: if the bucket has LAMB; if the bucket has
+    /// more than 1,392 parameters; if the GPU has decided an update ([`Scaling::grad_scaler`],
+    /// [`enqueue_norm`](Self::enqueue_norm)), in this call or before; or if parameters have more than 24 combinations
+    /// of step count, hyperparameters and action.
     ///
     /// Returns at once, with two exceptions. The host waits if it is eight steps ahead of the GPU. It also waits if
     /// parameters or gradients are in separate runs, and their addresses change a third time before the GPU has copied
@@ -208,8 +208,8 @@ impl BucketStep<OnGpu> {
     /// Enqueues a launch that adds the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// Makes one launch on the stream, after the norm's last call on any stream. It makes two in the first call, and if
-    /// a parameter was frozen or unfrozen since the last step.
+    /// Makes one launch on the stream, after the norm's last call on any stream. Makes two launches in the first call,
+    /// and after a parameter was frozen or unfrozen since the last step.
     ///
     /// # Errors
     /// `Layout` for gradients that do not fit, as for [`step`](BucketStep::step). `Unsupported` for slices of host
@@ -229,8 +229,8 @@ impl BucketStep<OnGpu> {
         let lacks_some = self.shape.bind_grads(grads, &mut self.engine.bases)?;
         self.pass_over_missing(grads, lacks_some);
         let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
-        // The norm reads from the records which parameters are frozen. If they are stale, this derives them again, as
-        // the step will.
+        // The norm reads from the records which parameters are frozen. Stale records are derived again here, as the
+        // step does later.
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and `during` orders this work among the norm's other work.
             unsafe { engine.norm(bases, block, is_stale, stream) }

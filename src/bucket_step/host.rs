@@ -27,7 +27,7 @@ pub struct OnHost {
     kernels: Kernels,
     pool: Pool,
     bases: Arc<SegmentBases>,
-    /// Whether the bases are those of all tensors of a step.
+    /// Whether the bases have the addresses of all tensors of a step.
     is_bound: bool,
     steps: Vec<Launched>,
     norms: Vec<Launched>,
@@ -44,9 +44,9 @@ impl BucketStepBuilder {
     /// Builds the step on the CPU. No thread starts before a step.
     ///
     /// # Errors
-    /// `Config` for a hyperparameter or option out of range or a precision that the optimizer refuses, `Layout` for a
-    /// bucket that does not fit the layout, `Unsupported` for an instruction set that this machine lacks or a custom
-    /// optimizer, `Arithmetic` if the kernels fail their self-test.
+    /// `Config` for a hyperparameter or option out of range, or a precision that the optimizer refuses. `Layout` for a
+    /// bucket that does not fit the layout. `Unsupported` for a custom optimizer, or an instruction set that this
+    /// machine lacks. `Arithmetic` if the kernels fail their self-test.
     pub fn host(self) -> Result<BucketStep> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let pool = self.pool.clone().unwrap_or_else(Pool::alone);
@@ -131,8 +131,8 @@ impl BucketStep {
         unsafe { self.step_again(scaling) }
     }
 
-    /// Steps the tensors of the last call that was not refused again. It does not check these tensors again. This saves
-    /// much of the time of a small step.
+    /// Steps the same tensors as the last call that was not refused, without checking them again. This saves much of
+    /// the time of a small step.
     ///
     /// ```
     /// # use instep::bucket_step::{Lent, StepTensors};
@@ -160,7 +160,8 @@ impl BucketStep {
     /// [`add_norm`](Self::add_norm). `Config` for factors that cannot be divided out. Nothing has been written then.
     ///
     /// # Safety
-    /// All tensors of the last call that was not refused meet the contract of [`Lent::at`] now, also those that it lent as slices.
+    /// All tensors of the last call that was not refused now meet the contract of [`Lent::at`], including those that
+    /// were lent as slices.
     pub unsafe fn step_again(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         if !self.engine.is_bound {
@@ -205,8 +206,8 @@ impl BucketStep {
         self.engine.is_bound = false;
         self.pass_over_missing(grads, lacks_some);
         if self.is_stale {
-            // The norm reads from the records which parameters are frozen. If they are stale, this derives them again,
-            // as the step will.
+            // The norm reads from the records which parameters are frozen. Stale records are derived again here, as the
+            // step does later.
             self.begin(Scaling::NONE);
         }
         let engine = &self.engine;

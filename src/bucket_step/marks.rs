@@ -1,7 +1,7 @@
-//! Tracks which buckets were added to a norm, from its beginning to the last step after its decision.
+//! Tracks which buckets were added to a norm, from the norm's beginning to the last step after its decision.
 //!
-//! A bucket is added once and stepped once, with a norm or without, and a norm is decided over at least one bucket. If
-//! the caller took a norm's sum, it may have added other gradients to the sum. Such a norm may therefore step buckets
+//! A bucket is added once and stepped once, with a norm or without. A norm is decided over at least one bucket. A
+//! caller that has taken a norm's sum may have added other gradients to the sum. Such a norm may therefore step buckets
 //! that were added to another norm.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The state of a bucket with respect to norms.
 #[derive(Debug)]
 pub(super) struct BucketMark {
-    /// Unique among all buckets of the process, also those built later.
+    /// Unique among all buckets of the process, including those built later.
     id: u64,
     /// Number of steps so far, of any kind.
     steps: u64,

@@ -1,7 +1,7 @@
 //! Steps a single bucket now: the fused launch without a stepper, on the caller's memory.
 //!
-//! It depends on `launch` and the devices, and knows no schedule, no pass and no collective. A stepper runs the same
-//! launches, so both give the same bits. A call writes nothing before it has checked everything.
+//! This module depends on `launch` and the devices, and uses no schedule, pass or collective. A stepper runs the same
+//! launches, so both give the same bits. A call checks everything before it writes anything.
 
 mod builder;
 mod element;
@@ -32,14 +32,14 @@ use shape::Shape;
 
 /// The step of one bucket, on tensors that come with each call.
 ///
-/// It is for engines that reduce gradients themselves and need only the fused update, without passes, collectives or a
-/// schedule. A `BucketStep` keeps step counts and hyperparameters; the caller owns parameters, gradients and states.
-/// Buckets may be stepped in any order, on any thread.
+/// `BucketStep` is for engines that reduce gradients themselves and need only the fused update, without passes,
+/// collectives or a schedule. A `BucketStep` keeps step counts and hyperparameters; the caller owns parameters,
+/// gradients and states. Buckets may be stepped in any order, on any thread.
 ///
 /// For a model with several buckets, build one `BucketStep` per bucket: [`BucketStepBuilder::bucket`] names the
-/// bucket's parameters and their offsets. To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each,
-/// [`GradNorm::decide`] once, and [`step_decided`](BucketStep::step_decided) for each. To change a learning rate, call
-/// [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
+/// bucket's parameters and their offsets. To clip by the norm of all buckets, call [`add_norm`](BucketStep::add_norm)
+/// for each bucket, then [`GradNorm::decide`] once, then [`step_decided`](BucketStep::step_decided) for each bucket. To
+/// change a learning rate, call [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
 /// [`set_step_count`](BucketStep::set_step_count) for every parameter. A [checkpoint](crate::checkpoint) needs a
 /// stepper.
 ///
@@ -90,7 +90,7 @@ pub struct BucketStep<E = OnHost> {
 /// A group's optimizer, with the hyperparameters of the next step.
 struct GroupOptimizer {
     optimizer: Box<dyn Optimizer>,
-    /// The states that the step was built for. Every call must lend them.
+    /// The states for which the step was built. Every call must lend them.
     state_names: &'static [&'static str],
 }
 

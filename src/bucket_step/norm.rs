@@ -19,10 +19,11 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 /// The norm of the gradients of any number of buckets, and the decision to clip or skip.
 ///
 /// After each `begin`, add each bucket once, then decide, then step each bucket once. Any other order is an error that
-/// names the bucket. A bucket whose parameters are all frozen or without a gradient must be added too; it does not
-/// change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s before they decide.
-/// After its sum was taken, a norm may be decided without a bucket, as on a rank without shards. It may then also step
-/// buckets that were added to another norm, because only the caller knows which gradients are in the sum.
+/// names the bucket. You must add every bucket, even if all its parameters are frozen or have no gradient; such a
+/// bucket does not change the norm. Ranks that have shards of the gradients combine their [`sum`](GradNorm::sum)s
+/// before they decide. After its sum was taken, a norm may be decided even if no bucket was added, as on a rank without
+/// shards. It may then also step buckets that were added to another norm, because only the caller knows which gradients
+/// are in the sum.
 ///
 /// ```
 /// use instep::bucket_step::{Lent, StepTensors};
@@ -74,8 +75,8 @@ enum Phase {
 pub struct NormSum<'a> {
     /// The digits of the sum in base 2^32. Each has 64 bits, to leave room for carries.
     pub limbs: &'a mut [u64; NORM_LIMBS],
-    /// The largest magnitude, as the bits of an f32. These bits compare as integers in the order of the magnitudes, and
-    /// a NaN is above infinity.
+    /// The largest magnitude, as the bits of an f32. As integers, these bits have the order of the magnitudes, and NaN
+    /// is above infinity.
     pub largest: &'a mut u32,
 }
 
@@ -94,7 +95,7 @@ pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 /// The outcome of a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The norm of all averaged gradients. It is infinite or NaN if a gradient is.
+    /// The norm of all averaged gradients. The norm is infinite or NaN if a gradient is.
     pub norm: f64,
     /// The factor by which steps clip the gradients; 1 if nothing is clipped or everything is skipped.
     pub clip: f64,
@@ -140,9 +141,9 @@ impl GradNorm {
         Ok(())
     }
 
-    /// Decides the clip coefficient, and whether to skip. If `max_norm` is set, gradients are clipped to it. With
-    /// `skip_nonfinite`, steps are skipped if a gradient is infinite or NaN, or becomes so when it is divided by the
-    /// loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if `skip_nonfinite` is false.
+    /// Decides the clip coefficient, and whether to skip. If `max_norm` is set, gradients are clipped to this norm.
+    /// With `skip_nonfinite`, steps are skipped if a gradient is infinite or NaN, or becomes so when it is divided by
+    /// the loss scale. The flag of [`Scaling::grad_scaler`] skips the steps even if `skip_nonfinite` is false.
     ///
     /// # Errors
     /// `Config` if `max_norm` is not a finite number above 0. `Order` without [`begin`](Self::begin), or if no bucket
@@ -160,8 +161,8 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
-    /// Returns the sum so far. Ranks with shards of the gradients add up their sums; a rank without shards takes part
-    /// too.
+    /// Returns the sum so far. Ranks with shards of the gradients add up their sums. A rank without shards takes part
+    /// in this too.
     ///
     /// # Errors
     /// `Order` without [`begin`](Self::begin).

@@ -1,6 +1,7 @@
-//! The factors in a bucket's gradients, by which a step divides.
+//! The factors in a bucket's gradients, which a step divides out.
 //!
-//! They are combined into one f32 factor, as in a stepper's passes, so both give the same bits.
+//! The factors are combined into one f32 factor, as in a stepper's passes, so a bucket step gives the same bits as a
+//! stepper.
 
 use std::ptr;
 
@@ -35,12 +36,12 @@ impl Scaling {
         Scaling { world_size, ..Scaling::NONE }
     }
 
-    /// Sets the loss scale. Unset: 1.
+    /// Sets the loss scale. The default is 1.
     pub fn loss_scale(self, loss_scale: f64) -> Scaling {
         Scaling { loss_scale, ..self }
     }
 
-    /// Sets a clip coefficient from 0 to 1 that the caller has computed. Unset: 1, no clipping.
+    /// Sets a clip coefficient from 0 to 1 that the caller has computed. The default is 1, which clips nothing.
     pub fn clip(self, clip: f64) -> Scaling {
         Scaling { clip, ..self }
     }

@@ -75,15 +75,15 @@ impl<E: Engine> BucketStep<E> {
         self.set_optimizer(group, &*changed)
     }
 
-    /// Replaces all hyperparameters of a group from the next step on, also those that are defaults in `optimizer`. Step
-    /// counts and states do not change. To change only some hyperparameters, as a schedule does, call
+    /// Replaces all hyperparameters of a group from the next step on, including those that have default values in
+    /// `optimizer`. Step counts and states do not change. To change only some hyperparameters, as a schedule does, call
     /// [`set_lr`](Self::set_lr) or [`set_hyper`](Self::set_hyper).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of
+    /// `Layout` if there is no such group. `Config` for values out of range. `Unsupported` for another kind of
     /// optimizer, or one with states that the step was not built for. Nothing has changed then.
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
@@ -105,9 +105,9 @@ impl<E: Engine> BucketStep<E> {
         Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
     }
 
-    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter like one without a gradient. Its tensors and
-    /// step count do not change, its memory is not read, and norms leave it out. To skip a parameter in only one step,
-    /// lend no gradient for it ([`Lent::optional_slices`]).
+    /// Freezes or unfreezes a parameter. Steps skip a frozen parameter, as they skip a parameter without a gradient.
+    /// Its tensors and step count do not change, its memory is not read, and norms leave it out. To skip a parameter in
+    /// only one step, lend no gradient for it ([`Lent::optional_slices`]).
     ///
     /// # Ordering
     /// Ordering as for [`set_lr`](Self::set_lr).
@@ -148,7 +148,7 @@ impl<E: Engine> BucketStep<E> {
     }
 
     /// Sets how many updates a parameter has had, to resume a training: the next update is number `count + 1`. If the
-    /// optimizer [carries](Self::carried) a number, pass it with the count.
+    /// optimizer [carries](Self::carried) a number, pass this number with the count.
     ///
     /// ```
     /// # use instep::{BucketStep, Error, Layout, NAdam};
@@ -195,8 +195,8 @@ impl<E: Engine> BucketStep<E> {
         }
     }
 
-    /// Writes to the settings whether steps skip a segment. There is one round, so the segment's record has the same
-    /// index.
+    /// Writes to the settings whether steps skip a segment. There is one round, so a segment and its record have the
+    /// same index.
     fn leave(&mut self, segment: usize) {
         let own = self.plan.segments()[segment].action;
         let action = if self.left[segment].any() { SegmentAction::Leave } else { own };

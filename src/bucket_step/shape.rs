@@ -24,7 +24,7 @@ struct Kind {
     /// Bytes of a unit: an element, or the scale of a block.
     bytes: u64,
     stored: Stored,
-    /// The power of two of elements that a unit stands for.
+    /// The base-2 logarithm of the number of elements per unit.
     log2_elements: u32,
     is_written: bool,
 }
@@ -164,7 +164,7 @@ impl Shape {
         }
     }
 
-    /// Checks a tensor, and returns whether a gradient is missing. It makes strings only for an error, because they
+    /// Checks a tensor, and returns whether a gradient is missing. Makes strings only for an error, because strings
     /// allocate.
     fn check(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         if kind.is_written && !tensor.is_writable {
@@ -174,7 +174,7 @@ impl Shape {
         self.check_lent(kind, tensor)
     }
 
-    /// Makes all checks of a tensor except whether it may be written.
+    /// Makes all checks of a tensor except the check that it may be written.
     fn check_lent(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
         if self.is_on_gpu {
@@ -272,7 +272,7 @@ impl Shape {
         match runs.windows(2).find(|pair| pair[1].0 - pair[0].0 < pair[0].1) {
             None => Ok(()),
             Some(pair) => {
-                // The error names them in the order of the call, not of memory.
+                // The error names both tensors in the order of the call, not in the order of memory.
                 let [one, other] = [pair[0].2.min(pair[1].2), pair[0].2.max(pair[1].2)];
                 let thing = format_args!("{} and {}", self.kinds[one].name, self.kinds[other].name);
                 Err(Error::layout(thing, "overlap", "give each its own memory"))

@@ -22,8 +22,9 @@ pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 /// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come
 /// in the order in which the bucket lists its parameters.
 ///
-/// If each gradient has its own run, some may be missing. The call skips a parameter without a gradient, as if it were
-/// [frozen](super::BucketStep::set_frozen). Its tensors and step count do not change, and norms leave it out.
+/// If each gradient has its own run, some gradients may be missing. The call skips a parameter without a gradient, as
+/// if it were [frozen](super::BucketStep::set_frozen). Its tensors and step count do not change, and norms leave it
+/// out.
 #[derive(Debug)]
 pub struct Lent<'a> {
     pub(super) location: Location,
@@ -41,14 +42,14 @@ pub(super) enum Location {
     Each(Runs),
 }
 
-/// An address, or 0, and the length in elements if it is known.
+/// An address (or 0), and the length in elements if the length is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) address: usize,
     pub(super) elements: Option<usize>,
 }
 
-/// A list of runs. `get` knows the type of its elements.
+/// A list of runs. `get` is the function that reads elements of this list's type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Runs {
     list: *const c_void,
@@ -199,7 +200,7 @@ impl<'a> Lent<'a> {
         Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T>, is_raw: false }), false)
     }
 
-    /// Names the address of a run for the whole bucket.
+    /// Lends the address of a run for the whole bucket.
     ///
     /// # Safety
     /// The following holds until each call that gets the address has run. The address is aligned to an element, and
@@ -210,7 +211,7 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
     }
 
-    /// Names the address of a run and its number of elements. The call compares this number with the bucket's number of
+    /// Lends the address of a run and its number of elements. The call compares this number with the bucket's number of
     /// elements.
     ///
     /// # Safety
@@ -219,7 +220,7 @@ impl<'a> Lent<'a> {
         Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
-    /// Names one address per parameter. On a GPU only parameters and gradients may be in separate runs; any other
+    /// Lends one address per parameter. On a GPU only parameters and gradients may be in separate runs; any other
     /// tensor is one run with the bucket's offsets. A null address means that the gradient is missing and its parameter
     /// is skipped.
     ///
@@ -371,16 +372,16 @@ fn listed<'a>(
 }
 
 impl Scaling {
-    /// Takes the loss scale and the skip flag from the tensors of `torch.amp.GradScaler`, one f32 each (`_scale`,
-    /// `found_inf`). The step reads both when it runs. If the flag is not 0, parameters, states and step counts do not
-    /// change. Gradients are still zeroed or averaged, if the step was built for that.
+    /// Takes the loss scale and the skip flag from the tensors of `torch.amp.GradScaler` (`_scale` and `found_inf`, one
+    /// f32 each). The step reads both when it runs. If the flag is not 0, parameters, states and step counts do not
+    /// change. Gradients are still zeroed or averaged, if the step was built with that option.
     ///
     /// `scale` replaces [`loss_scale`](Self::loss_scale). Pass null if the gradients are already unscaled. The step
     /// only reads `found_inf`; your code must set it to the same value on all ranks. A null `found_inf` counts as 0.
     ///
     /// # Safety
     /// Each address is null, or lies in the memory of the step's device and is valid until each call that gets it has
-    /// run. Nothing writes to it until then. The calls refuse an unaligned address.
+    /// run. Nothing writes to the address until then. The calls refuse an unaligned address.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

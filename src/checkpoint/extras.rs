@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-/// The trainer's own scalars and texts, which a checkpoint has besides the stepper's data.
+/// The trainer's own scalars and texts, which a checkpoint contains in addition to the stepper's data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     /// The scalars by tensor name, such as `epoch` or `random.seed`. A name must not be one of the checkpoint's own

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use super::partial::{Partial, numbered, remove_leftovers};
 use crate::error::{Error, Result};
 
-/// The most links in a chain of symbolic links; a path with more is refused, as on Linux.
+/// The most symbolic links in a chain. A path with more links is refused, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// The calls whose order decides what survives a power failure. A test records that order.
+/// The file-system calls, for a test that records their order. The order decides what survives a power failure.
 trait Disk {
     fn sync(&self, file: &File) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -47,7 +47,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
     replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-/// Replaces a file that other ranks write too. `write` gets the number by which other ranks [open](open_partial) the
+/// Replaces a file that several ranks write. `write` gets the number with which other ranks [open](open_partial) the
 /// file.
 pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
     replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
@@ -93,7 +93,7 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
         Ok(found) => Some(found.permissions()),
         Err(_) => None,
     };
-    // Leftovers do no harm, so an error here is ignored.
+    // A leftover file does no harm, so an error here is ignored.
     let _ = remove_leftovers(folder, name);
     let mut partial = Partial::create(folder, name, permissions.clone().map(to_write)).map_err(refused)?;
     write(&mut partial)?;
@@ -107,7 +107,7 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) ->
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-/// Returns the permissions that a file has while its owner writes it, also from other processes.
+/// Returns the permissions of a file while its owner writes it, in this or another process.
 fn to_write(mut permissions: Permissions) -> Permissions {
     #[cfg(unix)]
     {

@@ -1,6 +1,6 @@
 //! Names inside a checkpoint: prefixes of tensors, single tensors and metadata keys.
 //!
-//! The names are a part of the file format, so none of them may change.
+//! The names are a part of the file format, so they must not change.
 
 /// The prefix of a parameter's name.
 pub(super) const PARAM: &str = "param.";
@@ -17,6 +17,6 @@ pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";
 pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
-/// The metadata key that says what wrote the file, and in which version of the format.
+/// The metadata key for the program that wrote the file and the version of the format.
 pub const VERSION_KEY: &str = "instep.checkpoint";
 pub(super) const VERSION: &str = "1";

@@ -22,13 +22,13 @@
 //! | any other name | F64 or U64 scalar | [`Extras::scalars`]; a scaler's state and a norm to clip by are also extras if the stepper has no use for them |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
-//! A parameter's name may have dots but a state's name has none, so a key is split at its last dot. The file has no
-//! gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that loads
-//! a file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper keeps
-//! moving averages and the file has none, the averages begin as the loaded parameters. If the file has averages and the
-//! stepper keeps none, the file is refused. [Copies](crate::StepperBuilder::copy_params) are not saved. A load does not
-//! change a parameter's copy; the next update writes the copy. [`export`] writes only the parameters, in their own
-//! types.
+//! A parameter's name may have dots, but a state's name has none. A key is therefore split at its last dot. The file
+//! has no gradients and no settings of the trainer (hyperparameters, learning rates, frozen parameters). A stepper that
+//! loads a file keeps its own settings; if a run has [changed](Stepper::set_hyper) them, set them again. If the stepper
+//! keeps moving averages and the file has none, the averages start as the loaded parameters. If the file has averages
+//! and the stepper keeps none, the load is refused. [Copies](crate::StepperBuilder::copy_params) are not saved. A load
+//! does not change a parameter's copy; the next update writes the copy. [`export`] writes only the parameters, in their
+//! own types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -92,14 +92,14 @@ use restore::restore;
 use safetensors::{Data, Header, inside};
 
 /// Saves to a file and replaces it atomically. **Only rank 0 writes**; other ranks return at once, so every rank may
-/// call it. With [shards](crate::Strategy) all ranks must call it, and each rank sends its shards to rank 0. (With
-/// [`save_together`], each rank writes its shards itself.) The file is the same as without shards. If ranks have
+/// call it. With [shards](crate::Strategy), all ranks must make this call, and each rank sends its shards to rank 0.
+/// (With [`save_together`], each rank writes its own shards.) The file is the same as without shards. If ranks have
 /// different models, each rank calls [`write()`] instead. [`save_with`] also saves the trainer's own numbers.
 ///
-/// The data go into a hidden file in the same folder. Its name ends in `.instep-partial`. That file is flushed to
-/// disk and renamed, and then the folder is flushed. A hidden file of a killed run is never read. It is removed by the
-/// next save to the same path, or by any save into the same folder a day later. Two processes must not save to one path
-/// at the same time: one save may fail, and either may be the last.
+/// The data are written to a hidden file in the same folder, with a name that ends in `.instep-partial`. The file is
+/// flushed to disk and renamed, and then the folder is flushed. A hidden file that a killed run has left is never read.
+/// The next save to the same path removes it, and so does any save into the same folder a day later. Two processes must
+/// not save to one path at the same time: one save may fail, and either may be the last.
 ///
 /// # Ordering
 /// Waits for all steps. Allocates space for one tensor.
@@ -124,7 +124,7 @@ pub fn save_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl As
     save_file(stepper, path.as_ref(), |out| write_with(stepper, extras, out))
 }
 
-/// Writes a file on rank 0. With shards, the other ranks send their shards and write nothing.
+/// Writes a file on rank 0. With shards, the other ranks send their shards to rank 0 and write nothing.
 fn save_file<D: Device>(
     stepper: &Stepper<D>,
     path: &Path,
@@ -140,7 +140,8 @@ fn save_file<D: Device>(
         write(&mut Patient::new(file, is_shared))
     });
     if is_shared && !has_gathered {
-        // The other ranks wait for this rank's parts, so it sends them in spite of the error. The file's error is reported.
+        // The other ranks wait for this rank's parts, so this rank sends them even after an error. The error of the
+        // file is reported.
         let _ = write(&mut std::io::sink());
     }
     outcome
@@ -256,16 +257,17 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// ```
 ///
 /// A state's key has the parameter's name, or the parameter's number in torch's `state_dict`. The number is the index
-/// in `order`, a list of names. Without `order` it is the index in the order of registration. torch numbers parameters
-/// group by group, so pass `order` if there are several groups. If lengths happen to agree, a wrong order is not
-/// detected. A key that is both a name and a number is taken as a name. The file may have all parameters or none, and
-/// all moving averages or none. As in torch, a parameter without any state has had no update. Otherwise the file must
-/// have all states of the parameter's group, and `step`; a momentum buffer needs no `step`, because torch saves none.
-/// Values are F32, F16 or BF16, or F64 that are exactly an f32. `step` is one whole number of any type. NAdam also
-/// needs `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are verified.
+/// in `order`, a list of names. Without `order`, the number is the index in the order of registration. torch numbers
+/// parameters group by group, so pass `order` if there are several groups. A wrong order is not detected if the lengths
+/// happen to agree. A key that is both a name and a number counts as a name. The file may have all parameters or none,
+/// and all moving averages or none. As in torch, a parameter without any state has had no update. For any other
+/// parameter, the file must have all states of its group, and `step`. A momentum buffer needs no `step`, because torch
+/// saves none. Values are F32, F16 or BF16, or F64 that f32 represents exactly. `step` is one whole number of any type.
+/// NAdam also needs `mu_product` (F32 or F64). A checkpoint of this library can be imported too, and its checksums are
+/// verified.
 ///
 /// # Ordering
-/// Ordering, and what ranks must do, as for [`load`].
+/// Ordering as for [`load`]. The same rules hold for ranks.
 ///
 /// # Errors
 /// Errors as for [`load`]. `Layout` if `order` has a name that no parameter has.

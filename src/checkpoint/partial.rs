@@ -1,7 +1,7 @@
 //! The hidden file that a save writes first, and then renames to the real name.
 //!
-//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed if it is not
-//! renamed. This module never removes a file that a live run may still be writing for another name.
+//! Its name is `.NAME.DIGITS.instep-partial`, and is never longer than a file system allows. The file is removed if it
+//! is not renamed. This module never removes a file that a live run may still be writing for another name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
@@ -20,7 +20,7 @@ const DIGITS: usize = 16;
 /// The longest name, in bytes, that all usual file systems allow.
 const MAX_NAME_BYTES: usize = 255;
 
-/// The bytes of that length that are left for NAME: without the two dots, the digits and the suffix.
+/// The bytes that are left for NAME: the length without the two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
 /// A writer that has not written for this long is assumed to be dead.
@@ -36,7 +36,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Creates the hidden file for a file called `name`. It gets the permissions of the file that it will replace, if
+    /// Creates the hidden file for a file called `name`, with the permissions of the file that it will replace, if
     /// there is one.
     pub(super) fn create(
         folder: &Path,
@@ -85,8 +85,8 @@ impl Drop for Partial {
     }
 }
 
-/// Removes the files that killed runs have left for this name, and files for other names that are a day old. If another
-/// live writer writes to this name, it gets an error when it renames.
+/// Removes the files that killed runs have left for this name, and files for other names that are a day old. Another
+/// live writer for this name gets an error when it renames its file.
 pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     let own = stem(name);
     for entry in std::fs::read_dir(folder)? {
@@ -101,7 +101,7 @@ pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the name. For a name that is too long, returns its beginning and a hash of the whole name.
+/// Returns the name, shortened to its beginning and a hash of the whole name if it is too long.
 fn stem(name: &OsStr) -> OsString {
     let bytes = name.as_encoded_bytes();
     if bytes.len() <= MAX_STEM_BYTES {

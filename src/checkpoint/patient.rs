@@ -1,4 +1,4 @@
-//! A writer that reports a failure only at its end. A rank with a full disk therefore still takes part in all
+//! A writer that reports a failure only at the end, so that a rank with a full disk still takes part in all
 //! collectives.
 //!
 //! After the first error, the writer accepts all further bytes and drops them.

@@ -1,4 +1,4 @@
-//! Files that have only parameters, for other programs: names, shapes and types are those of the trainer.
+//! Files that have only parameters, for other programs. Names, shapes and types are those of the trainer.
 //!
 //! This module depends on the reader and the writer of checkpoints. Such a file has no states, so a training cannot
 //! resume from it.
@@ -31,9 +31,9 @@ pub struct Export {
 /// The name that the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes only the parameters to a safetensors file. It atomically replaces a file at `path`. Names and shapes are
-/// those of the layout, and types those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
-/// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks call it and **only rank 0 writes**, as in
+/// Writes only the parameters to a safetensors file, and atomically replaces a file at `path`. Names and shapes are
+/// those of the layout, and types are those of the stepper. PyTorch's `safetensors.torch.load_file` and candle's
+/// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks make this call and **only rank 0 writes**, as in
 /// [`save`](super::save).
 ///
 /// ```
@@ -76,10 +76,10 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
             Entry { name: parameter.name.clone(), dtype: dtype.into(), shape: parameter.shape.clone() };
         all.push((entry, dtype, id));
     }
-    // Wide elements first, so that each tensor is aligned to its own.
+    // Tensors with wide elements come first, so that each tensor is aligned to its elements.
     all.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bytes()));
     let entries: Vec<Entry> = all.iter().map(|(entry, _, _)| entry.clone()).collect();
-    // Without it, Hugging Face's transformers refuses the file.
+    // Without this key, Hugging Face's transformers refuses the file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let failed = |error| Error::file("the parameters")(error);
     let mut out = BufWriter::new(out);
@@ -101,9 +101,9 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 
 /// Loads parameters from a safetensors file that has them under their own names, as [`export`] and PyTorch's
 /// `save_file(model.state_dict())` write it. States and step counts stay as they are. Moving averages begin as the
-/// loaded parameters. Every rank may load, and the next pass gives every rank the parameters of rank 0.
+/// loaded parameters. Every rank may load. The next pass broadcasts the parameters of rank 0 to every rank.
 ///
-/// Values may be F32, F16, BF16, or F64 that f32 represents exactly, for a parameter of any type. If the parameter's
+/// For a parameter of any type, values may be F32, F16 or BF16, or F64 that f32 represents exactly. If the parameter's
 /// type has fewer bits, values are rounded to nearest.
 ///
 /// # Ordering

@@ -1,7 +1,7 @@
 //! Maps each tensor of a file to a tensor of a stepper, using only the file's header.
 //!
-//! In a checkpoint of this library, the tensors are exactly those of the stepper. This module reads no data, and
-//! refuses a file with any other tensor.
+//! A checkpoint of this library has exactly the stepper's tensors. This module reads no data, and refuses a file with
+//! any other tensor.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Whether the file has no averages, so that they begin as the parameters.
+    /// Whether the file has no averages, so that the averages start as the parameters.
     pub(super) begins_emas: bool,
 }
 
@@ -99,7 +99,7 @@ impl<'h> Plan<'h> {
         Ok(plan)
     }
 
-    /// Adds a tensor that does not belong to the stepper to the trainer's scalars.
+    /// Adds a tensor to the trainer's scalars, because it does not belong to the stepper.
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();

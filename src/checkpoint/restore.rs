@@ -1,7 +1,7 @@
 //! Loads a file into a stepper by reading it twice: the first reading finds every fault, the second changes the
 //! stepper.
 //!
-//! A tensor is read and checked as a whole before any of it is written, in the second reading too. Nothing is written
+//! In the second reading too, a tensor is read and checked as a whole before any of it is written. Nothing is written
 //! before the first reading has ended.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     own: bool,
     sort: impl for<'h> FnOnce(&'h Header, &Stepper<D>) -> Result<Plan<'h>>,
 ) -> Result<Extras> {
-    // An open pass or a stepper that has failed is refused here, before a long reading.
+    // This refuses an open pass or a failed stepper before the file is read, which may take long.
     if let Some(first) = stepper.layout().ids().next() {
         stepper.step_count(first)?;
     }
@@ -146,7 +146,7 @@ impl Own {
         Ok(own)
     }
 
-    /// Sets these scalars in the stepper. A checkpoint without a norm was written before any pass had a norm.
+    /// Sets these scalars in the stepper. A checkpoint has no norm if it was written before any pass had a norm.
     fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;

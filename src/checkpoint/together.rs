@@ -30,7 +30,7 @@ struct Start {
     number: u64,
     /// The offset of the first tensor.
     first_bytes: u64,
-    /// Whether only rank 0 writes the tensors that are full on every rank.
+    /// Whether rank 0 alone writes the tensors that are full on every rank.
     rank_0s: bool,
 }
 
@@ -43,8 +43,8 @@ struct Written {
 /// Saves to one file that all ranks write **together**: each rank writes its own [shards](crate::Strategy), so no rank
 /// gathers. The file has the same bytes as that of [`save`](super::save), and [`load`](super::load) reads it with any
 /// strategy. All ranks call it, each with a path to the same file, on a file system that all ranks reach. With
-/// [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards, it is
-/// `save`.
+/// [`shard_size`](crate::StepperBuilder::shard_size) the first group writes, and the others wait. Without shards, this
+/// call is the same as `save`.
 ///
 /// ```
 /// use instep::checkpoint;
@@ -62,9 +62,9 @@ struct Written {
 /// ```
 ///
 /// Rank 0 creates the hidden file that [`save`](super::save) describes, at its full length. Rank 0 writes the scalars,
-/// the tensors without shards, and the checksums. It combines these from the checksums of all parts. Each rank flushes
+/// the tensors without shards, and the checksums, which it combines from the checksums of all parts. Each rank flushes
 /// its parts to disk. Then rank 0 flushes the whole file, renames it, and flushes the folder. No rank returns `Ok`
-/// before this. The file system must allow several machines to write different bytes of one file; loading checks every
+/// before this. The file system must allow several hosts to write different bytes of one file. Loading checks every
 /// byte.
 ///
 /// # Ordering
@@ -72,11 +72,11 @@ struct Written {
 /// time to write and flush its parts. Allocates space for the longest part of a tensor.
 ///
 /// # Errors
-/// Errors as for [`save`](super::save), on **all** ranks if one of them fails. That rank returns its own error, and the
-/// others a `Checkpoint` error that names the rank. A rank that does not find rank 0's file also returns `Checkpoint`.
-/// After these errors, the old file is unchanged, the partial file is removed, and the stepper still works. `PeerLost`,
-/// `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end, the new file may exist,
-/// and is then complete.
+/// Errors as for [`save`](super::save), on **all** ranks if one rank fails. The failed rank returns its own error, and
+/// the others return a `Checkpoint` error that names the failed rank. A rank that does not find rank 0's file also
+/// returns `Checkpoint`. After these errors, the old file is unchanged, the partial file is removed, and the stepper
+/// still works. `PeerLost`, `Mismatch` or `Deadline` if a rank does not take part. If a rank is lost at the very end,
+/// the new file may exist, and is then complete.
 pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
     save_together_with(stepper, &Extras::default(), path)
 }
@@ -88,8 +88,8 @@ pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) ->
 /// Ordering as for [`save_together`].
 ///
 /// # Errors
-/// Errors as for [`save`](super::save), on all ranks if one of them fails. `PeerLost`, `Mismatch` or `Deadline` if a
-/// rank does not take part. `Config` for a name in `extras` that the checkpoint uses itself.
+/// Errors as for [`save`](super::save), on all ranks if one rank fails. `PeerLost`, `Mismatch` or `Deadline` if a rank
+/// does not take part. `Config` for a name in `extras` that the checkpoint uses itself.
 pub fn save_together_with<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,
@@ -105,8 +105,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls. It tells the other ranks to start or that it has failed, joins the parts, and tells them the
-/// result.
+/// Makes rank 0's calls. Tells the other ranks to start, or that rank 0 has failed; joins the parts; and tells the
+/// other ranks the result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {
@@ -127,7 +127,8 @@ fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result
             file.write_all(&checksum_bytes(&checksums)).map_err(failed)
         })
     });
-    // If this rank failed before the first word, this is its first word. If the group has failed, nobody hears it.
+    // If this rank failed before its first message, this is its first message. If the group has failed, no rank
+    // receives it.
     let told = tell(stepper, outcome.clone().map(|()| Start::default()));
     outcome.and(told.map(drop))
 }
@@ -192,7 +193,7 @@ fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<
     Ok(checksums)
 }
 
-/// Returns a rank's parts as bytes, or the reason of its failure. The first byte says which of the two follows.
+/// Encodes a rank's parts, or the reason of its failure, as bytes. The first byte says which of the two follows.
 fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
     match own {
         Ok(all) => {

@@ -1,5 +1,5 @@
-//! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds those that torch leaves
-//! out.
+//! Plans the load of a state dict of `torch.optim`: finds states by name or number, and adds the states that torch
+//! leaves out.
 //!
 //! torch saves no state before a parameter's first update, no state that the group does not use, and no step count with
 //! a momentum buffer. This module must refuse an incomplete state, because Adam would silently step with the wrong bias
@@ -116,7 +116,7 @@ impl Found<'_> {
         let count = match self.count {
             Some(from) => Count::Stored(from),
             None if self.states.is_empty() => Count::Given(0),
-            // A count of 0 would make the next update the first one, which replaces the buffer.
+            // With a count of 0, the next update would be the first one, which overwrites the buffer.
             None if kept == [MOMENTUM] => Count::Given(1),
             None => return Err(missing(&key(STEP)?)),
         };

@@ -15,7 +15,7 @@ const ANOTHER: &str = "load another checkpoint";
 
 pub(super) struct Verified<R> {
     pub(super) data: Data<R>,
-    /// The checksums by a tensor's offset in the file; `None` if the file has none.
+    /// The checksum of each tensor, by the tensor's offset in the file; `None` if the file has no checksums.
     checksums: Option<HashMap<u64, u32>>,
 }
 
@@ -41,7 +41,7 @@ impl<R: Read + Seek> Verified<R> {
 
     /// Passes all of a tensor's bytes to `take`, in pieces of whole elements.
     ///
-    /// The data are verified only if this returns `Ok`.
+    /// The data are verified only once this returns `Ok`.
     pub(super) fn stream(
         &mut self,
         key: &str,

@@ -1,7 +1,7 @@
 //! Writes a stepper to a stream of bytes: the header, the data tensor by tensor, then the checksums.
 //!
-//! Checksums come last because each tensor is read only once. One tensor is in memory at a time. The same training
-//! gives the same bytes with any buckets.
+//! Checksums come last because each tensor is read only once. Only one tensor is in memory at a time. The bytes do not
+//! depend on the buckets.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -173,7 +173,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-/// Refuses scalars that a load would mistake for the stepper's own, or that a load would refuse.
+/// Refuses scalars that a load would take for the stepper's own, or that a load would refuse.
 fn refuse_reserved<D: Device>(
     stepper: &Stepper<D>,
     extras: &Extras,
@@ -189,7 +189,7 @@ fn refuse_reserved<D: Device>(
     if let Some(name) = extras.scalars.keys().find(reserved) {
         return Err(Error::config("scalars", name, why, "use another name"));
     }
-    // Scalars that another stepper would write itself are allowed, if they are such as it would write.
+    // Scalars that another stepper would write itself are allowed if their types and values are valid for that stepper.
     if Own::of(&extras.scalars).is_err() {
         let names = [SCALE, GROWTH_TRACKER, PREVIOUS_NORM].into_iter();
         let names: Vec<&str> = names.filter(|name| extras.scalars.contains_key(*name)).collect();

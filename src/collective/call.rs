@@ -25,9 +25,9 @@ pub(crate) struct Addresses {
     pub(crate) dst: *mut u8,
 }
 
-// SAFETY: plain numbers until one is followed; the code that follows it answers for that.
+// SAFETY: plain numbers until one is dereferenced; the code that dereferences it is responsible.
 unsafe impl Send for Addresses {}
-// SAFETY: plain numbers until one is followed; the code that follows it answers for that.
+// SAFETY: plain numbers until one is dereferenced; the code that dereferences it is responsible.
 unsafe impl Sync for Addresses {}
 
 /// One collective call of one rank: a [`CallKey`], on which ranks must agree, and this rank's buffers.
@@ -67,10 +67,10 @@ impl<'a> Call<'a> {
     /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream they are in host memory.
     ///
     /// # Shapes
-    /// The longer buffer has `key.bytes` bytes. The shorter one, which is `dst` in a reduce-scatter and `src` in an
-    /// all-gather, has that number divided by the number of ranks. `dst` may equal `src`. In a reduce-scatter `dst` may
-    /// be this rank's part of `src`, and in an all-gather `src` may be this rank's part of `dst`. Otherwise they do not
-    /// overlap.
+    /// The longer buffer has `key.bytes` bytes. The shorter buffer is `dst` in a reduce-scatter and `src` in an
+    /// all-gather. It has that number of bytes divided by the number of ranks. `dst` may equal `src`. In a
+    /// reduce-scatter `dst` may be this rank's part of `src`, and in an all-gather `src` may be this rank's part of
+    /// `dst`. Otherwise they do not overlap.
     ///
     /// # Safety
     /// Both buffers are valid for their lengths, initialised and aligned to the element.
@@ -108,8 +108,8 @@ impl<'a> Call<'a> {
             (comm.world_size(), comm.rank(), source.as_ref().map(|source| source.len()));
         let (len, whole) = (target.len() as u64, target.as_mut_ptr());
         let src = source.map_or(whole.cast_const(), |source| source.as_mut_ptr().cast_const());
-        // SAFETY: both are borrowed mutably for the call's life. What follows checks lengths and alignment before anything
-        // follows an address.
+        // SAFETY: both are borrowed mutably for the call's life. The code below checks lengths and alignment before
+        // anything dereferences an address.
         let mut call = unsafe { Call::new(key, ranks, src, whole, deadline, None) };
         let (wanted_src, wanted_dst) = match given {
             Some(_) => (call.src_bytes, call.dst_bytes),
@@ -140,7 +140,7 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
-    /// Adds the text about this rank's agreement. If ranks differ, the error shows this text.
+    /// Adds the text of this rank's agreement. The error quotes this text if ranks differ.
     pub(crate) fn with_words(self, words: &'a Arc<Words>) -> Call<'a> {
         Call { words: Some(words), ..self }
     }
@@ -184,9 +184,9 @@ impl<'a> Call<'a> {
         self.deadline
     }
 
-    /// Returns the stream to enqueue on; `None` if the buffers are in host memory and no GPU takes part. With
+    /// Returns the stream to enqueue on, or `None` if the buffers are in host memory and no GPU takes part. With
     /// [offload](crate::StepperBuilder::offload) on a GPU, the buffers of `Sum64`, `Max32` and `Min32` are page-locked
-    /// host memory. The GPU reaches it under the same address.
+    /// host memory. The GPU uses the same addresses for this memory.
     pub fn stream(&self) -> Option<StreamHandle> {
         self.stream
     }
@@ -202,7 +202,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Refuses buffers that are not in host memory, or whose lengths are for another number of ranks.
+    /// Refuses buffers that are not in host memory, and lengths for another number of ranks.
     ///
     /// # Errors
     /// `Unsupported` for a GPU's memory, `Layout` for wrong lengths.
@@ -224,8 +224,8 @@ impl<'a> Call<'a> {
     /// `Unsupported` if it is a GPU's memory.
     pub fn source(&self) -> Result<&[u8]> {
         let len = self.host_len(self.src_bytes)?;
-        // SAFETY: the call's own host memory, that long, by the promise of its maker. A mutable slice of the call's
-        // borrows it mutably.
+        // SAFETY: the maker of the call has promised host memory of this length. A mutable slice of this memory borrows
+        // the call mutably.
         Ok(unsafe { slice::from_raw_parts(self.addresses.src, len) })
     }
 
@@ -235,8 +235,8 @@ impl<'a> Call<'a> {
     /// `Unsupported` if it is a GPU's memory.
     pub fn target(&mut self) -> Result<&mut [u8]> {
         let len = self.host_len(self.dst_bytes)?;
-        // SAFETY: the call's own host memory, that long, by the promise of its maker; `&mut self` excludes other slices
-        // of it.
+        // SAFETY: the maker of the call has promised host memory of this length; `&mut self` excludes other slices of
+        // it.
         Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
     }
 
@@ -250,8 +250,8 @@ impl<'a> Call<'a> {
         }
         let (len, Addresses { src, dst }) = (self.host_len(self.src_bytes)?, self.addresses);
         if !ptr::eq(src, dst) {
-            // SAFETY: both are the call's own host memory, that long, by the promise of its maker; `&mut self` excludes
-            // slices of it.
+            // SAFETY: the maker of the call has promised two buffers of host memory of this length; `&mut self`
+            // excludes slices of them.
             unsafe { src.copy_to(dst, len) };
         }
         self.target()
@@ -266,7 +266,7 @@ impl<'a> Call<'a> {
                 remedy,
             ));
         }
-        // The memory is there, so its length fits.
+        // The memory exists, so its length fits in a `usize`.
         Ok(bytes as usize)
     }
 
@@ -325,7 +325,7 @@ pub enum Purpose {
     Parameters,
 }
 
-/// Memory that a communicator has allocated for the buffers of its calls, because its calls are faster on such memory.
+/// Memory that a communicator has allocated for the buffers of its calls, which are faster on such memory.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
@@ -347,9 +347,11 @@ impl Allocation {
     }
 }
 
-// SAFETY: a number until it is followed, beside an owner that may be sent; steppers answer for what follows it.
+// SAFETY: a number until it is dereferenced, beside an owner that may be sent; steppers are responsible for
+// dereferencing it.
 unsafe impl Send for Allocation {}
-// SAFETY: a number until it is followed, beside an owner that may be shared; steppers answer for what follows it.
+// SAFETY: a number until it is dereferenced, beside an owner that may be shared; steppers are responsible for
+// dereferencing it.
 unsafe impl Sync for Allocation {}
 
 impl fmt::Debug for Allocation {

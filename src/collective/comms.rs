@@ -1,10 +1,10 @@
-//! All communicators of one rank of a stepper, and calls on them. One communicator has all ranks; the plan may need
-//! more communicators.
+//! All communicators of one rank of a stepper, and calls on these communicators. One communicator has all ranks; the
+//! plan may need more communicators.
 //!
-//! A hybrid strategy has two kinds of group: neighbours, whose shards together are a full tensor, and replicas, which
-//! have the same shard. Each rank is in one group of each kind, and no other rank is in both of these. If a value is
-//! compared in the groups of both kinds, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section
-//! 3.2.2, hybrid sharding.)
+//! A hybrid strategy has two kinds of group. The shards of neighbours together are a full tensor; replicas have the
+//! same shard. Each rank is in one group of each kind, and shares both groups with no other rank. If all groups of both
+//! kinds compare a value, it is equal on all ranks. (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid
+//! sharding.)
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Comms {
     groups: Option<[Arc<dyn Collective>; 2]>,
     /// The longest wait for other ranks.
     pub(crate) deadline: Duration,
-    /// This rank's text for the error if ranks differ.
+    /// The text that this rank contributes to the error if ranks differ.
     pub(crate) words: Arc<Words>,
 }
 
@@ -39,8 +39,8 @@ impl Comms {
         Comms { words: Arc::clone(words), ..self.clone() }
     }
 
-    /// Makes the communicators of the gather stream and of the groups. All ranks call it together, so it comes after
-    /// all refusals.
+    /// Makes the communicators of the gather stream and of the groups. All ranks make this call together, so all
+    /// refusals come first.
     pub(crate) fn split(&mut self, plan: &Plan) -> Result<()> {
         if plan.replicas() > 1 {
             let (rank, ranks, size) = (self.world.rank(), self.world.world_size(), plan.shards().0);
@@ -83,8 +83,8 @@ impl Comms {
         self.world.agree(number, self.deadline).map_err(|error| self.words.add_to(error, number))
     }
 
-    /// Takes part in the collectives of ops that may be one launch. `call` gets a key, the number of ranks, and source and
-    /// destination.
+    /// Takes part in the collectives of several ops, which a GPU may run as one launch. `call` gets a key, the number
+    /// of ranks, the source and the destination.
     ///
     /// # Errors
     /// Errors as for [`Collective::enqueue`].

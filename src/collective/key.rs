@@ -33,10 +33,10 @@ pub struct CallKey {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers; of the longer buffer, if their lengths differ.
+    /// Length of the buffers in bytes. If their lengths differ, the length of the longer buffer.
     pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters. [`difference`](crate::op::difference)
-    /// says which of these differs between two such numbers.
+    /// One number for layout, options, hyperparameters and frozen parameters. Given two such numbers,
+    /// [`difference`](crate::op::difference) says which of these differ.
     pub agreement: u64,
 }
 
@@ -44,7 +44,7 @@ impl CallKey {
     /// Length of the byte form.
     pub const BYTES: usize = 32;
 
-    /// Returns the byte form, which is the same on every machine.
+    /// Returns the byte form, which is the same on every platform.
     ///
     /// # Shapes
     /// The kind, the element type, whether there is a bucket, and a zero have one byte each. The bucket has four bytes.
@@ -61,8 +61,8 @@ impl CallKey {
         bytes
     }
 
-    /// Reads the byte form; `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is not a
-    /// whole number of elements.
+    /// Reads the byte form. Returns `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is
+    /// not a whole number of elements.
     pub fn from_bytes(bytes: &[u8; CallKey::BYTES]) -> Option<CallKey> {
         let [kind, dtype, has_bucket, zero, rest @ ..] = bytes;
         let (bucket, numbers) = rest.split_first_chunk()?;
@@ -90,26 +90,26 @@ impl CallKey {
         self.kind == CollectiveKind::AllGather && self.bucket.is_none()
     }
 
-    /// Returns the error for two ranks whose calls differ: `rank` made this call, and `other_rank` made `theirs`. It is
-    /// `LeftPass` if only the number of the pass differs, and `Mismatch` otherwise.
+    /// Returns the error for two ranks that made different calls: `rank` made this call, and `other_rank` made
+    /// `theirs`. The error is `LeftPass` if only the number of the pass differs, and `Mismatch` otherwise.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
         let agreement = difference(self.agreement, theirs.agreement);
         self.explained(theirs, [rank, other_rank], agreement.map(str::to_owned))
     }
 
-    /// Returns the same error with the difference of the two ranks' agreements.
+    /// Returns the same error as [`mismatch`](Self::mismatch), with the difference of the two ranks' agreements.
     pub(crate) fn explained(
         &self,
         theirs: &CallKey,
         [rank, other_rank]: [u32; 2],
         agreement: Option<String>,
     ) -> Error {
-        // A call on whole tensors outside passes has an agreement of only those parts that never change. Compared with
-        // another call's, it would seem to differ in the other parts.
+        // The agreement of a call on whole tensors outside passes covers only the parts that never change. A comparison
+        // with the agreement of another call would therefore report a difference in the other parts.
         let is_comparable = self.is_of_tensors() == theirs.is_of_tensors();
         let agreement = agreement.filter(|_| is_comparable);
         if is_comparable && self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
-            // Ranks that agree on everything make the same sums in a pass, unless one of them leaves the pass.
+            // Ranks that agree on everything make the same sums in a pass, unless a rank leaves the pass.
             if self.pass > theirs.pass {
                 return Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() };
             }

@@ -1,7 +1,7 @@
 //! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
-//! A [`Call`] carries everything on which ranks must agree, so an implementation can return an error instead of hanging
-//! if ranks differ. The sum is not divided; the step's launch divides by the number of ranks.
+//! A [`Call`] carries everything on which ranks must agree. If ranks differ, an implementation can therefore return an
+//! error instead of hanging. The sum is not divided; the step's launch divides by the number of ranks.
 
 mod call;
 mod comms;
@@ -33,18 +33,19 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// One rank's end of a group of ranks. In this crate, ranks are threads of one process
 /// ([`in_process`](crate::in_process)), one rank alone ([`Solo`](crate::Solo)), processes with a GPU each
 /// ([`cuda::Nccl`](crate::cuda::Nccl)) and, with feature `mpi`, processes on the host. For any other transport,
-/// implement this trait and test the implementation by [`conformance::check`]; `examples/tcp_ranks` does so over TCP.
-/// If your program already sums the gradients, use [`Sums::by_caller`] instead.
+/// implement this trait and test the implementation with [`conformance::check`]. `examples/tcp_ranks` is an
+/// implementation over TCP. If your program already sums the gradients, use [`Sums::by_caller`] instead.
 ///
 /// An implementation must not divide sums; the step divides by the number of ranks. Every rank must receive the same
 /// bits, or parameters diverge. If the ranks' calls differ ([`Call::key`]), an implementation should return a
-/// [`mismatch`](CallKey::mismatch) and not hang. For a kind that it does not know, it returns `Unsupported`.
+/// [`mismatch`](CallKey::mismatch) instead of hanging. For a kind of call that it does not know, it returns
+/// `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
 pub trait Collective: Send + Sync {
-    /// Returns the communicator that this one wraps, if it wraps one. The default methods of this trait then call those
-    /// of the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded,
+    /// Returns the inner communicator, if this one wraps another. The default methods of this trait then call those of
+    /// the inner communicator. [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup) are not forwarded,
     /// because their results have to be wrapped too.
     fn inner(&self) -> Option<&dyn Collective> {
         None
@@ -56,8 +57,8 @@ pub trait Collective: Send + Sync {
     /// Returns the number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Returns whether this collective can sum buffers at `place`. A stepper with memory at `place` is refused if it
-    /// cannot.
+    /// Returns whether this collective can sum buffers at `place`. If it cannot, a stepper with memory at `place` is
+    /// refused.
     fn reaches(&self, place: Place) -> bool {
         self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
@@ -77,9 +78,9 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
-    /// Makes another communicator of the same ranks, with a separate order of calls: all-gathers of stepped parameters
-    /// overlap with the next bucket's reduce. Every rank calls it at the same point, once for each stepper that is not
-    /// [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
+    /// Makes another communicator of the same ranks, with a separate order of calls, so that all-gathers of stepped
+    /// parameters overlap with the next bucket's reduce. Every rank makes this call at the same point, once for each
+    /// stepper that is not [replicated](crate::Strategy). After a failure of one communicator, both are aborted.
     ///
     /// # Errors
     /// `Unsupported` by default. Implementations return the errors of [`enqueue`](Self::enqueue).
@@ -88,9 +89,9 @@ pub trait Collective: Send + Sync {
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
     }
 
-    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is among them.
-    /// Every rank calls it at the same point with the ranks of its own group; groups have no rank in common. After a
-    /// failure of one communicator, all are aborted. It is used for [replicas of
+    /// Makes a communicator of the given ranks, and numbers them from 0 in the given order. This rank is one of them.
+    /// Every rank makes this call at the same point with the ranks of its own group; groups have no rank in common.
+    /// After a failure of one communicator, all are aborted. Steppers make groups for [replicas of
     /// shards](crate::StepperBuilder::shard_size).
     ///
     /// # Errors
@@ -102,10 +103,10 @@ pub trait Collective: Send + Sync {
     }
 
     /// Receives the plan of a stepper's buckets before any call for them. This happens when the stepper is built, and
-    /// again if it rebuilds its buckets. It lets an implementation size its buffers, or reject the plan.
+    /// again if the stepper rebuilds its buckets. An implementation can size its buffers here, or reject the plan.
     ///
     /// # Errors
-    /// The reason why the collective cannot serve the buckets; the stepper is refused with this error.
+    /// Returns the reason why the collective cannot serve the buckets; the stepper is refused with this error.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
@@ -121,9 +122,9 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(None), |inner| inner.allocate(purpose, place, bytes))
     }
 
-    /// Compares a number with the other ranks' number. A stepper on a GPU calls this when it is built, and in a pass
-    /// that broadcasts parameters which were written. If ranks differ, this returns an error. Without this comparison a
-    /// later call might hang. In-process ranks compare the number at every call instead.
+    /// Compares a number with the other ranks' number. A stepper on a GPU makes this call when it is built, and in a
+    /// pass that broadcasts written parameters. Without this comparison, a later call might hang. In-process ranks
+    /// compare the number at every call instead.
     ///
     /// # Errors
     /// `Mismatch` if the numbers differ, `PeerLost` if a rank is gone, `Deadline` if a rank is late.
@@ -131,10 +132,10 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
-    /// Takes part in one collective. On the host device it may block the calling stream's thread until all ranks are
-    /// done. The result must be complete when it returns. On a GPU it only enqueues work on [`Call::stream`], and the
-    /// result must be complete once the stream has passed that work. On a GPU it runs on the thread that calls the
-    /// stepper, with the device's primary context current. Inside [`Stepper::capture`](crate::Stepper::capture) the
+    /// Takes part in one collective. On the host device, this may block the calling stream's thread until all ranks are
+    /// done, and the result must be complete on return. On a GPU, this only enqueues work on [`Call::stream`], and the
+    /// result must be complete once the stream has passed that work. On a GPU, the call runs on the thread that calls
+    /// the stepper, with the device's primary context current. Inside [`Stepper::capture`](crate::Stepper::capture) the
     /// stream is being captured; replays make no calls.
     ///
     /// # Errors
@@ -142,9 +143,9 @@ pub trait Collective: Send + Sync {
     /// later calls are then unspecified. `Unsupported` for memory that it cannot [reach](Self::reaches).
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
-    /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An implementation
-    /// may start them together; the default makes one after the other. If it starts them together, it must do so on all
-    /// ranks: wrap a GPU's communicator on all ranks, or on none.
+    /// Takes part in collectives that touch different memory, in this order on every rank, with one stream. An
+    /// implementation may start the collectives together; the default makes one after the other. An implementation that
+    /// starts them together must do so on all ranks: wrap a GPU's communicator on all ranks, or on none.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
@@ -156,7 +157,7 @@ pub trait Collective: Send + Sync {
     }
 
     /// Returns an error that occurred after `enqueue` returned, if any. For example, another rank may be lost during a
-    /// sum on a GPU. It is called while the host waits, so it must not block.
+    /// sum on a GPU. The stepper makes this call while the host waits, so it must not block.
     /// [`cuda::Nccl::beside`](crate::cuda::Nccl::beside) uses this call of the host collective to detect failures.
     ///
     /// # Errors
@@ -165,16 +166,17 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
-    /// Returns a value that a captured pass keeps until its graph is freed; `None` if graphs need none. A communicator
-    /// that cannot end while a graph contains its calls can count these values and refuse to be closed.
+    /// Returns a value that a captured pass keeps until its graph is freed, or `None` if graphs need no such value. A
+    /// communicator that cannot end while a graph contains its calls can count these values and refuse to be closed.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
         self.inner()?.hold()
     }
 
-    /// Ends the group: every rank's current and later calls fail with the cause. This must not block.
+    /// Ends the group: every rank's current and later calls fail with the cause. This call must not block.
     fn abort(&self, cause: &Error);
 
-    /// Returns the threads that all ranks of this process share for their kernels; `None` if each stepper has its own.
+    /// Returns the threads that all ranks of this process share for their kernels, or `None` if each stepper has its
+    /// own.
     fn pool(&self) -> Option<crate::pool::Pool> {
         self.inner()?.pool()
     }

@@ -19,15 +19,15 @@ use crate::handle::Place;
 ///    stepper does not zero gradients for you.
 /// 2. Sum the whole bucket over the ranks, in place: do not divide, because the step divides by the number of ranks. If
 ///    your all-reduce averages, pass rank 0 and a world size of 1.
-/// 3. Hand the bucket over. `Stepper::bucket_ready_after` takes an event on a GPU, or a closure on the host, that says
-///    when the sum is complete. On the host you may instead call
+/// 3. Hand the bucket over with `Stepper::bucket_ready_after`. On a GPU it takes an event after the sum; on the host it
+///    takes a closure that returns once the sum is complete. On the host you may instead call
 ///    [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is complete. You may hand over buckets in
 ///    any order.
 ///
 /// A bucket that is not handed over is not stepped. [`Stepper::finish`](crate::Stepper::finish) refuses a bucket that
-/// was not handed over, and a gradient that was not asked for. Frozen and [unused](crate::Stepper::set_unused)
-/// parameters are excepted. If all parameters of a bucket are frozen or unused, you need not hand it over. In that
-/// case, no sum of the bucket may be in progress when the pass is finished.
+/// was not handed over, and a gradient that was not asked for. This does not apply to frozen and
+/// [unused](crate::Stepper::set_unused) parameters. If all parameters of a bucket are frozen or unused, you need not
+/// hand it over. In that case, no sum of the bucket may be in progress when the pass is finished.
 ///
 /// Parameters are not broadcast, so they must be equal on all ranks before the first pass and after every write.
 /// Layout, options, learning rates, frozen and unused parameters must be equal too, or the ranks' parameters diverge.
@@ -60,7 +60,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Says that the caller sums, and that this is rank `rank` of `world_size`. Parameters must be
+    /// Returns sums by the caller, for rank `rank` of `world_size`. Parameters must be
     /// [replicated](crate::Strategy::Replicated).
     pub fn by_caller(rank: u32, world_size: u32) -> Sums {
         Sums { comm: Arc::new(NoCalls { rank, world_size, is_foreseen: false }), are_by_caller: true }
@@ -90,11 +90,11 @@ impl std::fmt::Debug for Sums {
     }
 }
 
-/// The ranks of a device that makes no collective calls: the caller sums, or the device only foresees times.
+/// The ranks of a device that makes no collective calls: the caller sums, or the device only predicts times.
 pub(crate) struct NoCalls {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
-    /// Whether no strategy is refused for calls that these ranks do not make.
+    /// Whether every strategy is accepted, because these ranks do not make its calls.
     pub(crate) is_foreseen: bool,
 }
 

@@ -1,9 +1,9 @@
-//! An object on a GPU whose calls come on any stream. Each call waits for the last one, and a drop waits for a short
-//! time.
+//! An object on a GPU that can be called on any stream. Each call waits for the previous call, and a drop waits for a
+//! short time.
 //!
-//! A failure is sticky, because the object cannot know how much was enqueued before it. A drop does not wait long, and
-//! leaks what the GPU may still use. The object has its own stream for allocations, and for copies that the host waits
-//! for.
+//! A failure is sticky, because the object cannot know how much was enqueued before the failure. A drop does not wait
+//! long, and leaks memory that the GPU may still use. The object has its own stream for allocations and for copies for
+//! which the host waits.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -14,7 +14,7 @@ use super::owned::{Event, OwnedStream};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 
-/// An object on a GPU whose calls come on any stream.
+/// An object on a GPU that can be called on any stream.
 pub(crate) struct AnyStream<T> {
     driver: Arc<dyn Driver>,
     /// The object's name in errors.
@@ -27,7 +27,7 @@ pub(crate) struct AnyStream<T> {
 
 struct LastUse {
     event: Event,
-    /// Whether the last work could not be marked, so that its end is unknown.
+    /// Whether the last work could not be marked, so its end is unknown.
     is_lost: bool,
     own: OwnedStream,
 }
@@ -96,14 +96,14 @@ impl LastUse {
         self.event.hold(self.own.handle()).map(|()| self.own.handle())
     }
 
-    /// Marks the work that the stream has now as the last work. A failed call is marked too, because a part of it may
-    /// have been enqueued.
+    /// Marks the work that is now on the stream as the last work. The work of a failed call is marked too, because a
+    /// part of it may have been enqueued.
     fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.event.record(stream).inspect_err(|_| self.is_lost = true)
     }
 
-    /// Makes the object's own stream wait for the last work, and waits a little for the GPU. Returns whether nothing
-    /// runs any more.
+    /// Makes the object's own stream wait for the last work, and waits a short time for the GPU. Returns whether all
+    /// work has ended.
     fn is_over_soon(&self) -> bool {
         !self.is_lost && self.join().is_ok() && self.event.is_passed_soon(|| false)
     }

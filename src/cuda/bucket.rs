@@ -1,7 +1,7 @@
 //! One bucket's launches on a GPU, on streams and addresses that come with each call.
 //!
-//! A step is one launch per kind of optimizer while the host decides updates ([`HostRecords`]). Otherwise a launch for
-//! the scalars of the update comes first, and a host that is eight steps ahead waits. A failure is sticky, because
+//! While the host decides updates ([`HostRecords`]), a step is one launch per kind of optimizer. Otherwise a launch for
+//! the scalars of the update comes first, and the host waits if it is eight steps ahead. A failure is sticky, because
 //! records and settings may then be of different steps.
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ pub(crate) struct Bucket {
     engine: Engine,
     /// The records on the host, while the host counts updates.
     host: Option<HostRecords>,
-    /// The host's records after their counts were sent to the GPU. They stay alive because the copy may still run.
+    /// The host's records after their counts were sent to the GPU. They are kept alive because the copy may still run.
     _sent: Option<HostRecords>,
 }
 
@@ -46,7 +46,7 @@ struct Completion<'a> {
     given: Option<&'a InstepGiven>,
 }
 
-/// A launch. It has tables as soon as parameters or gradients have been in separate runs in a call.
+/// A launch. It has tables once a call has had parameters or gradients in separate runs.
 struct Unbound {
     launch: BucketLaunch,
     tiles: Vec<InstepTile>,
@@ -76,7 +76,7 @@ impl BucketEngine {
             let norms = preparation.unbound(Kind::Norm, &mut memory)?;
             let launches = steps.iter().map(|(launch, tiles)| (launch.args(), &**tiles));
             let host = HostRecords::new(driver, plan, assignment, settings, launches)?;
-            // Its plan has one bucket.
+            // The plan of a bucket step has one bucket.
             let grad_bytes = plan.buckets()[0].storage.precision.grad.bytes();
             let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None, grad_bytes };
             Ok(Bucket {

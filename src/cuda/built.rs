@@ -1,9 +1,9 @@
 //! The GPU kernels in this build: their names, architectures and sizes, read from nvcc's fat binary.
 //!
-//! Feature `cuda` builds them if it finds an nvcc (`build/cuda.rs`). Without them every function here returns
-//! [`Error::KernelsNotBuilt`]. Nothing here needs a driver or a GPU. NVIDIA does not document the format of fat
-//! binaries; the reader follows what nvcc 13.0 writes. The driver, not this file, decides which image is loaded.
-//! Malformed input gives `None`, never a panic.
+//! Feature `cuda` builds the kernels if it finds an nvcc (`build/cuda.rs`). Without kernels, every function here
+//! returns [`Error::KernelsNotBuilt`]. This module needs no driver and no GPU. NVIDIA does not document the format of
+//! fat binaries; the reader follows the output of nvcc 13.0. The driver, not this file, decides which image is loaded.
+//! Malformed input gives `None` and never a panic.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct BuiltKernels {
 /// Lists the GPU kernels of this build.
 ///
 /// # Errors
-/// `KernelsNotBuilt` if there are none; it says how to get them.
+/// `KernelsNotBuilt` if there are none; the error says how to build them.
 pub fn built_kernels() -> Result<BuiltKernels> {
     let images = images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),

@@ -1,7 +1,7 @@
 //! Copies the trainer's own tensors to another type on a GPU, on the trainer's stream.
 //!
-//! A stepper converts its own tensors inside its steps. This file is for inputs and outputs of a forward, which a
-//! stepper never sees.
+//! A stepper converts its own tensors inside its steps. This file is for inputs and outputs of a forward, which no
+//! stepper holds.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

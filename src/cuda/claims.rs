@@ -1,7 +1,7 @@
 //! Claims the memory that each op may touch, for a driver that checks a GPU's work against claims.
 //!
-//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here unless a driver
-//! judges it, as the software GPU of the tests does (`judge.rs`).
+//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here unless the
+//! driver checks claims, as the software GPU of the tests does (`judge.rs`).
 
 use std::ffi::CString;
 
@@ -32,7 +32,7 @@ impl CudaDevice {
                 }
             });
             self.tables(op, &mut add);
-            // Code outside this library may touch memory of its own.
+            // Code outside this library may also touch its own memory.
             let is_foreign = match op.action {
                 Action::Measure { .. } | Action::Step { .. } => {
                     self.each_launch_of(op).any(|launch| launch.custom.is_some())
@@ -49,7 +49,7 @@ impl CudaDevice {
         Some(judge.hold(stream, &name, &ranges))
     }
 
-    /// Returns the segments that the pass does not touch. While capturing there are none, because a graph runs with the
+    /// Returns the segments that the pass does not touch. In a capture there are none, because a graph runs with the
     /// settings of each replay.
     fn frozen(&self) -> Frozen {
         if self.is_capturing {
@@ -58,7 +58,7 @@ impl CudaDevice {
         frozen_by(&self.engine.settings.of_pass, &self.plan, &self.assignment)
     }
 
-    /// Returns the caller's scale and flag, if a span of control memory stands for them.
+    /// Returns the caller's scale and flag, if a span of control memory represents them.
     fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
         let scaler =
             self.assignment.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);

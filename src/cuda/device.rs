@@ -1,4 +1,4 @@
-//! One rank's GPU: what it owns, how it is built, and how it is dropped without a wait.
+//! The device of one rank on a GPU: its parts, its construction, and a drop that does not wait.
 //!
 //! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped by
 //! hand, in the order that `drop` describes.
@@ -43,13 +43,13 @@ pub struct CudaDevice {
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
     /// The host's part, which runs the steps with offload.
     pub(super) host: ManuallyDrop<Option<HostSteps>>,
-    /// How often the caller's tensors have moved; what was captured before has the old addresses.
+    /// How often the caller's tensors have moved. Earlier captures have the old addresses.
     pub(super) bindings: u64,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(crate) timing: Option<Timing>,
     pub(crate) streams: Streams,
     pub(super) is_capturing: bool,
-    /// The streams that have come into the latest capture by a wait.
+    /// The streams that have joined the latest capture by a wait.
     pub(super) forked: [bool; STREAMS],
     /// The latest position of each stream that was recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
@@ -58,8 +58,8 @@ pub struct CudaDevice {
     pub(super) origin: Instant,
 }
 
-// SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
-// made when the stepper was built; methods use them only through the driver.
+// SAFETY: the pointers in the arguments lead into the device's own memory, or into memory that the caller has promised
+// to keep valid; methods use them only through the driver.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
@@ -72,8 +72,9 @@ impl CudaDevice {
         unsafe { driver.inspect_stream(compute)? };
         let on_gpu = if plan.is_offloaded() { Vec::new() } else { assignment.kernels(&plan) };
         let kernels = Kernels::load(&driver, &on_gpu)?;
-        // Most that one stream records in two passes: with shards or offload, a bucket's sums, decision, step, copies and
-        // gathers. One that is unsharded more often than twice in a pass makes waits stricter.
+        // The most positions that one stream records in two passes: with shards or offload, a bucket's sums, decision,
+        // step, copies and gathers. If a bucket is unsharded more than twice in a pass, some waits are for a later
+        // position than needed.
         let of_bucket = if plan.is_sharded() || plan.is_offloaded() { 16 } else { 8 };
         let room = 16 + of_bucket * plan.buckets().len();
         let streams = Streams::new(&driver, compute, cuda.optim_priority, &plan, room)?;
@@ -141,11 +142,11 @@ impl CudaDevice {
     /// the op runs.
     pub(super) fn launches_of(&self, op: &Op) -> (&[Vec<BucketLaunch>], Range<usize>) {
         let part = |bucket: u32, count: u32, stage: Option<u32>| {
-            // The host has the steps that the GPU leaves to it.
+            // With offload, the host runs these launches.
             let Some(buckets) = self.steps.get(bucket as usize..(bucket + count) as usize) else {
                 return (&[][..], 0..0);
             };
-            // Buckets that share launches have no stops.
+            // Steps of buckets that share launches have no stops.
             let stops = &self.stops[bucket as usize];
             let stage = stage.map_or(stops.len(), |stage| stage as usize);
             (buckets, part_of_step(stops, stage, buckets[0].len()))
@@ -171,7 +172,7 @@ impl Drop for CudaDevice {
         let gathered =
             self.streams.gather(Stream::Optim, |_| true).and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| event.is_passed_soon(|| self.is_host_busy()));
-        // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
+        // SAFETY: each is dropped once, here, and not used below; memory is dropped before the stream that frees it.
         unsafe {
             let Engine { kernels, settings, mut memory, .. } = ManuallyDrop::take(&mut self.engine);
             if is_idle {
@@ -182,7 +183,7 @@ impl Drop for CudaDevice {
             } else {
                 mem::forget((kernels, settings, mem::take(&mut memory.lent), memory.host.take()));
             }
-            // The stream that has come after all others.
+            // This stream has waited for all others.
             memory.unsharded.free_on(self.streams.stream(Stream::Optim));
         }
     }

@@ -1,9 +1,9 @@
 //! `Executor` and `Device` for a GPU, the traits that the rest of the crate uses.
 //!
 //! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after that stream's work. Every
-//! call makes the device current, and no call does anything once the device has failed. The caller's tensors may move
-//! to other addresses: arguments change on the host, and tables of tiles on the optim stream. Nothing waits for the
-//! launches that read the old addresses: they have their arguments, and the stream orders the tables.
+//! call makes the device current. Once the device has failed, calls do nothing. The caller's tensors may move to other
+//! addresses: arguments change on the host, and tables of tiles on the optim stream. Nothing waits for the launches
+//! that read the old addresses: these launches have copies of their arguments, and the stream orders the tables.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl CudaDevice {
         })
     }
 
-    /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a
-    /// failure, a bucket that was to be unsharded may be missing; its address is then never used.
+    /// Returns the address at which the trainer finds a span: in a full bucket, or in memory that always exists. After
+    /// a failure, the memory of a bucket that was being unsharded may be missing. Its address is then never used.
     fn at(&self, span: Span) -> *mut u8 {
         let always = || match self.failed {
             None => self.engine.memory.regions.resolve(span),
@@ -199,9 +199,9 @@ impl Executor for CudaDevice {
         let (plan, assignment) = (Arc::clone(plan), Arc::clone(assignment));
         let (comms, timed) = (self.comms.with_words(words), self.timing.is_some());
         let blueprint = Blueprint { plan, assignment, comms: comms.clone(), borrowed, timed };
-        // An offloaded plan stays for good: the stepper refuses to rebuild it.
+        // The stepper refuses to rebuild an offloaded plan.
         let built = reached.and_then(|()| CudaDevice::new(self.cuda.clone(), blueprint, None));
-        // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
+        // A rank that has failed takes part too, with a different number. The other ranks would otherwise wait for it.
         let agreed = comms.agree(if built.is_ok() { words.fixed() } else { !words.fixed() });
         let mut device = built?;
         agreed?;
@@ -257,7 +257,7 @@ impl CudaDevice {
         }
         self.refuse_unreached(moved)?;
         let moves_tiles = moves_params && self.host.is_none();
-        // Before anything changes, because it may fail, and because these tiles are the tables' contents.
+        // This comes before any change, because it may fail, and because these tiles are the tables' current contents.
         if moves_tiles && self.moving.is_none() {
             *self.moving = Some(self.moving_tiles()?);
         }

@@ -1,10 +1,10 @@
 //! The driver's calls that a device makes, as a trait with one method each.
 //!
-//! Two types implement it: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs the
-//! kernels on the CPU. The software GPU does not replace the stand-in. `cargo test` runs without feature `cuda` and
-//! without an nvcc. Its tests make single calls fail and events stall, and take seconds, not a minute. The trait is
-//! hidden because it is not an interface for users. This module decides nothing: order, sizes and arguments come from
-//! the caller.
+//! Two types implement the trait: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs
+//! the kernels on the CPU. The software GPU does not replace the stand-in: `cargo test` with the stand-in needs neither
+//! feature `cuda` nor an nvcc. Tests with the stand-in make single calls fail and events stall, and take seconds, not a
+//! minute. The trait is hidden because it is not an interface for users. This module decides nothing: order, sizes and
+//! arguments come from the caller.
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_void};
@@ -44,7 +44,7 @@ impl Shape {
     }
 }
 
-/// What a device is.
+/// A description of a device.
 pub struct Gpu {
     pub ordinal: u32,
     pub multiprocessors: u32,
@@ -71,8 +71,8 @@ pub unsafe trait Driver: Send + Sync {
         None
     }
 
-    /// Makes the device current on the calling thread. Returns true if it was not, and then [`leave`](Driver::leave)
-    /// has to follow.
+    /// Makes the device current on the calling thread. Returns true if it was not current before;
+    /// [`leave`](Driver::leave) must then follow.
     fn enter(&self) -> Result<bool>;
     /// Restores the device that was current before.
     fn leave(&self);
@@ -104,7 +104,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_event(&self, event: EventHandle);
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// Returns whether the position that was recorded last has been passed.
+    /// Returns whether the event's last recorded position has been passed.
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool>;
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
@@ -125,7 +125,7 @@ pub unsafe trait Driver: Send + Sync {
     /// # Safety
     /// Both addresses meet the trait's conditions, and the two ranges do not overlap.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
-    /// Copies to the host's memory. Returns at once if the host's memory is page-locked.
+    /// Enqueues a copy to the host's memory. Returns at once if the host's memory is page-locked.
     unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies from the host's memory. Memory that is not page-locked is copied at once, not in the stream's order.
     unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;

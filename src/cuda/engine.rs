@@ -1,9 +1,8 @@
-//! The parts that step on a GPU, for a stepper and for a single bucket: kernels, memory, settings, and the launches of
-//! one block.
+//! The parts that a stepper and a single bucket use on a GPU: kernels, memory, settings, and the launches of one block.
 //!
 //! Unless the host begins an update itself, the update begins with one launch. This launch makes the records of the
-//! settings and derives the update's scalars. The owner of an engine decides when, on which stream, and when it may be
-//! freed.
+//! settings and derives the update's scalars. The owner of an engine decides when and on which stream it runs, and when
+//! it may be freed.
 #![allow(unsafe_code)]
 
 use std::ptr;

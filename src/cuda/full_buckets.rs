@@ -15,7 +15,7 @@ use crate::launch::{Piece, Region};
 use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
-/// The full buckets, each with the part that the shard's memory has too.
+/// The full buckets, each with the part that the shard's memory also has.
 #[derive(Default)]
 pub(super) struct Unsharded(Vec<Whole>);
 
@@ -36,13 +36,13 @@ impl Unsharded {
         self.0.iter().find(|whole| whole.has(span))
     }
 
-    /// Returns where a span of a full bucket lies.
+    /// Returns the address of a span of a full bucket.
     pub(super) fn resolve(&self, span: Span) -> Option<*mut u8> {
         let whole = self.of(span).filter(|_| span.start < span.end)?;
         Some(whole.arena.base().wrapping_add((span.start - whole.span.start) as usize))
     }
 
-    /// Returns the part of a full bucket's span that the shard's memory has too.
+    /// Returns the part of a full bucket's span that the shard's memory also has.
     pub(super) fn also_in_shard(&self, span: Span) -> Option<Span> {
         let shard = self.of(span)?.shard;
         let (start, end) = (span.start.max(shard.start), span.end.min(shard.end));
@@ -53,7 +53,7 @@ impl Unsharded {
         self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
     }
 
-    /// Makes the memory be freed on another stream, after all streams that use the memory.
+    /// Changes the stream on which the memory is freed. That stream comes after all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
@@ -74,8 +74,8 @@ impl Unsharded {
         Ok(())
     }
 
-    /// Frees the memory of the full bucket that this span is a part of, after the work on its stream. If two spans are
-    /// released, the first frees all.
+    /// Frees the memory of the full bucket that contains this span, after the work on its stream. If two spans are
+    /// released, the first release frees the whole bucket.
     pub(super) fn release(&mut self, span: Span) {
         self.0.retain(|whole| !whole.has(span));
     }

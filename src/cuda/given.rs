@@ -1,8 +1,7 @@
 //! Runs a bucket's Begin on the host, and passes the outcome in the argument of a launch, so a step is one launch.
 //!
-//! The host counts updates until a call comes that the host cannot count. The GPU alone decides such a call (by a norm
-//! or a scaler), or its records differ too much for an argument. Then a copy in the stream's order takes the counts to
-//! the GPU, where they stay.
+//! The host counts updates until the first call that it cannot count: the GPU decides the call (by a norm or a scaler),
+//! or the records differ too much for an argument. A copy on the stream then moves the counts to the GPU for good.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -37,7 +36,7 @@ pub(super) struct HostRecords {
 }
 
 impl HostRecords {
-    /// Makes the records for a step's launches. Returns `None` in three cases: there are too many of them, the step has
+    /// Makes the records for a step's launches. Returns `None` in three cases: there are too many records, the step has
     /// several rounds, or a launch also needs values of control memory that are in no record.
     pub(super) fn new<'a>(
         driver: &Arc<dyn Driver>,
@@ -70,7 +69,7 @@ impl HostRecords {
             memories.write_control(first_control(&assignment.constants), records.into_iter());
             memories.write_settings(settings);
         }
-        // Every build has the same bits; where this one is broken, the GPU begins.
+        // Every build gives the same bits. If this build fails its self-test, the GPU runs Begin.
         let kernels = Kernels::load(Isa::Baseline).ok();
         let constants = assignment.constants;
         Ok(kernels.map(|kernels| HostRecords { memories, kernels, constants, is_stepped, mapped }))

@@ -1,10 +1,10 @@
-//! A stepper's memory on the GPU: arenas, tiles and the initial control records; if steps are offloaded, also the
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records. If steps are offloaded, also its
 //! memory on the host.
 //!
-//! Allocations are stream-ordered, so freeing one neither waits nor takes memory from a running kernel. Addresses leave
-//! this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory are
-//! page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The host's
-//! memory is freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+//! Allocations are stream-ordered, so freeing memory does not wait and does not affect a running kernel. Addresses
+//! leave this module only through `Regions`, which checks them. With offload, parameters, gradients and control memory
+//! are page-locked, because copies and collectives reach them; states are the largest part and stay pageable. The
+//! host's memory is freed only when the GPU is idle. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -90,7 +90,7 @@ impl DeviceMemory {
             _ => owned(bytes),
         })?;
         let memory = DeviceMemory { host, lent, ..DeviceMemory::of(driver, stream, regions, arenas) };
-        // The runner on the host writes what control memory begins with.
+        // The runner on the host writes the initial control memory.
         if memory.host.is_none() {
             memory.initialise(plan, assignment)?;
         }
@@ -126,7 +126,7 @@ impl DeviceMemory {
         DeviceMemory { driver, stream, regions, arenas, host: None, lent, unsharded }
     }
 
-    /// Uploads the control block and the records as they are before the first pass.
+    /// Uploads the initial control block and records.
     fn initialise(&self, plan: &Plan, assignment: &Assignment) -> Result<()> {
         let DeviceMemory { driver, stream, .. } = self;
         let constants = &assignment.constants;

@@ -1,8 +1,9 @@
 //! A whole overlapped pass as a CUDA graph: captured once, replayed with one launch.
 //!
 //! Every stream forks from the trainer's stream and joins it again, so the graph holds the same waits as the schedule.
-//! The device reads what changes between passes (counts, learning rates, clip), so a replay uses current values. After
-//! a capture all streams wait for the trainer's stream, because positions recorded inside a graph mean nothing outside.
+//! The device reads all values that change between passes (counts, learning rates, clip), so a replay uses current
+//! values. After a capture, all streams wait for the trainer's stream, because positions recorded inside a graph are
+//! meaningless outside.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub struct CapturedPass {
     /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
     owner: Arc<Plan>,
     bindings: u64,
-    /// Keeps the communicators open whose calls the graph has. This field is dropped after the graph.
+    /// Keeps the communicators of the graph's calls open. This field is dropped after the graph.
     _holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -52,11 +53,11 @@ impl CudaDevice {
             return Err(error.clone());
         }
         let _entered = Entered::new(&*self.cuda.driver)?;
-        // If the stream is being captured already, this is refused and nothing has failed.
+        // If the stream is being captured already, the call is refused, which is not a failure of the device.
         OwnedGraph::begin(&*self.cuda.driver, compute)?;
         self.is_capturing = true;
         self.forked = [false; STREAMS];
-        // The capture may record events of the ring, and those cannot be queried afterwards.
+        // The capture may record events of the ring, which cannot be queried afterwards.
         self.recorded = Default::default();
         Ok(())
     }
@@ -68,8 +69,8 @@ impl CudaDevice {
         let compute = self.cuda.compute;
         let captured = Entered::new(&*self.cuda.driver).and_then(|_entered| {
             if failed.is_some() {
-                // A failed device puts no more waits on its streams. CUDA does not document that a capture whose
-                // streams have not joined takes all of them out when it ends.
+                // A failed device puts no more waits on its streams, so some streams may not have joined the capture.
+                // CUDA does not document whether the end of the capture then releases these streams.
                 let _ = self.streams.gather(Stream::Compute, |other| self.forked[other.index()]);
             }
             let holds = self.comms.iter().filter_map(|comm| comm.hold()).collect();

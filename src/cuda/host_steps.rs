@@ -1,9 +1,9 @@
 //! A GPU's steps on the host: ops of the optim stream as calls of this process, in that stream's order.
 //!
-//! The driver makes each call on a separate thread. There the host's runner does the same as on the host device, with
-//! the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are forbidden on that
-//! thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; Ren et al., USENIX ATC
-//! 2021, "ZeRO-Offload".)
+//! The driver makes each call on a separate thread. On that thread, the host's runner does the same work as on the host
+//! device, with the same bits. Events order calls, copies and collectives as they order kernels. Driver calls are
+//! forbidden on that thread, so the trainer's thread handles a failure at its next call. (`cuLaunchHostFunc`; Ren et
+//! al., USENIX ATC 2021, "ZeRO-Offload".)
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ struct HostCall {
 struct Shared {
     runner: Runner,
     memories: Arc<Memories>,
-    /// The settings of passes, as `pinned.rs` describes.
+    /// The ring of settings that `pinned.rs` describes.
     first_slot: *const u32,
     slot_words: usize,
     /// Number of Begins so far; it selects the slot.
@@ -58,9 +58,9 @@ struct Shared {
     is_busy: AtomicBool,
 }
 
-// SAFETY: the slots outlive the device's calls, and the trainer's thread writes none that a Begin has still to read.
+// SAFETY: the slots outlive the device's calls, and the trainer's thread writes no slot that a Begin must still read.
 unsafe impl Send for Shared {}
-// SAFETY: a Begin only reads its slot, which nobody writes meanwhile; the types of the rest share themselves safely.
+// SAFETY: a Begin only reads its slot, which no thread writes meanwhile; all other fields are `Sync`.
 unsafe impl Sync for Shared {}
 
 impl HostSteps {
@@ -73,7 +73,7 @@ impl HostSteps {
         settings: &SettingsRing,
     ) -> Result<HostSteps> {
         let memories = Arc::new(Memories::at(regions.clone()));
-        // The device's own communicators would outlive a device that hangs.
+        // The device's communicators are not passed, because they would outlive a device that hangs.
         let no_calls =
             NoCalls { rank: comms.world.rank(), world_size: comms.world.world_size(), is_foreseen: false };
         let parts = Parts {
@@ -123,8 +123,8 @@ impl HostSteps {
             .entry(op.action)
             .or_insert_with(|| Arc::new(HostCall { shared: Arc::clone(shared), op: *op }));
         let argument = Arc::as_ptr(call);
-        // SAFETY: the call is kept, at its address, until the device is dropped while the GPU is idle, or for good. It uses
-        // the host's memory alone, which is kept as long, and no function of the driver.
+        // SAFETY: the call stays at its address until the device is dropped while the GPU is idle, or forever. It uses
+        // only the host's memory, which lives as long, and makes no driver call.
         unsafe { driver.call_host(run, argument.cast_mut().cast(), stream) }
     }
 
@@ -132,7 +132,7 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Returns whether the host is running an op. If so, the GPU may be waiting for this op, and not for other ranks.
+    /// Returns whether the host is running an op. The GPU may then be waiting for this op instead of other ranks.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.is_busy.load(Ordering::Relaxed)
     }

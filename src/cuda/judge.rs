@@ -1,7 +1,7 @@
 //! A driver's function that takes claims: the bytes that the work of a stream may touch.
 //!
-//! Only the software GPU of the tests has it, and only builds with debug assertions look it up. A claim ends when it is
-//! dropped, so it holds for the calls of one op.
+//! Only the software GPU of the tests has this function, and only builds with debug assertions look it up. A claim ends
+//! when it is dropped, so it holds for the calls of one op.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -24,7 +24,7 @@ pub(super) struct Range {
     kind: u64,
 }
 
-/// What work may do with a range.
+/// The permitted accesses to a range.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(super) enum Kind {

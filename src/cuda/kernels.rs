@@ -1,7 +1,7 @@
 //! The kernels of this build, loaded on one device.
 //!
 //! All steppers share one binary, and each takes the step kernels of the optimizers that it uses. Names come from the
-//! table of optimizers, so a new optimizer changes nothing here.
+//! table of optimizers, so a new optimizer needs no change here.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// Loads the kernels. `used` lists the optimizers, each with whether its states are 8-bit codes.
+    /// Loads the kernels. `used` lists the optimizers, and for each whether its states are 8-bit codes.
     ///
     /// # Errors
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.

@@ -1,8 +1,8 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
-//! A launch holds its arguments and its grid, so running it takes one driver call and, with the user's own code, one
-//! call per parameter. The addresses in the arguments lead into the stepper's memory, and that memory outlives the
-//! launches.
+//! A launch holds its arguments and its grid, so running it takes one driver call. The user's own code takes one
+//! further call per parameter. The addresses in the arguments lead into the stepper's memory, and that memory outlives
+//! the launches.
 #![allow(unsafe_code)]
 
 use std::mem::{MaybeUninit, offset_of};
@@ -21,17 +21,17 @@ use crate::launch::{Assignment, CustomParam, Kind, Launch, Regions, rebind};
 use crate::layout::Plan;
 use crate::optim::EnqueuedStep;
 
-/// A tile that moves at least so many bytes is a block's share of a step. A full tile does with 20 bytes per element or
+/// The bytes from which on one tile is a block's share of a step. A full tile reaches this with 20 bytes per element or
 /// more, as for most optimizers in f32; the last tiles of parameters lower the mean. Blocks start in the order of their
-/// tiles, so the smaller their shares, the less memory is in use at a time. kernels/PERFORMANCE.md has the times.
+/// tiles, so smaller shares keep less memory in use at a time. kernels/PERFORMANCE.md has the times.
 const LARGE_TILE_BYTES: u64 = 36 << 10;
 
-/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. The loads of a single one are too few to
-/// hide how long a block takes to start.
+/// Bytes that a block's share of smaller tiles moves, as in bf16 throughout. A single small tile has too few loads to
+/// hide the time that a block takes to start.
 const SHARE_BYTES: u64 = 224 << 10;
 
-/// Each slot of the GPU for a resident block runs at least so many blocks, one after the other, if there are tiles for
-/// them. With one and a fraction, most slots would be idle while the last blocks run.
+/// The least number of blocks that each slot of the GPU for a resident block runs in turn, if there are enough tiles.
+/// With one and a fraction, most slots would be idle while the last blocks run.
 const LEAST_TURNS: u64 = 2;
 
 /// One launch of a bucket, and the user's own code that runs after it. Neighbouring buckets may share a launch.
@@ -40,7 +40,7 @@ pub(super) struct BucketLaunch {
     grid: Grid,
     shape: Shape,
     moved_bytes: u64,
-    /// A norm and the user's own code use only the first field.
+    /// Launches of norms and of the user's own code use only the first field.
     args: Box<InstepStepLaunch>,
     pub(super) custom: Option<Vec<CustomParam>>,
 }
@@ -49,7 +49,7 @@ pub(super) struct Preparation<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) plan: &'a Plan,
     pub(super) assignment: &'a Assignment,
-    /// Most blocks of one launch, if the caller says how many.
+    /// The caller's limit on the blocks of one launch, if there is one.
     pub(super) max_blocks: Option<u32>,
 }
 
@@ -148,9 +148,9 @@ impl Preparation<'_> {
     }
 }
 
-/// How tiles become blocks. Launches that measure end in atomics. They have only as many blocks as can be resident at a
-/// time, with even shares. Launches that step have blocks with short shares, or as many blocks as the caller says. The
-/// user's own code takes one block.
+/// How tiles are assigned to blocks. Launches that compute norms end in atomics, so they have only as many blocks as
+/// can be resident at a time, with even shares. Launches that step have blocks with short shares, or the caller's
+/// number of blocks. The user's own code takes one block.
 #[derive(Clone, Copy)]
 enum Grid {
     One,
@@ -180,28 +180,28 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
-/// Returns the number of blocks with which a share is a large tile or moves about [`SHARE_BYTES`]. Another kernel on the
-/// GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start when other blocks end,
-/// and blocks with short shares end soon.
+/// Returns the number of blocks for which a share is one large tile or moves about [`SHARE_BYTES`]. Another kernel on
+/// the GPU, such as NCCL's, leaves fewer slots than an empty GPU has. Blocks that find no slot start when other blocks
+/// end, and blocks with short shares end soon.
 fn short_shares(tiles: u64, resident: u32, moved_bytes: u64) -> u32 {
     let is_large = moved_bytes >= LARGE_TILE_BYTES * tiles;
     let short = if is_large { 1 } else { (SHARE_BYTES * tiles).div_ceil(moved_bytes.max(1)) };
     tiles.div_ceil(short.min(tiles / (LEAST_TURNS * u64::from(resident))).max(1)) as u32
 }
 
-/// Returns how many consecutive tiles each block takes, so that the blocks take all.
+/// Returns how many consecutive tiles each block takes, so that the blocks together take all tiles.
 fn share(tiles: u64, blocks: u32) -> u64 {
     tiles.div_ceil(u64::from(blocks).max(1))
 }
 
-/// Returns the argument of a launch that reads records where they are.
+/// Returns the argument of a launch that reads records from control memory.
 pub(super) fn nothing_given() -> InstepGiven {
     // SAFETY: zeros are numbers, and records of zeros.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 impl BucketLaunch {
-    /// Follows the caller's tensors to other addresses, except in the table of tiles.
+    /// Replaces the addresses of the caller's tensors after they have moved, except in the table of tiles.
     pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
         rebind(kind, &mut self.args.args, &mut [], plan, regions);
         self.custom.iter_mut().flatten().for_each(|param| param.rebind(plan, regions));
@@ -211,7 +211,7 @@ impl BucketLaunch {
         self.args.args
     }
 
-    /// Returns its table of tiles, which is only read: the address and the bytes.
+    /// Returns the address and the bytes of the launch's table of tiles. Kernels only read the table.
     pub(super) fn table(&self) -> (usize, u64) {
         (self.args.args.tiles.addr(), self.args.args.tile_count * size_of::<InstepTile>() as u64)
     }

@@ -3,15 +3,15 @@
 //! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. This module
 //! therefore looks for the library and for each function first, and returns an error that names what is missing. Before
 //! that, it opens the file that `INSTEP_CUDA` names. cudarc then finds the file by its soname, which is the name inside
-//! the file. If cudarc has another library, the driver is refused. No driver that has been started is closed, because
-//! it runs threads.
+//! the file. If cudarc has found another library, the driver is refused. A driver that has been started is never
+//! closed, because it runs threads.
 //!
 //! cudarc returns result codes as a Rust enum of the release that it was built for. A code that the enum lacks is
-//! undefined behaviour. [`Direct`] therefore declares some functions itself, so that they return numbers. These
-//! functions start the driver, order a stream's work, start it, ask whether it has ended, or allocate for it. These
-//! functions report a fault on the device first. One risk remains: a driver newer than the enum may return a new code
-//! from one of the other calls. These are calls that make or free an object, that copy, fill, call the host or capture,
-//! or that repeat a new fault. [`call`] converts such a result to a number at once and matches on nothing.
+//! undefined behaviour. [`Direct`] therefore declares some functions itself, so that they return numbers: those that
+//! start the driver, order or start a stream's work, ask whether it has ended, or allocate for it. These functions are
+//! the first to report a fault on the device. One risk remains: a driver newer than the enum may return a new code from
+//! one of the other calls. These are calls that make or free an object, that copy, fill, call the host or capture, or
+//! that repeat a new fault. [`call`] converts such a result to a number at once and matches on nothing.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::{CStr, OsString, c_char, c_void};
@@ -69,7 +69,7 @@ macro_rules! takes_the_same {
     (($cudarc:ident) ($($type:ty),*)) => { const _: unsafe fn($($type),*) -> CUresult = sys::$cudarc; };
 }
 
-/// One row per function: its symbol, an older symbol that works as well, its arguments, and cudarc's function if it
+/// One row per function: its symbol, an older symbol that works as well, its arguments, and cudarc's function if that
 /// takes the same arguments in every release.
 macro_rules! direct {
     ($($name:ident $(or $older:ident)? ($($argument:ident: $type:ty),*) $(as $cudarc:ident)?;)*) => {
@@ -78,7 +78,7 @@ macro_rules! direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// This function exists since CUDA 12.5. It returns the primary context for streams of a green context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
-            /// NVIDIA's driver has no such function: only the software GPU of the tests checks work against claims.
+            /// NVIDIA's driver has no such function. Only the software GPU of the tests checks work against claims.
             pub(super) judge: Option<Judge>,
         }
 
@@ -185,10 +185,10 @@ impl Direct {
 
     fn error(&self, symbol: &'static str, code: i32) -> Error {
         let mut name = ptr::null();
-        // SAFETY: it takes every number, and writes the address of a string of its own, or null.
+        // SAFETY: the function takes every number, and writes the address of a string of the driver, or null.
         let known = unsafe { (self.cuGetErrorName)(code, &mut name) };
         let name = if known == 0 && !name.is_null() {
-            // SAFETY: a string of the driver's, which is never freed.
+            // SAFETY: a string of the driver, which is never freed.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         } else {
             "a code that the driver does not name".to_owned()
@@ -261,14 +261,15 @@ fn find(named: Option<OsString>) -> Result<Direct, String> {
 
 /// Returns the library whose functions cudarc calls.
 fn cudarcs_library() -> Option<&'static Library> {
-    // Both exist in cudarc unless another crate of the program has it link the driver; then those below are meant.
+    // cudarc has both functions, unless another crate of the program makes cudarc link the driver. The functions below
+    // are for that case.
     #[allow(unused_imports)]
     use cudarc::driver::sys::*;
     // SAFETY: they open NVIDIA's driver by name; the second panics only where the first finds nothing.
     unsafe { is_culib_present().then(|| culib()) }
 }
 
-/// Returns whether the driver is there, in a program that is linked with it.
+/// Returns whether the driver is present, in a program that is linked with it.
 #[allow(dead_code)]
 unsafe fn is_culib_present() -> bool {
     true

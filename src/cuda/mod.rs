@@ -1,9 +1,9 @@
 //! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead. For each bucket a stream
+//! The calling thread enqueues a stepper's work, and waits only if it is eight passes ahead. For each bucket, a stream
 //! waits for the sum, a kernel is launched (two for LAMB), and an event is recorded. Without feature `cuda`, or without
-//! a driver, every constructor returns an error that says so. `schedule` decides what may overlap and `hazard` proves
-//! it, as on the host.
+//! a driver, every constructor returns an error that says so. As on the host, `schedule` decides which ops may overlap,
+//! and `hazard` proves that this is safe.
 
 mod any_stream;
 mod bucket;
@@ -40,8 +40,8 @@ mod waits;
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use cast::CastKernel;
-/// The version of cudarc whose streams and events [`StreamHandle`] and [`EventHandle`](crate::EventHandle) are made
-/// from. Its interface changes often, so no other public item names its types.
+/// The version of cudarc with the streams and events that convert to [`StreamHandle`] and
+/// [`EventHandle`](crate::EventHandle). Its interface changes often, so no other public item names its types.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use device::CudaDevice;
@@ -93,30 +93,30 @@ impl Cuda {
         &self.driver
     }
 
-    /// Sets the stream that forward and backward run on. Unset: the legacy default stream. The per-thread default
-    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a green
-    /// context of this device is taken too (CUDA 12.5 or newer); streams of other contexts are refused.
+    /// Sets the stream on which forward and backward run. The default is the legacy default stream. The per-thread
+    /// default stream (handle 2) differs between threads, so a stepper on it must stay on its thread. A stream of a
+    /// green context of this device is accepted too (CUDA 12.5 or newer). Streams of other contexts are refused.
     ///
     /// Create the stream with a higher priority than that of the steps ([`optim_priority`](Self::optim_priority)), such
-    /// as -1 (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). Blocks of an equal priority wait their
-    /// turn, so a backward kernel would otherwise start after all blocks of a step beside it.
+    /// as -1 (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). With equal priorities, blocks run in the
+    /// order of their launches, so a backward kernel would start only after all blocks of a concurrent step.
     pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
         self.compute = stream;
         self
     }
 
-    /// Sets the priority of steps beside the trainer's kernels; lower runs sooner, and the driver clamps it to the
-    /// device's range. Unset: 0, the priority of an ordinary stream.
+    /// Sets the priority of steps relative to the trainer's kernels. A lower number runs sooner, and the driver clamps
+    /// it to the device's range. The default is 0, the priority of an ordinary stream.
     pub fn optim_priority(mut self, priority: i32) -> Cuda {
         self.optim_priority = priority;
         self
     }
 
-    /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. Fewer blocks leave multiprocessors to
-    /// the backward pass beside the step; too few cost bandwidth. With many blocks, each ends sooner, and a kernel of
-    /// higher priority waits less for its place. `u32::MAX` gives each tile its own block. `instep bench --device
-    /// cuda:0 --max-blocks` measures it. Unset: a block steps one tile that moves at least 36 KiB, or 224 KiB of
-    /// smaller tiles, and each place for a block that the GPU has runs at least two of them.
+    /// Sets the thread blocks of a step, at most one per tile of 2,048 elements. With fewer blocks, more
+    /// multiprocessors are free for a concurrent backward; too few blocks cost bandwidth. With many blocks, each block
+    /// ends sooner, and a kernel of higher priority waits less for a multiprocessor. `u32::MAX` gives each tile its own
+    /// block. `instep bench --device cuda:0 --max-blocks` measures the effect. By default, a block steps one tile that
+    /// moves at least 36 KiB, or 224 KiB of smaller tiles. The GPU then runs at least two blocks per resident slot.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

@@ -1,6 +1,6 @@
 //! A control block on a GPU that belongs to no bucket: norms of several buckets add to it, and their steps read it.
 //!
-//! Its calls may come on any stream: each waits for the last one (`any_stream.rs`).
+//! Its calls may come on any stream. Each call waits for the previous call (`any_stream.rs`).
 #![allow(unsafe_code)]
 
 use std::ptr;

@@ -1,9 +1,9 @@
 //! Streams, events, code, graphs and memory of a GPU that are freed with their last owner.
 //!
-//! A handle of this file lives as long as its value. A stream that comes as a plain handle is alive too. It is a stream
-//! of this file, or the trainer's stream, which the caller has promised to keep alive. Queued work outlives all of
-//! them. Stream-ordered memory is freed after the work that is on its stream, and neither allocating nor freeing it
-//! waits. (CUDA's stream-ordered allocator.)
+//! A handle of this file lives as long as its value. A stream that is passed as a plain handle is alive too: it is a
+//! stream of this file, or the trainer's stream, which the caller has promised to keep alive. Queued work outlives all
+//! these handles. Stream-ordered memory is freed after the work that is on its stream, and neither allocating nor
+//! freeing it waits. (CUDA's stream-ordered allocator.)
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -16,7 +16,7 @@ use crate::abi::InstepStatus;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 
-/// How long a drop waits for the GPU before it leaks what may still be in use.
+/// How long a drop waits for the GPU before it leaks memory that may still be in use.
 const GRACE: Duration = Duration::from_millis(20);
 
 /// A driver's call that frees a handle.
@@ -42,7 +42,8 @@ impl<H: Copy> Owned<H> {
 impl<H: Copy> Drop for Owned<H> {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: every constructor below makes the handle by this driver, beside the call that frees it, for this owner alone.
+        // SAFETY: every constructor below makes the handle with this driver, together with the call that frees it, for
+        // only this owner.
         unsafe { (self.free)(&*self.driver, self.handle) }
     }
 }
@@ -120,7 +121,7 @@ impl Event {
     }
 }
 
-/// A stream of the crate's own.
+/// A stream that this crate has created.
 pub(super) type OwnedStream = Owned<StreamHandle>;
 
 impl OwnedStream {
@@ -157,8 +158,8 @@ impl OwnedGraph {
     }
 
     pub(super) fn launch(&self, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the graph refers to memory of the device that captured it, which keeps it, and to what the trainer
-        // captured, which is alive by the promise of the caller of `Stepper::replay`.
+        // SAFETY: the graph refers to memory that the capturing device keeps, and to memory of the trainer's captured
+        // work, which is alive by the promise of the caller of `Stepper::replay`.
         unsafe { self.driver.launch_graph(self.handle, stream) }
     }
 }
@@ -167,7 +168,7 @@ impl OwnedGraph {
 pub(super) struct Arena(Owned<(DevicePtr, StreamHandle)>);
 
 impl Arena {
-    /// Allocates memory with arbitrary contents, for work that comes after what is on the stream.
+    /// Allocates memory with arbitrary contents, for work that is enqueued on the stream later.
     pub(super) fn new(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let free: Free<(DevicePtr, StreamHandle)> = |driver, (address, stream)| {
             // SAFETY: allocated by this driver. The owner's drop (`CudaDevice`, `AnyStream`) or the caller of `free_on` has
@@ -193,11 +194,11 @@ impl Arena {
     }
 
     pub(super) fn base(&self) -> *mut u8 {
-        // Exposed, because in tests the device's memory is host memory.
+        // The provenance is exposed because, in tests, the device's memory is host memory.
         ptr::with_exposed_provenance_mut(self.address().0 as usize)
     }
 
-    /// Makes the memory be freed on another stream, after all streams that use the memory.
+    /// Changes the stream on which the memory is freed. That stream comes after all streams that use the memory.
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.handle.1 = stream;
     }
@@ -209,8 +210,8 @@ pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Pinned memory, which host and GPU reach under the same address, all zeros at first. The owner forgets it instead of
-/// dropping it while enqueued work may use it.
+/// Pinned memory, which host and GPU reach under the same address. It is zeros at first. The owner leaks the memory
+/// instead of dropping it while enqueued work may use it.
 pub(super) struct OwnedMapped {
     memory: Owned<NonNull<u8>>,
     bytes: usize,
@@ -236,21 +237,22 @@ impl OwnedMapped {
         self.memory.handle
     }
 
-    /// Writes words from word `at` on. No kernel reads them meanwhile, or it may read some of the old ones.
+    /// Writes words from word `at` on. A kernel that reads them meanwhile may read old and new words.
     pub(super) fn write(&mut self, at: usize, words: &[u32]) {
         assert!((at + words.len()) * size_of::<u32>() <= self.bytes, "{at} and {} words", words.len());
-        // SAFETY: inside the memory, which is aligned to a page, and the host's alone through `&mut self`.
+        // SAFETY: inside the memory, which is aligned to a page; `&mut self` excludes other accesses by the host.
         unsafe {
             let to = self.host().as_ptr().cast::<u32>().add(at);
             ptr::copy_nonoverlapping(words.as_ptr(), to, words.len());
         }
     }
 
-    /// Reads the status in this slot, and its sequence number before and after that. The GPU writes the status at any
-    /// time, so the status is whole only if all three numbers agree.
+    /// Reads the status in this slot, and the sequence number before and after that. The GPU may write the status at
+    /// any time, so the status is complete only if all three numbers agree.
     pub(super) fn status(&self, slot: usize, between: impl Fn()) -> (u64, InstepStatus, u64) {
         assert!((slot + 1) * size_of::<InstepStatus>() <= self.bytes, "slot {slot}");
-        // SAFETY: inside the memory, aligned; plain numbers, of which any bits are some. Volatile, because the GPU writes.
+        // SAFETY: inside the memory, aligned; plain numbers, for which all bits are valid. Volatile, because the GPU
+        // writes them.
         unsafe {
             let at = self.host().cast::<InstepStatus>().add(slot).as_ptr();
             let sequence = &raw const (*at).sequence;

@@ -1,8 +1,8 @@
 //! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
 //! Settings go to the GPU. The host writes a slot when it opens a pass, and that pass's Begin reads it, so a learning
-//! rate changes without waiting for earlier passes. Status comes back: one seqlock per slot, written after the last
-//! step. The host never writes a slot that a Begin has still to read.
+//! rate changes without waiting for earlier passes. Status goes to the host, in slots with one seqlock each that are
+//! written after the last step. The host never writes a slot that a Begin must still read.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -37,17 +37,18 @@ impl SettingsRing {
         Ok(SettingsRing { ring, of_pass: words.clone(), words, read, begun: 0 })
     }
 
-    /// Replaces the settings. Each pass's Begin has a separate slot, so no Begin that has yet to run sees this.
+    /// Replaces the settings. Each pass's Begin has a separate slot, so no Begin that was enqueued before reads the new
+    /// settings.
     pub(super) fn set(&mut self, settings: &Settings) {
         self.words.copy_from_slice(settings.words());
     }
 
-    /// Returns the event that must have passed before the next slot is written again.
+    /// Returns the event that must have passed before the next slot may be written again.
     pub(super) fn reader(&self) -> &Event {
         &self.read[slot(self.begun)]
     }
 
-    /// Writes the next slot. Its last reader has finished.
+    /// Writes the next slot, after its last reader has finished.
     pub(super) fn write(&mut self) {
         self.ring.write(slot(self.begun) * self.words.len(), &self.words);
         if cfg!(debug_assertions) {
@@ -76,7 +77,7 @@ impl StatusRing {
 
     /// Returns the newest status that is complete.
     pub(super) fn latest(&self) -> Option<InstepStatus> {
-        // All but slots that are empty or being written.
+        // Slots that are empty or being written are left out.
         let slots = (0..SLOTS).filter_map(|slot| {
             let (before, copy, after) = self.ring.status(slot, || fence(Ordering::Acquire));
             (before != 0 && before == after && copy.sequence == before).then_some(copy)

@@ -1,8 +1,8 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
-//! A ticket names a position, and a ring of events per stream holds its event. An event is recorded anew only long
-//! after every wait for it was submitted. A wait that comes later waits for a later position of the same stream, which
-//! is safe. This module makes no stream or event after construction.
+//! A ticket names a position, and a ring of events per stream holds the position's event. An event is recorded again
+//! only long after every wait for it was submitted. An even later wait would wait for a later position of the same
+//! stream, which is safe. This module makes no stream or event after construction.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Takes the trainer's stream as `compute`. Up to `room` tickets of one stream can be waited for at a time.
+    /// Makes the streams, with the trainer's stream as `compute`. Up to `room` tickets of one stream can be waited for
+    /// at a time.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         compute: StreamHandle,

@@ -1,7 +1,7 @@
 //! Ops as driver calls on the caller's thread.
 //!
-//! In a steady state a bucket takes a wait, a launch and a record. Only ops decide what runs and in which order.
-//! `run_all` never blocks, except while the host is eight passes ahead of the GPU.
+//! In a steady state a bucket takes a wait, a launch and a record. Only the ops decide which work runs, and in which
+//! order. `run_all` never blocks, except while the host is eight passes ahead of the GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ use crate::layout::SegmentAction;
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 impl CudaDevice {
-    /// Runs ops up to the first that fails. If `sum` is the event of the caller's sum, one of the ops waits for it.
+    /// Runs ops up to the first one that fails. If `sum` is the event of the caller's sum, one of the ops waits for it.
     pub(super) fn run_all(&mut self, ops: &[Op], sum: Option<EventHandle>) {
         self.notice_host();
         if self.failed.is_some() {
@@ -36,7 +36,8 @@ impl CudaDevice {
             return self.fail("the device", error);
         }
         let plan = Arc::clone(&self.plan);
-        // Collectives that follow one another on one stream are one launch of NCCL's, of which some versions refuse over 2048.
+        // Consecutive collectives on one stream are one launch of NCCL. Some versions of NCCL refuse more than 2048
+        // collectives in a launch.
         for ops in ops.chunk_by(|previous, op| op.joins(previous, &plan)).flat_map(|ops| ops.chunks(1024)) {
             let outcome = match (ops[0].action, sum) {
                 // SAFETY: the event is this driver's and alive, as the caller of `bucket_ready_after` promises.
@@ -86,14 +87,14 @@ impl CudaDevice {
             Action::Collective { kind: CollectiveKind::AllGather, src, dst, bucket, .. }
                 if self.plan.shards_params() && op.stream == Stream::Gather =>
             {
-                // The shard of a group of one is the bucket.
+                // In a group of one, the shard is the whole bucket.
                 bucket.and_then(resharded).or_else(|| (src != dst).then_some([src, dst]))
             }
             _ => None,
         }
     }
 
-    /// Returns where an op finds a span: in memory that is always there, or in a full bucket.
+    /// Returns the address at which an op finds a span: in memory that always exists, or in a full bucket.
     pub(super) fn find(&self, span: Span) -> *mut u8 {
         let always = self.engine.memory.regions.find(span);
         let whole = || self.engine.memory.unsharded.resolve(span);
@@ -104,7 +105,7 @@ impl CudaDevice {
         let op = &ops[0];
         let stream = self.streams.stream(op.stream);
         match op.action {
-            // Without an event nothing waits, and nothing may go on.
+            // Without an event, nothing would wait for the sum, so the device fails.
             Action::AwaitSum { bucket } => Err(unknown_sum(bucket)),
             Action::Wait(ticket) => {
                 self.streams.wait(op.stream, ticket)?;
@@ -169,7 +170,7 @@ impl CudaDevice {
         let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
         if self.host.as_ref().is_some_and(|host| !host.is_pinned) && (is_offloaded(src) || is_offloaded(dst))
         {
-            // The driver copies pageable memory when it is called.
+            // The driver copies pageable memory during the call.
             self.block_on(self.streams.here(on)?)?;
         }
         let [from, to] = [src, dst].map(|span| self.find(span));
@@ -217,7 +218,7 @@ impl CudaDevice {
         })
     }
 
-    /// Adds a part of a bucket's gradients to another one.
+    /// Adds a part of a bucket's gradients to another span.
     fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
         let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
         let count = src.bytes() / dtype.bytes();

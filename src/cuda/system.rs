@@ -1,8 +1,8 @@
 //! The driver of this machine: one call per method, through cudarc, and an error for every answer but success.
 //!
-//! It uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer and so prevent
-//! the overlap that this library exists for. cudarc's `CudaStream` and `CudaEvent` ask for the current context in every
-//! call. Streams and events of a program that has these types are taken by reference.
+//! This file uses raw addresses and handles. cudarc's `CudaSlice` would order all accesses to one flat buffer, which
+//! would prevent the overlap of steps with backward. cudarc's `CudaStream` and `CudaEvent` ask for the current context
+//! in every call. Streams and events of a program that has these types are taken by reference.
 //!
 //! The context is the device's primary one, which the CUDA runtime and every framework share. It is never released,
 //! because others may hold memory in it. Every call restores the context that the thread had; cudarc's `CudaContext`
@@ -48,9 +48,8 @@ impl From<&CudaEvent> for EventHandle {
 struct System {
     direct: &'static Direct,
     context: usize,
-    /// Stream-ordered memory that stays mapped once it is freed, so that it costs nothing to take again. The driver's
-    /// own pool gives memory back to the system at every wait. A pool that is destroyed lives on until its memory is
-    /// freed.
+    /// A pool of stream-ordered memory. Freed memory stays mapped, so that the next allocation is fast; the driver's
+    /// own pool returns memory to the system at every wait. A destroyed pool exists until its memory is freed.
     pool: usize,
     gpu: Gpu,
 }
@@ -179,7 +178,7 @@ unsafe impl Driver for System {
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
-        // The driver reads the image by 8 bytes.
+        // The driver reads the image in words of 8 bytes.
         let mut aligned = vec![0u64; image.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
         // SAFETY: the promise of every call (see the impl); the image says its own length.

@@ -1,7 +1,8 @@
-//! Tiles of launches after their tensors have moved: written to pinned memory, and copied by the stream, two in turn.
+//! Tiles of launches after their tensors have moved. They are written to pinned memory, which the stream copies. Two
+//! buffers are used in turn.
 //!
 //! [`TileTables`] are for a bucket whose parameters or gradients are in separate runs in each call. A table is written
-//! anew only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose
+//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose
 //! parameters have moved. Each launch keeps its table, and the copy comes after all ops that read the old addresses.
 //! The host waits only if addresses change faster than the GPU copies them.
 #![allow(unsafe_code)]
@@ -55,9 +56,9 @@ impl TileTables {
     ) -> Result<*const InstepTile> {
         if self.bases != bases {
             self.current = 1 - self.current;
-            // Until the copy is enqueued no table is current.
+            // No table is current until the copy is enqueued.
             self.bases.clear();
-            // Addresses of parameters, and gradients counted from address 0.
+            // Parameters have addresses, and gradients have offsets from address 0.
             let placed = self.tiles.iter().map(|tile| {
                 let of_segment = &bases[tile.record as usize];
                 let (params, grads) = (of_segment.params() as u64, of_segment.grads() as u64);
@@ -66,7 +67,7 @@ impl TileTables {
                 InstepTile { param, grad_offset, ..*tile }
             });
             let (table, used) = &self.tables[self.current];
-            // The host waits for the memory's last copy first, so that nothing is enqueued if that has failed.
+            // The host first waits for the memory's last copy, so that nothing is enqueued if that copy has failed.
             self.staged.turn()?;
             used.hold(stream)?;
             // SAFETY: the table is as long, and the stream has just come after its last reader.
@@ -116,8 +117,8 @@ impl MovingTiles {
     }
 }
 
-/// Room for tiles on their way to the GPU, twice. Each room has the event after the last copies from it. A device
-/// forgets them while such a copy may run.
+/// Two buffers for tiles that are being sent to the GPU. Each buffer has the event after the last copies from it. A
+/// device leaks the buffers while such a copy may run.
 struct StagedTiles {
     driver: Arc<dyn Driver>,
     staging: [(OwnedMapped, Event); 2],
@@ -125,7 +126,7 @@ struct StagedTiles {
 }
 
 impl StagedTiles {
-    /// Allocates room for that many tiles, twice.
+    /// Allocates two buffers for this many tiles.
     fn new(driver: &Arc<dyn Driver>, tiles: usize) -> Result<StagedTiles> {
         let staging = || -> Result<(OwnedMapped, Event)> {
             let memory = OwnedMapped::new(driver, tiles * size_of::<InstepTile>())?;
@@ -134,17 +135,17 @@ impl StagedTiles {
         Ok(StagedTiles { driver: Arc::clone(driver), staging: [staging()?, staging()?], current: 0 })
     }
 
-    /// Switches to the other room, once its last copies have ended.
+    /// Switches to the other buffer, once its last copies have ended.
     fn turn(&mut self) -> Result<()> {
         self.current = 1 - self.current;
         self.staging[self.current].1.block()
     }
 
-    /// Enqueues the copy of each list to its table, from the room of the last [`turn`](Self::turn).
+    /// Enqueues the copy of each list to its table, from the buffer of the last [`turn`](Self::turn).
     ///
     /// # Safety
     /// The tables are as long as their lists and alive. The stream comes after all work that reads them. The lists fit
-    /// the room.
+    /// in the buffer.
     unsafe fn send(
         &mut self,
         lists: impl IntoIterator<Item = (*const InstepTile, impl ExactSizeIterator<Item = InstepTile>)>,
@@ -154,8 +155,8 @@ impl StagedTiles {
         let (mut host, mut from) = (memory.host().cast::<InstepTile>().as_ptr(), memory.device());
         for (table, tiles) in lists {
             let bytes = (tiles.len() * size_of::<InstepTile>()) as u64;
-            // SAFETY: the room is long enough by the contract, and aligned to a page; the last copies from it have ended.
-            // The stream orders the copy with the table's readers.
+            // SAFETY: the buffer is long enough by the contract, and aligned to a page; the last copies from it have
+            // ended. The stream orders the copy with the table's readers.
             unsafe {
                 for tile in tiles {
                     host.write(tile);

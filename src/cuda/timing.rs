@@ -1,7 +1,7 @@
-//! When ops ran on a GPU: an event before and after each, read once both have passed.
+//! Times of ops on a GPU: an event before and after each op, read once both events have passed.
 //!
-//! Only recorded runs use it, because each event costs a call and a timed event costs more than a plain one. It never
-//! touches a captured stream, because events inside a graph cannot be read.
+//! Only recorded runs use this module, because each event costs a call, and a timed event costs more than a plain
+//! event. Captured streams are never timed, because events inside a graph cannot be read.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::op::{Interval, Op, TimedOp};
 
 pub(crate) struct Timing {
     driver: Arc<dyn Driver>,
-    /// The zero of all times, on the device's clock.
+    /// The event from which all times count, on the device's clock.
     pub(crate) origin: Event,
     spans: Vec<(Op, Event, Event)>,
     stalls: Vec<(Event, Event)>,
@@ -39,7 +39,7 @@ impl Timing {
         self.spans.iter().rev().take(count).try_for_each(|(_, _, end)| end.record(stream))
     }
 
-    /// Measures how long a wait holds up the trainer's stream.
+    /// Measures how long a wait delays the trainer's stream.
     pub(super) fn stall(&mut self, compute: StreamHandle, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         let (start, end) = (self.event()?, self.event()?);
         start.record(compute)?;
@@ -49,14 +49,14 @@ impl Timing {
         Ok(())
     }
 
-    /// Returns the ops since the last call; all of them have been passed.
+    /// Returns the ops since the last call. All of them have ended.
     pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
         let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });
         spans.into_iter().map(ran).collect()
     }
 
-    /// Returns the trainer's stalls since the last call; all of them have been passed.
+    /// Returns the intervals since the last call in which the trainer's stream waited. All of them have ended.
     pub(super) fn take_stalls(&mut self) -> Result<Vec<Interval>> {
         let stalls = std::mem::take(&mut self.stalls);
         stalls.into_iter().map(|(start, end)| self.interval(start, end)).collect()

@@ -1,7 +1,7 @@
 //! Waits of the host for a GPU, and failures of a device.
 //!
-//! A wait polls, so a lost peer or a hanging reduction ends it. A failure is sticky: every later call returns it. The
-//! trainer's own work never counts against a deadline.
+//! A wait polls, so it ends if a peer is lost or a reduction hangs. A failure is sticky: every later call returns it.
+//! The trainer's own work never counts against a deadline.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ impl CudaDevice {
     }
 
     /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph that has not ended counts
-    /// as one, because nothing inside it can be observed.
+    /// as such a collective, because its progress cannot be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
-        // Positions inside captures are left out.
+        // Positions inside captures cannot be queried, so they are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
         if self.is_host_busy() {
-            // A gather comes after its step, which may take long there.
+            // A gather waits for its step, which may take long on the host.
             return Ok(false);
         }
         let is_over = is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Gather))?;
@@ -80,7 +80,7 @@ impl CudaDevice {
         }
         let driver = Arc::clone(&self.cuda.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
-        // What it waited for may have failed.
+        // The op for which it waited may have failed.
         self.notice_host();
         if let Err(error) = &outcome {
             self.fail(what, error.clone());

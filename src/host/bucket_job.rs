@@ -139,7 +139,7 @@ impl BucketJob {
         args.tiles = tiles.as_ptr();
     }
 
-    /// Returns whether the pass steps anything. A skipped pass does not.
+    /// Returns whether the pass steps anything; a skipped pass does not.
     fn is_stepping(&self) -> bool {
         // SAFETY: arguments change only between launches, and the block outlives them. Begin and Decide, which write the
         // word, come before the step.
@@ -188,7 +188,7 @@ impl Chunks for BucketJob {
     }
 }
 
-/// The distance, in bytes of each array, by which a step prefetches ahead of its loads.
+/// How many bytes a step prefetches ahead of its loads in each array.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
 /// If memories together take fewer bytes than this, they are assumed to be in a cache, where prefetches do not help.
@@ -204,12 +204,12 @@ const WINS: u32 = 20;
 pub(crate) enum Prefetches {
     Never,
     Always,
-    /// Each launch measures which is faster, because this depends on the machine and the format.
+    /// Each launch measures which choice is faster, because this depends on the CPU and the format.
     WhereFaster,
 }
 
 impl Prefetches {
-    /// Returns the choice for a step of `memory_bytes`: that of `INSTEP_PREFETCH`, or by size if it is unset.
+    /// Returns the choice for a step of `memory_bytes`. `INSTEP_PREFETCH` decides; if it is unset, the size decides.
     ///
     /// # Errors
     /// `Config` if the variable is neither `on` nor `off`.
@@ -236,7 +236,7 @@ impl Prefetches {
 struct Trial {
     pairs_left: AtomicU32,
     wins: AtomicU32,
-    /// Number of chunks so far. Every second chunk prefetches, also if each launch is one chunk.
+    /// Number of chunks so far. Every second chunk prefetches, even if each launch is one chunk.
     chunks: AtomicU32,
     /// Picoseconds per tile of the latest chunk, without prefetches and with them.
     latest: [AtomicU64; 2],
@@ -259,7 +259,7 @@ impl Trial {
         }
     }
 
-    /// Runs a chunk, and tells `work` how far ahead to prefetch. A chunk that steps nothing takes part in no
+    /// Runs a chunk, and passes the prefetch distance to `work`. A chunk that steps nothing takes part in no
     /// comparison.
     fn run(&self, tiles: usize, steps: impl FnOnce() -> bool, work: impl FnOnce(u64)) {
         if self.pairs_left.load(Ordering::Relaxed) == 0 {

@@ -15,8 +15,8 @@ static KERNELS: LazyLock<Option<Kernels>> = LazyLock::new(|| Kernels::load(Isa::
 /// Elements that a cast between two 16-bit types converts through f32 at a time: few enough for the first-level cache.
 const RUN: usize = 1024;
 
-/// Copies values to a slice of another type, rounded to the nearest, ties to even. It casts inputs and outputs of
-/// forward for a [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy). A NaN stays a NaN, but its other bits may
+/// Copies values to a slice of another type, rounded to the nearest, ties to even. This is for inputs and outputs of
+/// forward under a [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy). A NaN stays a NaN, but its other bits may
 /// change. On a GPU, [`CastKernel`](crate::cuda::CastKernel) does the same.
 ///
 /// ```

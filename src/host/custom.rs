@@ -1,8 +1,8 @@
 //! Runs a custom optimizer instead of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! `instruct` in control.h first decides the action for each segment, because it knows skips, tails and frozen
-//! parameters. User code gets only slices of the launch's own tiles, so the checker has checked every byte that it
-//! touches.
+//! `instruct` in control.h first decides the action for each segment, because it takes skips, tails and frozen
+//! parameters into account. User code gets only slices of the launch's own tiles, so the checker has checked every byte
+//! that it touches.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;

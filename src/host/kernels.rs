@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::memories::StoredValues;
 
-/// An instruction set that the kernels are built for. All of them give the same bits.
+/// An instruction set for which the kernels are built. All instruction sets give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// The instructions that every CPU of this architecture has (SSE2 on x86-64, NEON on aarch64).
@@ -75,7 +75,7 @@ impl Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
     }
 
-    /// Returns the instruction set of `INSTEP_ISA`, or if that is unset the widest that this machine can run.
+    /// Returns the instruction set of `INSTEP_ISA`. If it is unset, returns the widest set that this machine can run.
     ///
     /// # Errors
     /// `Config` if the variable names no instruction set.
@@ -296,7 +296,7 @@ impl Kernels {
     }
 }
 
-/// The memory's ceiling, with which the benches compare a step.
+/// A loop at the speed of memory, with which the benches compare a step.
 #[cfg(feature = "bench")]
 impl Kernels {
     /// Moves the bytes of a step with almost no computation: reads `arrays[0]` and updates the other arrays in place.
@@ -325,7 +325,7 @@ impl Kernels {
         }
     }
 
-    /// Moves the bytes of a step with two states over these arrays. It only reads the first, and changes no value.
+    /// Moves the bytes of a step with two states over these arrays. Only reads the first array, and changes no value.
     pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
         let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
         let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());

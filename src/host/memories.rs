@@ -1,4 +1,4 @@
-//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or instead the caller's tensors.
+//! Memory of the host device: for each [`Memory`] one aligned, zeroed arena, or the caller's tensors.
 //!
 //! This file returns raw pointers within checked bounds, never references. The schedule and the borrow rules of the
 //! views order all accesses.
@@ -26,10 +26,10 @@ use crate::layout::{Gradients, Plan, SegmentAction};
 use crate::op::{Memory, Span};
 use crate::sync::Mutex;
 
-/// The alignment that allocators give by default.
+/// The default alignment of allocators.
 const ALLOCATOR_ALIGNMENT: usize = 16;
 
-/// The page size that short arenas are aligned to, before their offset.
+/// The page size to which short arenas are aligned, before their offset is added.
 const SMALL_PAGE: usize = 4096;
 
 /// The size of a huge page on x86-64 and aarch64. A step walks whole arenas, so it would miss the TLB at every small
@@ -44,9 +44,9 @@ pub(crate) struct Arena {
     layout: AllocLayout,
 }
 
-// SAFETY: an arena is an address and a size; users of its raw pointers order their own accesses.
+// SAFETY: an arena is an address and a size; code that uses its raw pointers must order its own accesses.
 unsafe impl Send for Arena {}
-// SAFETY: no method of a shared arena touches its bytes; users of its raw pointers order their own accesses.
+// SAFETY: no method of a shared arena touches its bytes; code that uses its raw pointers must order its own accesses.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -61,8 +61,8 @@ impl Arena {
         };
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { SMALL_PAGE };
-        // Aligned by hand, because an allocator that is asked for a large alignment writes the zeros itself. It would
-        // touch every page before the advice.
+        // The arena is aligned here, because an allocator writes the zeros itself if it is asked for a large alignment.
+        // It would thus touch every page before the advice.
         let offset = offset as usize;
         let whole = size.checked_add(alignment + offset).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
@@ -92,7 +92,7 @@ impl Arena {
     #[cfg(feature = "bench")]
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
-        // SAFETY: allocated, initialised to zeros or written since as f32, aligned, and this borrow's alone.
+        // SAFETY: allocated, initialised (zeros, or f32 written since), aligned, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base.cast().as_ptr(), length) }
     }
 }
@@ -162,7 +162,8 @@ pub(crate) struct Memories {
     published: Mutex<Option<InstepStatus>>,
 }
 
-// SAFETY: `rebind` alone changes the regions, while nobody else looks at them, by its contract; the rest is shareable.
+// SAFETY: only `rebind` changes the regions, and by its contract no other code reads them meanwhile; all other fields
+// are `Sync`.
 unsafe impl Sync for Memories {}
 
 impl Memories {
@@ -191,7 +192,8 @@ impl Memories {
         let mut lent = Vec::new();
         let mut lent_or_owned = |memory: Memory, purpose: Purpose| {
             let bytes = Span::whole(memory, plan).bytes();
-            // The pages of a communicator's memory must stay, so memory that is released is never the communicator's.
+            // A communicator's memory must keep its pages, so memory that is released never comes from the
+            // communicator.
             let comm = comm.filter(|_| bytes > 0 && !are_released.contains(&(memory, true)));
             let made = comm.map_or(Ok(None), |comm| comm.allocate(purpose, Place::Host, bytes))?;
             let Some(allocation) = made else { return owned(bytes) };
@@ -217,7 +219,7 @@ impl Memories {
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
         let regions = Regions::new(plan, assignment.counts(plan), given, |_, bytes| owned(bytes))?;
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
-            // A machine that cannot release memory is refused here, and not after the first step.
+            // If the system cannot release memory, the stepper is refused here and not after the first step.
             let whole = Span::whole(memory, plan);
             // SAFETY: these are the bytes of an arena that nothing has used yet; the builder refuses borrowed memory.
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
@@ -245,7 +247,7 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
-    /// Makes memories that another owner allocates and frees: only those that the host's ops touch.
+    /// Makes the memories that the host's ops touch, which another owner allocates and frees.
     pub(crate) fn at(regions: Regions) -> Memories {
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
@@ -307,8 +309,8 @@ impl Memories {
         control: InstepControl,
         records: impl Iterator<Item = InstepRecord>,
     ) {
-        // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the
-        // contract.
+        // SAFETY: control memory was made for one block and that many records, aligned; by the contract, nothing else
+        // touches it.
         unsafe {
             self.regions().control().write(control);
             for (k, record) in records.take(self.regions().counts().records).enumerate() {
@@ -323,16 +325,16 @@ impl Memories {
     /// No op has been submitted, and control memory has as many of these blocks.
     pub(crate) unsafe fn write_sets(&self, sets: impl Iterator<Item = InstepControl>) {
         let first = self.regions().further_controls().0;
-        // SAFETY: control memory was made for these blocks, aligned; nobody touches it, by the contract.
+        // SAFETY: control memory was made for these blocks, aligned; by the contract, nothing else touches it.
         sets.enumerate().for_each(|(k, set)| unsafe { first.add(k).write(set) });
     }
 
-    /// Sets only the control block, with the outcome of passes before the first pass on this memory.
+    /// Sets only the control block, with the results of passes that ran on other memory.
     ///
     /// # Safety
     /// No op has been submitted.
     pub(crate) unsafe fn write_control_block(&self, control: InstepControl) {
-        // SAFETY: control memory was made for one block, aligned; nobody touches it, by the contract.
+        // SAFETY: control memory was made for one block, aligned; by the contract, nothing else touches it.
         unsafe { self.regions().control().write(control) }
     }
 

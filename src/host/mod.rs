@@ -1,7 +1,7 @@
 //! The CPU device: streams as threads, SIMD kernels on a shared pool, ranks in one process.
 //!
-//! Laptops, CPU-offloaded steps and every test use it. It executes ops and does not know the modes: `schedule` decides
-//! which ops may overlap, and `hazard` proves that this is safe.
+//! CPU training, offloaded steps and every test use this device. It executes ops and is independent of modes:
+//! `schedule` decides which ops may overlap, and `hazard` proves that this is safe.
 #![allow(unsafe_code)]
 
 pub(crate) mod bucket_job;
@@ -40,7 +40,7 @@ use memories::Memories;
 use runner::{AwaitedSum, Parts, Runner};
 use streams::Streams;
 
-/// The zero of measured times. All ranks of a process have the same zero, so that one picture can show them.
+/// The origin of measured times. All ranks of a process have the same origin, so that one picture can show them.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.
@@ -155,8 +155,8 @@ impl Executor for HostDevice {
 impl Device for HostDevice {
     fn submit(&mut self, ops: &[Op], sum: Option<AwaitedSum>) {
         if !self.started {
-            // Threads start at the first submission, because a process that forks before its first pass would lose
-            // earlier ones.
+            // Threads start at the first submission. A process that forks before its first pass would lose threads that
+            // were started earlier.
             self.started = true;
             self.streams.start();
         }

@@ -2,7 +2,7 @@
 //!
 //! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all buffers. The
 //! bits therefore depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a
-//! thread per rank, and reports the first failure, not the errors that follow from it on other ranks. A split
+//! thread per rank, and reports the first failure instead of the errors that it causes on other ranks. A split
 //! corresponds to ncclCommSplit, with one colour or several.
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::pool::Pool;
 
-/// The most ranks of a process. Each rank has three threads, so more ranks would exhaust the machine.
+/// The most ranks of a process. Each rank has three threads, so more ranks would exhaust the system's threads.
 const MAX_RANKS: u32 = 1024;
 
 struct Group {
@@ -77,7 +77,7 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
     Ok(values.into_iter().filter_map(take).collect())
 }
 
-/// Runs a body that keeps its own result: callers compile none of this for each body.
+/// Runs a body that stores its own result. This function is not generic, so it is compiled once and not for each body.
 fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -> Result<()> {
     if !(1..=MAX_RANKS).contains(&world_size) {
         return Err(Error::range("world_size", world_size, "1 to 1024 ranks in one process"));
@@ -111,7 +111,7 @@ fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -
                 .spawn_scoped(scope, move || run_rank(rank))
                 .map_err(|error| refuse(rank, error.to_string()))
         };
-        // The group must learn that a rank could not start before this waits for the others.
+        // The group must learn that a rank could not start before this thread waits for the other ranks.
         let threads: Vec<_> = (0..world_size).map(spawn).collect();
         let join = |(rank, thread): (u32, Result<thread::ScopedJoinHandle<'_, _>>)| {
             thread?.join().unwrap_or_else(|panic| Err(refuse(rank, message_of(&*panic))))
@@ -120,7 +120,7 @@ fn run_ranks(world_size: u32, body: &(dyn Fn(InProcess) -> Result<()> + Sync)) -
     });
     let culprit = group.rendezvous.culprit();
     let errors = (0..world_size).zip(outcomes).filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
-    // The error of the rank at fault comes first, then the lowest rank's.
+    // The error of the rank at fault has precedence, and then that of the lowest rank.
     match errors.min_by_key(|(rank, _)| (Some(*rank) != culprit, *rank)) {
         Some((_, error)) => Err(error),
         None => Ok(()),
@@ -145,7 +145,7 @@ impl InProcess {
     /// Calls on different splits may come in any order, and the order may differ from rank to rank. A trainer that
     /// waits for one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun,
     /// both end with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it.
-    /// So begin the steppers' first passes in the same order on every rank; later orders may differ by one pass.
+    /// Therefore begin the steppers' first passes in the same order on every rank. Later orders may differ by one pass.
     ///
     /// # Errors
     /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
@@ -284,7 +284,7 @@ impl Collective for InProcess {
         let Scratch { calls, buffers } = &mut *scratch;
         self.group.rendezvous.meet(&self.seat, call, calls)?;
         let dst = call.dst();
-        // From here to `part` nothing may return early, because ranks access each other's buffers.
+        // No code from here to `part` may return early, because ranks access each other's buffers.
         buffers.clear();
         buffers.extend(calls.iter().map(|(_, call)| call.dst));
         match call.kind {
@@ -314,8 +314,8 @@ impl Collective for InProcess {
                 let part = call.src_bytes() as usize;
                 for (rank, (_, theirs)) in calls.iter().enumerate() {
                     let place = dst.wrapping_add(rank * part);
-                    // Our own source may already lie there. Peers read it now, so not even the same bytes may be
-                    // written.
+                    // This rank's own source may already lie there. Peers read it now, so it must not be written, not
+                    // even with the same bytes.
                     if !std::ptr::eq(theirs.src, place) {
                         // SAFETY: all ranks have met with equal lengths, and none returns before `part`. Sources are
                         // only read, and each rank writes its own destination outside its source.
@@ -390,7 +390,7 @@ impl Collective for Solo {
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        // On a GPU, where the call has a stream, steppers reduce in place.
+        // On a GPU (the call has a stream), steppers reduce in place.
         if call.stream().is_none() {
             call.in_place()?;
         }

@@ -1,9 +1,9 @@
 //! The rendezvous of in-process ranks: all ranks arrive, work on each other's buffers, and depart.
 //!
 //! **Arrival may be refused**: if another rank is lost, late or makes a different call, this rank withdraws under the
-//! same lock and gets an error. **Departure may not be interrupted**: until all depart, ranks access each other's
-//! memory, and a rank that returned early could free it. This phase always ends. Splits meet independently and fail
-//! together, so one lock covers all splits. The rendezvous itself never touches the buffers.
+//! same lock and gets an error. **Departure must not be interrupted**: until all ranks depart, they access each other's
+//! memory, and a rank that returned early could free its memory. This phase always ends. Splits meet independently and
+//! fail together, so one lock covers all splits. The rendezvous itself never touches the buffers.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -64,7 +64,7 @@ pub(crate) struct Seat {
     /// The rank's index among the ranks of the split.
     pub(crate) place: u32,
     split: usize,
-    /// The split's condition variable. It is also here, so that reaching it needs no lock.
+    /// The split's condition variable. This clone can be reached without a lock.
     changed: Arc<Condvar>,
 }
 
@@ -106,7 +106,8 @@ impl Rendezvous {
         state.compare(seat, call)?;
         let meeting = state.splits[seat.split].arrive(seat.place, call);
         let since = Instant::now();
-        // Once all have met, a failure no longer matters, because the other ranks already work.
+        // Once all ranks have arrived, a failure no longer matters for this meeting, because the other ranks already
+        // work.
         while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
             let refusal = state.refuse(seat).and_then(|()| match call.deadline().checked_sub(waited) {
@@ -152,7 +153,7 @@ impl Rendezvous {
         let mut state = self.lock();
         state.members[seat.member as usize].left += 1;
         state.splits[seat.split].empty[seat.place as usize] = true;
-        // If that was the rank's last seat, other ranks may wait for it in splits that it never joined, too.
+        // If that was the rank's last seat, other ranks may also be waiting for it in splits that it never joined.
         state.wake_all();
     }
 
@@ -189,7 +190,7 @@ impl State {
         }
     }
 
-    /// Compares the call with one that has arrived. All calls that have arrived agree.
+    /// Compares the call with a call that has arrived. All arrived calls agree.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
         let Split { calls, words, ranks, .. } = &self.splits[seat.split];
         let arrived = (0..).zip(calls).find_map(|(place, arrived)| Some((place, arrived.as_ref()?.0)));

@@ -1,4 +1,5 @@
-//! Runs each op on a CPU by a call into the kernels. Pointers come from the op's accesses, tiles from the plan.
+//! Runs each op on a CPU by a call into the kernels. Pointers come from the op's accesses, and tiles come from the
+//! plan.
 //!
 //! Launches are built once, and running an op allocates nothing. Every address comes from `Op::accesses`, so the
 //! checker has checked every byte that is touched.
@@ -41,7 +42,8 @@ pub(crate) struct Runner {
     steps: Vec<Vec<Work>>,
     /// For each bucket, where its step stops to add up norms of full parameters over ranks.
     stops: Vec<Vec<NormStop>>,
-    /// Whether this rank's shard of each bucket's parameters is stepped while the other shards are not gathered yet.
+    /// For each bucket, whether this rank's shard of the parameters has been stepped but the other shards have not been
+    /// gathered yet.
     partly_gathered: Vec<AtomicBool>,
     /// The caller's sums for which ops must wait, in the ops' order. All these ops are on one stream.
     awaited: Mutex<VecDeque<AwaitedSum>>,

@@ -10,7 +10,7 @@
 /// 4 KiB, the distance at which addresses alias.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Arrays alias if their starts within a page are nearer than this.
+/// Arrays alias if their starts within a page are closer together than this.
 const NEAR: u64 = 512;
 
 /// Starts are multiples of 256 bytes, which aligns them for any vector.
@@ -30,7 +30,7 @@ impl Stagger {
     }
 
     /// Returns the offset in a page at which another array of `bytes` should start. The offset aliases with the fewest
-    /// bytes of other arrays, and of all such offsets it is the one farthest from its neighbours.
+    /// bytes of other arrays. Of all such offsets, it is the one with the largest distance to its neighbours.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
@@ -43,7 +43,7 @@ impl Stagger {
     }
 }
 
-/// Returns the distance of two starts within a page. The page wraps around, and the shorter way counts.
+/// Returns the distance of two starts within a page, the shorter way around.
 fn distance(a: u64, b: u64) -> u64 {
     let ahead = a.wrapping_sub(b) % PAGE;
     ahead.min(PAGE - ahead)

@@ -15,8 +15,8 @@ use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Returns the rank, for errors. Streams call it only when they are made. The collective may be user code, and a
-    /// panic of it at a later time would not be caught.
+    /// Returns the rank, for errors. Streams call this only when they are made. The collective may be user code, and a
+    /// later panic in it would not be caught.
     fn rank(&self) -> u32;
 
     /// Returns the most ops that one pass queues on a stream.
@@ -58,8 +58,8 @@ struct State {
 }
 
 impl<E: Run> Streams<E> {
-    /// Makes streams whose threads have not started. `origin` is the zero of measured times, `timed` turns measuring
-    /// on, and with `is_inline` there are no threads.
+    /// Makes streams without starting their threads. Measured times count from `origin`, `timed` turns measuring on,
+    /// and with `is_inline` there are no threads.
     pub(crate) fn new(executor: E, origin: Instant, timed: bool, is_inline: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
@@ -88,8 +88,8 @@ impl<E: Run> Streams<E> {
     }
 
     /// Queues ops. A Record of the compute stream passes at once, because that stream is the calling thread. Threads
-    /// are woken once, after the last op. A wake-up is the most expensive part, and a woken thread competes for the
-    /// lock.
+    /// are woken once, after the last op, because a wake-up is the most expensive part and a woken thread competes for
+    /// the lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         if self.is_inline {
             return ops.iter().for_each(|op| self.run_now(op));
@@ -140,8 +140,8 @@ impl<E: Run> Streams<E> {
     /// Blocks until the ticket has been passed or something has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut state = self.wait_passed(self.lock(), ticket);
-        // The group hears of the failure before the trainer does. Otherwise the trainer could end its rank first, and
-        // the other ranks would learn of that end and not of its cause.
+        // The group is told of the failure before the trainer is. Otherwise the trainer could end its rank first, and
+        // the other ranks would learn of that end instead of its cause.
         while state.failed.is_some() && !state.told {
             state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -267,7 +267,7 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// Counts a thread as ended when it is dropped, also after a panic. No wait for the thread then lasts forever.
+/// Counts a thread as ended when this value is dropped, even after a panic. Waits for the thread therefore always end.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {

@@ -1,9 +1,9 @@
 //! Assigns optimizers to segments, in the order in which they step, and groups them into few launches.
 //!
 //! A parameter has a list of optimizers; the k-th optimizers of all lists are round k. In a round, a bucket takes one
-//! launch per kernel. This is a single launch if all parameters have the same kind of optimizer, with any
-//! hyperparameters. States of a round come after those of earlier rounds. This file has no addresses. It refuses
-//! element types that would break an optimizer's states, and tensors that the device cannot reach.
+//! launch per kernel. If all parameters have the same kind of optimizer, with any hyperparameters, this is a single
+//! launch. States of a round come after those of earlier rounds. This file has no addresses. It refuses element types
+//! that would break an optimizer's states, and tensors that the device cannot reach.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl StepConstants {
         }
     }
 
-    /// Returns two maximum norms. Begin clips with the first by the previous pass's norm, and the decision of the pass
-    /// or of a bucket uses the second.
+    /// Returns two maximum norms. Begin uses the first to clip by the previous pass's norm. The decision of the pass or
+    /// of a bucket uses the second.
     pub(crate) fn max_norms(&self) -> [Option<f64>; 2] {
         match self.clip {
             Some(Clip::Previous(max_norm)) => [Some(max_norm), None],
@@ -105,24 +105,24 @@ struct Kept {
 pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
-    /// The parts of the step that it runs. If norms scale the update, a step takes two kernel launches: the first
-    /// computes the norms.
+    /// The parts of the step that the launch runs. If norms scale the update, a step takes two kernel launches: the
+    /// first computes the norms.
     pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// Whether this is the last launch that steps these segments. Also true if no work follows the last launch anyway.
+    /// Whether this is the last launch that steps these segments. This is also true if no work follows the last launch.
     pub(crate) is_last: bool,
-    /// The segments that it steps or averages, in the plan's order.
+    /// The segments that the launch steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
 }
 
 /// A point in a bucket's step at which ranks add up norms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NormStop {
-    /// Number of kernel launches before it, counting each part of a step.
+    /// Number of kernel launches before this point, counting each part of a step.
     pub(crate) launches: usize,
-    /// The records whose norms are added up. The range may include records of other launches; their norms are zeros or
-    /// not needed any more.
+    /// The records whose norms are added up. The range may include records of other launches, with norms that are zeros
+    /// or no longer needed.
     pub(crate) records: Range<usize>,
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) ->
 
 impl Assignment {
     /// Makes the assignment. `list` returns a parameter's optimizers as indices into `optimizers`. A parameter has at
-    /// least one.
+    /// least one optimizer.
     pub(crate) fn new<'a>(
         layout: &Layout,
         plan: &Plan,
@@ -243,7 +243,7 @@ impl Assignment {
     }
 
     /// Returns a record's custom optimizer, the parameter's name, and the number of its states. The number was read at
-    /// construction; user code is not called again.
+    /// construction, so this calls no user code.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
@@ -291,8 +291,8 @@ impl Assignment {
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
-        // A parameter's last launch does what is done once per step: it zeroes or averages the gradient, and updates
-        // copy and moving average from the final value.
+        // A parameter's last launch does the work that is done once per step: it zeroes or averages the gradient, and
+        // updates the copy and the moving average from the final value.
         let ends = matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
         let has_last = ends || plan.copy().is_some() || plan.keeps_ema();
         for round in 0..self.rounds() {
@@ -311,7 +311,7 @@ impl Assignment {
                 }
             }
         }
-        // A custom optimizer neither zeroes nor averages gradients, so a launch after it does.
+        // A custom optimizer neither zeroes nor averages gradients, so a further launch does this.
         for at in (0..launches.len()).rev() {
             let BucketLaunch { round, kernel, is_last, .. } = launches[at];
             if ends && is_last && kernel == INSTEP_OPTIMIZER_CUSTOM {
@@ -343,13 +343,13 @@ impl Assignment {
         BucketLaunch { round, kernel, parts, states, first_state, is_last, segments: vec![segment] }
     }
 
-    /// Returns the parts of a bucket's step: two if norms scale a change.
+    /// Returns the parts of a bucket's step. There are two if norms scale the update.
     pub(crate) fn parts(&self, plan: &Plan, bucket: u32) -> &'static [Part] {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
     }
 
-    /// Returns the places where a sharded bucket's step stops so that ranks add up norms. They are after each launch
-    /// that measures.
+    /// Returns the points at which a sharded bucket's step stops so that ranks add up norms: after each launch that
+    /// computes norms.
     pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
         if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
             return Vec::new();
@@ -367,8 +367,8 @@ impl Assignment {
         stops
     }
 
-    /// Returns per bucket whether its step can share a launch with the next bucket's: their launches differ only in
-    /// segments, they are clipped together, and their states are adjacent in memory.
+    /// Returns per bucket whether its step can share a launch with the next bucket's step. The launches of both may
+    /// differ only in segments, both buckets are clipped together, and their states are adjacent in memory.
     pub(crate) fn shares_with_next(&self, plan: &Plan) -> Vec<bool> {
         // Pieces of the caller's memory lie apart and may move.
         let is_one_piece = !plan.is_foreign() && !plan.is_offloaded();

@@ -1,9 +1,9 @@
 //! Arguments of the control ops Begin and Decide, and control memory before the first pass: the block and its records.
 //!
-//! They are the same for every executor. This file decides nothing: the kernels decide, from these arguments. Records
-//! are in the assignment's order: round by round, and in each round in the order of the plan's segments. Only this file
-//! checks a step count that is set from outside. It refuses a count that is too large, or that lacks the number that
-//! its optimizer carries.
+//! The arguments are the same for every executor. The kernels make the decisions, from these arguments. Records are in
+//! the assignment's order: round by round, and in each round in the order of the plan's segments. Only this file checks
+//! a step count that is set from outside. It refuses a count that is too large, or that lacks the number that its
+//! optimizer carries.
 
 use std::ptr;
 
@@ -19,7 +19,7 @@ use crate::launch::region::Regions;
 use crate::layout::Plan;
 use crate::optim::{LossScale, LossScaler};
 
-/// Returns the arguments of a decision, about the pass or about one bucket.
+/// Returns the arguments of a decision for the pass or for one bucket.
 pub(crate) fn decide_args(
     plan: &Plan,
     regions: &Regions,
@@ -175,7 +175,7 @@ pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl I
     (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
-/// The progress of a record: its number of updates, and the number that its optimizer carries besides that count.
+/// The progress of a record: its number of updates, and the other number that its optimizer carries.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,
@@ -183,8 +183,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Returns a record's progress. It includes the last pass's update, although only the next Begin adds that to the
-    /// record.
+    /// Returns a record's progress. It includes the last pass's update, although only the next Begin adds this update
+    /// to the record.
     pub(crate) fn of(record: &InstepRecord) -> Progress {
         let carried = record.carried[usize::from(record.stepped != 0)];
         Progress { count: record.steps + u64::from(record.stepped), carried }
@@ -196,7 +196,7 @@ impl Progress {
     }
 }
 
-/// A number of updates, and the number that an optimizer carries besides it.
+/// A number of updates, and the other number that an optimizer carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     pub(crate) count: u64,
@@ -222,8 +222,8 @@ impl StepCount {
     /// Returns the progress with this count. `carries` says whether the optimizers carry a number.
     ///
     /// # Errors
-    /// `Config` for a count of 2^63 or more, a count above 0 without the number that is carried, or a number that is
-    /// not a product of that many momenta.
+    /// `Config` for a count of 2^63 or more, or for a count above 0 without the carried number. `Config` for a number
+    /// that is not a product of that many momenta.
     pub(crate) fn progress(self, carries: bool) -> Result<Progress> {
         let StepCount { count, carried } = self;
         if count >= StepCount::END {

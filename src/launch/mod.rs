@@ -1,7 +1,7 @@
 //! A bucket as kernel launches: the optimizer of each segment, the addresses and the arguments.
 //!
-//! It depends on `layout`, `optim` and `op`. Both executors pass these structs to the kernels, so their launches cannot
-//! differ.
+//! This module depends on `layout`, `optim` and `op`. Both executors pass the same structs to the kernels, so their
+//! launches cannot differ.
 
 mod assignment;
 mod control;

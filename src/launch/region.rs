@@ -2,7 +2,7 @@
 //!
 //! Addresses are in the CPU's or a GPU's memory, and this file never reads or writes through one. A span that leaves
 //! its memory, or crosses two pieces of it, gets no address. A launch of a `BucketStep` takes base addresses, to which
-//! tiles add their offsets. Bases are numbers and not pointers, because a base may lie outside its tensor if base plus
+//! tiles add their offsets. Bases are numbers and not pointers: a base may lie outside its tensor, as long as base plus
 //! offset lies inside.
 
 use std::mem::{offset_of, size_of};
@@ -70,11 +70,11 @@ impl Region {
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
     pub(crate) records: usize,
-    /// Number of norms, for rules that scale their change by norms.
+    /// Number of norms, for optimizers that scale the update by norms.
     pub(crate) norms: usize,
-    /// Control blocks of single buckets, each of which is clipped on its own.
+    /// Control blocks of single buckets, each of which is clipped separately.
     pub(crate) bucket_controls: usize,
-    /// Control blocks of clip sets after the first. A stepper has either these or blocks of single buckets.
+    /// Control blocks of clip sets after the first. A stepper has either these blocks or blocks of single buckets.
     pub(crate) set_controls: usize,
     pub(crate) states: usize,
 }
@@ -131,7 +131,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Makes the memories of a plan: those that are given, and zeros from `owned` for all others.
+    /// Makes the memories of a plan: the given ones, and zeros from `owned` for all others.
     pub(crate) fn new(
         plan: &Plan,
         counts: Counts,
@@ -178,7 +178,7 @@ impl Regions {
         }
     }
 
-    /// Returns the pieces, of parameters or of gradients, with new addresses.
+    /// Returns the pieces of parameters or of gradients, with new addresses.
     pub(crate) fn moved<'a>(
         &'a self,
         memory: Memory,
@@ -338,7 +338,7 @@ impl Bases {
     }
 }
 
-/// Makes a pointer of an address whose provenance the caller has exposed.
+/// Returns a pointer to an address. The caller has exposed the provenance of the memory there.
 fn pointer<T>(address: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address)
 }

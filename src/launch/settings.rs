@@ -1,7 +1,7 @@
 //! The settings that Begin reads, as one block of words.
 //!
-//! The stepper changes hyperparameters, learning-rate multipliers and actions between passes and hands the whole block to the
-//! device. [`Counts`] says where each part lies, so every copy of the block has the same layout.
+//! The stepper changes hyperparameters, learning-rate multipliers and actions between passes, and gives the whole block
+//! to the device. [`Counts`] gives the offset of each part, so every copy of the block has the same layout.
 
 use crate::abi::InstepHyper;
 use crate::launch::assignment::Assignment;

@@ -1,7 +1,7 @@
 //! The kernel launches of a bucket's norm or step. Arguments and tiles are the same for every executor.
 //!
-//! They are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`, so
-//! the checker has checked exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
+//! Launches are built once, and every pass reuses them. A stepper's launches take their addresses from `Op::accesses`,
+//! so the checker has checked exactly the bytes that they touch. A `BucketStep` gets addresses with each call. No tile
 //! extends beyond its segment, or beyond its row if blocks of states end at rows, so no tile has padding.
 
 use std::ptr;
@@ -34,8 +34,8 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// Bytes moved over the memory bus, without control memory. If a bucket has several kinds of optimizer, a launch
-    /// gets its share by elements.
+    /// Bytes moved over the memory bus, without control memory. If a bucket has several kinds of optimizer, each launch
+    /// counts its share of the elements.
     pub(crate) moved_bytes: u64,
 }
 
@@ -93,8 +93,8 @@ impl Launch {
             .collect()
     }
 
-    /// Makes a launch without addresses. It also returns the spans of the launch's tensors. A state's span comes with
-    /// the state's index in the launch.
+    /// Makes a launch without addresses. Also returns the spans of the launch's tensors, and for a state its index in
+    /// the launch.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -111,7 +111,7 @@ impl Launch {
         let described = &plan.buckets()[bucket as usize];
         let states = launch.first_state..launch.first_state + launch.states;
         let mut args = InstepStepArgs {
-            // One that is not summed over ranks takes no part in norms and clips.
+            // A bucket that is not summed over ranks takes no part in norms and clipping.
             control: if described.is_local { regions.control() } else { regions.control_of(plan, bucket) },
             records: regions.records(),
             optimizer: launch.kernel,
@@ -128,14 +128,15 @@ impl Launch {
             seed: seed(&described.storage, launch.round),
             ..stored_args(&described.storage, assignment.constants.ema_decay)
         };
-        // Accesses are those without frozen segments. If one is frozen later, the kernels skip it by its action.
+        // The accesses assume that no segment is frozen. If a segment is frozen later, its action makes the kernels
+        // skip it.
         let (mut spans, mut moved_bytes) = (Vec::new(), 0);
         let op = Op { stream: Stream::Optim, action };
         op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
             let is_ours = match access.span.memory {
                 Memory::Control => false,
                 Memory::State(k) | Memory::Scales(k) => states.contains(&usize::from(k)),
-                // Only a parameter's last optimizer has its final value.
+                // Only the launch of a parameter's last optimizer has the parameter's final value.
                 Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
@@ -161,8 +162,8 @@ impl Launch {
         (Launch { args, tiles, moved_bytes }, spans)
     }
 
-    /// Makes the tiles' offsets count from the first of the buckets that share launches, so that one table and one struct of
-    /// arguments serve all of them.
+    /// Makes the tiles' offsets count from the first of the buckets that share launches, so that these buckets share
+    /// one table and one struct of arguments.
     pub(crate) fn count_from(&mut self, first: &InstepStepArgs, plan: &Plan) {
         let (ahead, buckets) = (self.args.bucket - first.bucket, plan.buckets());
         let between = &buckets[first.bucket as usize..self.args.bucket as usize];
@@ -174,7 +175,7 @@ impl Launch {
             tile.grad_offset += grads;
             tile.state_offset += states;
         }
-        // A bucket that is clipped by its own norm keeps its control block, and shares no launch.
+        // A bucket that is clipped by its own norm has its own control block, and shares no launch.
         self.args = InstepStepArgs { control: self.args.control, tile_count: self.args.tile_count, ..*first };
     }
 
@@ -281,15 +282,15 @@ fn seed(storage: &Storage, round: usize) -> u64 {
     }
 }
 
-/// Returns what `average_weight` in math.h returns.
+/// Returns the same value as `average_weight` in math.h.
 fn average_weight(beta: f64) -> (u32, f32) {
     let from_sample = 1.0 - beta >= 0.5;
     (from_sample.into(), if from_sample { -beta as f32 } else { (1.0 - beta) as f32 })
 }
 
 /// Cuts segments of a bucket into tiles. `record` and `first_record` return the indices of a segment's records. All
-/// offsets count from this rank's part of the bucket. With `counts_absent`, a segment without a part here gets a tile
-/// without elements.
+/// offsets count from this rank's part of the bucket. With `counts_absent`, a segment without a part on this rank gets
+/// a tile without elements.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
@@ -297,8 +298,8 @@ pub(super) fn tiles(
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
     counts_absent: bool,
 ) -> Vec<InstepTile> {
-    // Means are written after each run, and runs are one tile long then, so that the gradients are still in the GPU's
-    // cache.
+    // If means are written, they are written after each run. Runs are then one tile long, so that the gradients are
+    // still in the GPU's cache.
     let longest = if plan.gradients() == Gradients::Average { 1 } else { INSTEP_LONGEST_RUN };
     let kept = |index: &u32| bucket.shard_of_segment(&plan.segments()[*index as usize]);
     let counts =
@@ -309,7 +310,7 @@ pub(super) fn tiles(
         let kept = bucket.shard_of_segment(segment);
         let tile = |at: u64, count: u64| InstepTile {
             param: (segment.start + at - bucket.params.start) * bucket.storage.precision.param.bytes(),
-            // For a segment without a part here, both differences would be negative.
+            // Both differences would be negative for a segment without a part on this rank.
             grad_offset: (segment.grad_start + at).saturating_sub(bucket.summed().start),
             state_offset: (segment.start + segment.state_at(at)).saturating_sub(bucket.shard.start),
             element: segment.element + at,

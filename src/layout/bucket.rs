@@ -34,18 +34,18 @@ pub struct Tails {
     pub contributors: bool,
 }
 
-/// What happens to a gradient after its parameter's step. The gradients of parameters with other
-/// [actions](SegmentAction) than `Step` always stay. The choice changes no bit of a step.
+/// What happens to a gradient after its parameter's step. The gradients of parameters with any other
+/// [action](SegmentAction) than `Step` always stay. The choice changes no bit of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
     /// The gradient stays the sum over ranks, not divided by the number of ranks and not clipped.
     #[default]
     Keep,
-    /// The step's launch overwrites it with zeros, also in a skipped pass.
+    /// The step's launch overwrites the gradient with zeros, even in a skipped pass.
     Zero,
-    /// The step's launch overwrites it with the value that the optimizer used. This is the mean over ranks, divided by
-    /// the loss scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch after
-    /// `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
+    /// The step's launch overwrites the gradient with the value that the optimizer used. This is the mean over ranks,
+    /// divided by the loss scale and clipped, rounded once to the gradient's type. `.grad` has this value in PyTorch
+    /// after `unscale_` and `clip_grad_norm_`. A skipped pass writes it too, as in PyTorch.
     Average,
     /// The gradient's memory is returned to the system, except pages that also have other data. The gradient cannot be
     /// read.
@@ -61,15 +61,16 @@ pub struct Segment {
     pub bucket: u32,
     /// Offset in the arenas of parameters and states, a multiple of 256.
     pub start: u64,
-    /// Offset in the arena of gradients: the same, unless the bucket is foreign.
+    /// Offset in the arena of gradients. It equals the offset in the arenas of parameters and states, unless the bucket
+    /// is foreign.
     pub grad_start: u64,
     /// Number of elements, without padding.
     pub len: u64,
     /// Number of its first element in the layout: the sum of the lengths of all parameters registered before. For a
-    /// shard of [rows](crate::ForeignBucket::rows), it is the number given there.
+    /// shard of [rows](crate::ForeignBucket::rows), it is the `first` that was given there.
     pub element: u64,
-    /// Number of elements of a row, if each row begins a new block of 8-bit states; else 0. Each row of the states, and
-    /// of tensors laid out like them, then starts at a multiple of 256 elements.
+    /// Number of elements of a row if each row begins a new block of 8-bit states, and 0 otherwise. Each row of the
+    /// states, and of tensors laid out like them, then starts at a multiple of 256 elements.
     pub row: u64,
     /// How a step treats the segment.
     pub action: SegmentAction,
@@ -94,8 +95,8 @@ impl Segment {
         }
     }
 
-    /// Returns the end of the longest run of elements that starts at `at`, does not pass `end`, and has no gap between
-    /// its states.
+    /// Returns the end of the longest run of elements that starts at `at`, ends at `end` or before, and has no gap
+    /// between its states.
     pub(crate) fn run_end(&self, at: u64, end: u64) -> u64 {
         match self.row {
             0 => end,
@@ -109,12 +110,12 @@ impl Segment {
 pub struct Bucket {
     /// Offset in the arena of gradients.
     pub start: u64,
-    /// Number of elements, with tail and padding. Unless the bucket is foreign, it is a multiple of 256 times the
+    /// Number of elements, including tail and padding. Unless the bucket is foreign, it is a multiple of 256 times the
     /// number of shards.
     pub len: u64,
     /// The bucket's range in the arenas of parameters and states.
     pub params: Range<u64>,
-    /// The part of `params` that this rank steps and has states for: all of it, unless the plan is
+    /// The part of `params` that this rank steps and has states for. This is all of `params`, unless the plan is
     /// [sharded](crate::layout::Plan::sharded).
     pub shard: Range<u64>,
     /// The bucket's segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
@@ -125,7 +126,7 @@ pub struct Bucket {
     pub contributors: Option<u64>,
     /// Whether the bucket holds local parameters, so that no collective touches it.
     pub is_local: bool,
-    /// The storage of the bucket's parameters, which is the same for all.
+    /// The storage of the bucket's parameters; all of them have the same storage.
     pub storage: Storage,
     /// The clip set of the bucket's parameters. The parameters of one clip set are clipped together. Set 0 is clipped
     /// by the stepper's [`Clip`](crate::Clip), and every other set by its [group
@@ -135,7 +136,7 @@ pub struct Bucket {
     pub(crate) first_bytes: FirstBytes,
 }
 
-/// The first byte of a bucket in the memories whose elements differ in size between buckets.
+/// The first byte of a bucket in each memory that has elements of a different size in different buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FirstBytes {
     pub(crate) params: u64,
@@ -151,7 +152,7 @@ pub(crate) struct FirstBytes {
 }
 
 impl Bucket {
-    /// Returns whether the bucket is sharded: other ranks have shards of it, or its counts follow its last shard.
+    /// Returns whether the bucket is sharded. Other ranks then have shards of it, or its counts follow its last shard.
     pub(crate) fn is_sharded(&self) -> bool {
         self.shard != self.params
     }

@@ -2,9 +2,10 @@
 //!
 //! A bucket holds parameters of one precision and one clip set, in the order given, up to a cap. Parameters are
 //! assigned to buckets as by DDP: each kind has its own open bucket, which closes at the parameter that reaches the
-//! cap. Buckets are in the order of their last parameters. Backward completes them in this order. Every segment starts
-//! at a multiple of 256 elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm leaves and
-//! vectors are therefore aligned for any cap. Every sum and product is checked: more than 2^56 elements is an error.
+//! cap. Buckets are in the order of their last parameters. Backward completes buckets in this order. Every segment
+//! starts at a multiple of 256 elements, and every bucket is padded to a multiple of world_size x 256. Shards, norm
+//! leaves and vectors are therefore aligned for any cap. Every sum and product is checked: more than 2^56 elements is
+//! an error.
 
 use std::ops::Range;
 
@@ -116,7 +117,7 @@ impl Plan {
         let (parameters, resolved) = (layout.parameters(), storages.resolve(layout)?);
         let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages, &resolved) };
         let elements = layout.first_elements();
-        // Local parameters come last, so that everything that is broadcast and reduced is one piece before them.
+        // Local parameters come last, so that all broadcast and reduced elements are one piece before them.
         let (summed, local): (Vec<u32>, Vec<u32>) =
             order.partition(|param| !parameters[*param as usize].local);
         let mut filling = Filling::new(&resolved, cut.caps);
@@ -204,7 +205,8 @@ impl Plan {
     }
 }
 
-/// The error of a plan that is too large. It names the parameter that closes the bucket, because buckets have no names.
+/// The error of a plan that is too large. The error names the parameter that closes the bucket, because buckets have no
+/// names.
 fn too_large(name: &str, world_size: u32) -> Error {
     let wrong = format_args!("its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements");
     Error::layout(format_args!("`{name}`"), wrong, "use fewer ranks or larger buckets")
@@ -238,7 +240,7 @@ struct Open {
     has_first: bool,
 }
 
-/// A full bucket, or the last one of its kind.
+/// A full bucket, or the last bucket of its kind.
 pub(super) struct Filled {
     pub(super) params: Vec<u32>,
     /// The index of the bucket's kind.

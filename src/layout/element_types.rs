@@ -1,7 +1,7 @@
 //! Element types of every tensor, and the precision of each parameter: a default, and exceptions for groups and
 //! parameters.
 //!
-//! Arithmetic is f32 for every storage type; storing rounds once. A combination without a kernel is refused here,
+//! Arithmetic is f32 for every storage type; storing rounds once. This module refuses a combination without a kernel
 //! before any step. The error names the option, the group or the parameter.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ pub enum Master {
     /// The low bits are not stored.
     #[default]
     None = INSTEP_MASTER_NONE,
-    /// The value is stored as a separate f32 weight, 4 bytes per element. The parameter is this weight, rounded to
+    /// The value is stored as a separate f32 weight, 4 bytes per element. The parameter is this weight rounded to
     /// nearest even.
     F32 = INSTEP_MASTER_F32,
     /// The low bits are stored as the lower 16 bits of an f32 whose upper 16 bits are the bf16 parameter, 2 bytes per
@@ -41,19 +41,19 @@ pub enum Moments {
     /// 4 bytes per element.
     #[default]
     F32 = INSTEP_MOMENTS_F32,
-    /// 2 bytes per element. An average that changes by less than 1/512 of itself in a step does not move, unless
-    /// rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore never
-    /// falls.
+    /// 2 bytes per element. An average does not change if a step would change it by less than 1/512 of its value,
+    /// unless rounding is [stochastic](Rounding::Stochastic). With a decay rate of 0.999 the second moment therefore
+    /// never falls.
     BF16 = INSTEP_MOMENTS_BF16,
     /// An 8-bit code per element, and an f32 scale per block of 256 elements, counted from the start of each parameter.
-    /// With rounding to nearest, an average that changes by less than half a code (about 1/125 of itself near the
-    /// block's largest) does not move. A second moment with decay rate 0.999 then falls too late, and steps are too
-    /// small until it does. Use [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An eps below 2^-45
-    /// is refused, because second moments that small become zero.
+    /// With rounding to nearest, an average does not change if a step would change it by less than half a code. Near
+    /// the largest value of the block, half a code is about 1/125 of the value. A second moment with decay rate 0.999
+    /// then falls too late, and steps are too small until it does. Use [stochastic](Rounding::Stochastic) rounding,
+    /// which keeps the mean. An eps below 2^-45 is refused, because second moments that small become zero.
     EightBit = INSTEP_MOMENTS_8BIT,
 }
 
-/// How values are rounded if they are stored in fewer bits than f32: parameters without a master, [24-bit
+/// How values are rounded if they are stored in fewer bits than f32. These are parameters without a master, [24-bit
 /// masters](Master::Remainder8) and states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
@@ -194,7 +194,7 @@ impl Moments {
         }
     }
 
-    /// Returns the bytes that the scales of `elements` elements take.
+    /// Returns the size in bytes of the scales of `elements` elements.
     pub(crate) const fn scale_bytes(self, elements: u64) -> u64 {
         match self {
             Moments::F32 | Moments::BF16 => 0,
@@ -207,8 +207,8 @@ impl Moments {
 /// clips, because the parameters of a bucket have one precision and are clipped together.
 ///
 /// A parameter with its [own type](crate::LayoutBuilder::dtype) uses that type for itself and for its gradient. The
-/// rest of its group's precision applies where it can. In f32 it has no [master](Master), and values that lose no bits
-/// are not rounded stochastically.
+/// rest of its group's precision applies where it can. If its own type is f32, the parameter has no [master](Master),
+/// and values that lose no bits are not rounded stochastically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Storages {
     common: Storage,
@@ -228,12 +228,12 @@ impl From<Precision> for Storages {
     }
 }
 
-/// The kinds of buckets that a layout needs, and which of them each parameter has.
+/// The kinds of buckets that a layout needs, and the kind of each parameter's bucket.
 pub(super) struct Resolved {
     pub(super) kinds: Vec<Kind>,
     /// The index of each parameter's kind in `kinds`.
     pub(super) of: Vec<u32>,
-    /// The largest norm of each clip set after the first; `None`: it is not clipped.
+    /// The largest norm of each clip set after the first; `None` for a set that is not clipped.
     pub(super) max_norms: Vec<Option<f64>>,
 }
 
@@ -252,7 +252,7 @@ impl Storages {
         self
     }
 
-    /// Clips only one group, to this norm, or leaves it unclipped.
+    /// Clips one group separately, to this norm, or leaves the group unclipped.
     pub fn group_clip(mut self, name: impl Into<String>, max_norm: Option<f64>) -> Self {
         self.clips.push((name.into(), max_norm));
         self
@@ -379,8 +379,8 @@ fn refused(name: &str, error: Error) -> Error {
     }
 }
 
-/// The types in which a model computes, reduces its gradients, and takes inputs and returns outputs. Parameters keep an
-/// original type for the optimizer. It works with every [strategy](crate::Strategy).
+/// The types in which a model computes, reduces its gradients, and takes inputs and returns outputs. The optimizer
+/// steps parameters in their original type. A policy works with every [strategy](crate::Strategy).
 ///
 /// ```
 /// use instep::{DType, Layout, MixedPrecisionPolicy, Solo, Stepper, bf16};
@@ -407,11 +407,12 @@ fn refused(name: &str, error: Error) -> Error {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MixedPrecisionPolicy {
-    /// The type of parameters in forward, in backward and in collectives. `None`: their original type.
+    /// The type of parameters in forward, in backward and in collectives. `None` means their original type.
     pub param_dtype: Option<DType>,
-    /// The type in which gradients are accumulated and reduced. `None`: that of [`param_dtype`](Self::param_dtype).
+    /// The type in which gradients are accumulated and reduced. `None` means the type of
+    /// [`param_dtype`](Self::param_dtype).
     pub reduce_dtype: Option<DType>,
-    /// The type of forward's outputs. `None`: the type in which forward computes.
+    /// The type of forward's outputs. `None` means the type in which forward computes.
     pub output_dtype: Option<DType>,
     /// Whether forward's inputs are cast to [`param_dtype`](Self::param_dtype).
     pub cast_forward_inputs: bool,
@@ -434,8 +435,7 @@ impl MixedPrecisionPolicy {
     /// optimizer steps parameters of type `original`. If `original` is f32 and `param_dtype` has 16 bits, parameters
     /// get an f32 master. A [strategy](crate::Strategy) may shard the master.
     ///
-    /// PyTorch rounds a reduced gradient to `original` before the step. instep's step uses the gradient without this
-    /// rounding.
+    /// PyTorch rounds a reduced gradient to `original` before the step. instep does not round the gradient.
     ///
     /// # Errors
     /// `Config` if `original` cannot represent all values of `param_dtype`.

@@ -1,7 +1,7 @@
-//! A bucket in which parameters, states and gradients all have the offsets of the gradients.
+//! A plan of one bucket, in which parameters and states have the same offsets as gradients.
 //!
 //! This module depends only on the layout. Nothing is padded, so a framework's flat buffers fit as they are. Such a
-//! plan has only the bucket's parameters, in the order of their offsets, and no schedule uses it.
+//! plan has only the bucket's parameters, in the order of their offsets. No schedule uses such a plan.
 
 use crate::error::{Error, Result};
 use crate::layout::bucket::FirstBytes;
@@ -62,7 +62,7 @@ impl Plan {
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
     }
 
-    /// Makes a parameter's segment the shard that these rows describe.
+    /// Turns a parameter's segment into the shard that these rows describe.
     fn take_rows(&mut self, layout: &Layout, id: ParamId, rows: Rows, moments: Moments) -> Result<()> {
         let (param, Rows { row, first }) = (layout.index(id)?, rows);
         let thing = || format!("rows of `{}`", layout.parameters()[param].name);
@@ -79,7 +79,7 @@ impl Plan {
             return Err(Error::layout(thing(), wrong, "count from the first parameter"));
         }
         segment.element = first;
-        // If a row is a whole number of blocks, no block crosses the end of a row anyway.
+        // If a row is a whole number of blocks, no block crosses the end of a row.
         let has_blocks = moments == Moments::EightBit && row % QUANTUM != 0;
         segment.row = if has_blocks { row } else { 0 };
         Ok(())

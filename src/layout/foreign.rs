@@ -1,4 +1,4 @@
-//! Buckets that the caller has laid out: the offset of each gradient in each bucket.
+//! Buckets with offsets that the caller has chosen.
 //!
 //! This file has only offsets, and the stepper has the addresses. Gradients have the caller's offsets. Parameters and
 //! states have the plan's offsets. A foreign bucket has no tail block, so it counts no ranks.
@@ -19,7 +19,7 @@ pub struct ForeignBucket {
     pub(super) rows: Vec<(ParamId, Rows)>,
 }
 
-/// Says which rows of a larger parameter a listed parameter has.
+/// The rows of a larger parameter that a listed parameter has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
     pub(super) row: u64,
@@ -27,21 +27,21 @@ pub(super) struct Rows {
 }
 
 impl ForeignBucket {
-    /// Describes a bucket of `len` elements. All of them are reduced, also those between gradients.
+    /// Describes a bucket of `len` elements. All elements are reduced, including those between gradients.
     pub fn new(len: usize) -> ForeignBucket {
         ForeignBucket { len: len as u64, gradients: Vec::new(), rows: Vec::new() }
     }
 
-    /// Sets where in the bucket a parameter's gradient starts. Any offset is allowed.
+    /// Sets the offset in the bucket at which a parameter's gradient starts. Any offset is allowed.
     pub fn gradient(mut self, id: ParamId, offset: usize) -> ForeignBucket {
         self.gradients.push((id, offset as u64));
         self
     }
 
-    /// Says that a listed parameter is a shard that consists of rows of a larger parameter, each of `row` elements.
+    /// Declares that a listed parameter is a shard of a larger parameter: some of its rows, each of `row` elements.
     /// `first` is the index of the shard's first element among the elements of all full parameters. A
-    /// [`BucketStep`](crate::BucketStep) then gives the shard the bits of the full parameter. Stochastic rounding
-    /// counts elements from `first`, and no block of 8-bit states crosses the end of a row.
+    /// [`BucketStep`](crate::BucketStep) then steps the shard to the same bits as in a step of the full parameter.
+    /// Stochastic rounding counts elements from `first`, and no block of 8-bit states crosses the end of a row.
     ///
     /// # Shapes
     /// With 8-bit states, each row of states, masters, copies and averages starts at a multiple of 256 elements. A row
@@ -150,8 +150,8 @@ impl Plan {
     /// Builds the plan of a layout whose gradients lie in these buckets, numbered in this order.
     ///
     /// # Errors
-    /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, if gradients overlap or leave
-    /// their bucket, or if the parameters of a bucket differ in [precision](crate::Precision) or
+    /// `Layout` if a parameter is in no bucket or in two, if a bucket has no gradient, or if gradients overlap or leave
+    /// their bucket. `Layout` also if the parameters of a bucket differ in [precision](crate::Precision) or
     /// [clip](crate::StepperBuilder::group_clip). `Config` for a precision without a kernel.
     pub fn foreign(
         layout: &Layout,

@@ -1,8 +1,8 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! This module computes offsets and owns no memory. All ranks must have the same [`Layout`]. A [`Plan`] is the layout
-//! divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be built and
-//! inspected anywhere.
+//! This module computes offsets. It owns no memory of tensors. All ranks must have the same [`Layout`]. A [`Plan`] is
+//! the layout divided into buckets, for one cap and world size. Layouts and plans depend on no device, so they can be
+//! built and inspected anywhere.
 
 mod bucket;
 mod cut;
@@ -34,7 +34,7 @@ pub enum SegmentAction {
     /// Applies the optimizer.
     #[default]
     Step = INSTEP_ACTION_STEP,
-    /// Multiply the reduced gradient by 1/world_size in place, also in a skipped pass, because another optimizer
+    /// Multiplies the reduced gradient by 1/world_size in place, even in a skipped pass, because another optimizer
     /// updates the parameter. The result is the unclipped gradient of the *scaled* loss: your optimizer must divide it
     /// by the pass's loss scale and check for infinities. The gradient is not part of the norm, and never causes a
     /// skip.
@@ -94,7 +94,7 @@ struct Groups {
     by_name: NameIndex,
 }
 
-/// The group of parameters for which no group is named.
+/// The group of all parameters that were not put into another group.
 pub const DEFAULT_GROUP: &str = "default";
 
 /// The most dimensions that numpy, PyTorch and our own reader all support.
@@ -110,7 +110,7 @@ pub struct LayoutBuilder {
 }
 
 impl Default for LayoutBuilder {
-    /// An empty layout, as [`Layout::builder`] starts it.
+    /// Returns an empty layout, as [`Layout::builder`] does.
     fn default() -> LayoutBuilder {
         let mut groups = Groups::default();
         groups.place(DEFAULT_GROUP.into());
@@ -119,8 +119,8 @@ impl Default for LayoutBuilder {
 }
 
 impl LayoutBuilder {
-    /// Adds a parameter of `len` elements. Register parameters in forward order. Buckets are filled from the last
-    /// parameter to the first, because backward makes the last gradients first.
+    /// Adds a parameter of `len` elements. Add parameters in forward order. Buckets are filled from the last parameter
+    /// to the first, because backward computes the last parameters' gradients first.
     pub fn param(mut self, name: impl Into<String>, len: usize) -> Self {
         self.parameters.push(Parameter {
             name: name.into(),
@@ -149,7 +149,7 @@ impl LayoutBuilder {
     }
 
     /// Sets the type of the parameter added last and of its gradient, instead of those in the group's
-    /// [precision](Precision). The rest of that precision applies where it makes sense: an f32 parameter has no
+    /// [precision](Precision). The rest of that precision applies where it can: an f32 parameter has no
     /// [master](Master). Parameters of different precisions never share a bucket.
     ///
     /// ```
@@ -176,7 +176,7 @@ impl LayoutBuilder {
         self.last("in_group", |last| last.group = group)
     }
 
-    /// Says that the parameter added last is handed over up to `uses` times in a pass (tied weights). Its gradient
+    /// Declares that the parameter added last is handed over up to `uses` times in a pass (tied weights). Its gradient
     /// counts as complete at the last hand-over, or at the end of the pass.
     ///
     /// ```
@@ -197,15 +197,15 @@ impl LayoutBuilder {
         self.last("uses", |last| last.uses = uses)
     }
 
-    /// Says what the step does with the parameter added last.
+    /// Sets what the step does with the parameter added last.
     pub fn action(self, action: SegmentAction) -> Self {
         self.last("action", |last| last.action = action)
     }
 
     /// Makes the parameter added last local to each rank. Its gradient is not reduced, each rank steps it with only its
-    /// own gradient, and it is never broadcast. It is not part of the global norm and is not clipped. A skipped pass
-    /// skips it too. An infinite or NaN gradient of a local parameter does not skip the pass, because the other ranks
-    /// cannot see it. The parameter is stepped with this gradient.
+    /// own gradient, and it is never broadcast. The gradient is not part of the global norm and is not clipped. A
+    /// skipped pass skips the parameter too. An infinite or NaN gradient of a local parameter does not skip the pass,
+    /// because the other ranks cannot see it. The parameter is stepped with this gradient.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};
@@ -239,8 +239,9 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape does not have
-    /// its parameter's length, an option comes before the first parameter, or the lengths cannot be addressed.
+    /// `Layout` if there is no parameter, if a name occurs twice or is empty, or if a use count is zero. `Layout` also
+    /// if a shape does not have its parameter's length, an option comes before the first parameter, or the lengths
+    /// cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -323,7 +324,7 @@ impl Layout {
     /// Returns the index of a group that an option names.
     ///
     /// # Errors
-    /// `Config` if there is none of that name.
+    /// `Config` if there is no group of that name.
     pub(crate) fn require_group(&self, option: &'static str, name: &str) -> Result<usize> {
         self.group(name).ok_or_else(|| {
             let known = one_of(name, self.groups().iter().map(String::as_str));
@@ -345,8 +346,8 @@ impl Layout {
         })
     }
 
-    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit. [`id`](Self::id) differs,
-    /// because its error compares all names.
+    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit, unlike in [`id`](Self::id): its
+    /// error compares all names.
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
         Some(self.id_at(index as usize))

@@ -1,9 +1,9 @@
 //! Finds the index of a name in a list by the name's hash, without a second copy of any name.
 //!
-//! The index is a hash table of indices with open addressing. It is at most half full, so a search compares only a few
-//! names however long the list is. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
+//! The index is a hash table of indices with open addressing. The table is at most half full, so a search compares only
+//! a few names, even in a long list. The hash is that of the fingerprint (FNV-1a), so equal lists have equal tables.
 
-/// The hash of the empty text, which FNV-1a defines.
+/// FNV-1a's hash of the empty text.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Folds bytes into an FNV-1a hash.
@@ -44,7 +44,7 @@ impl NameIndex {
         None
     }
 
-    /// Returns the slot that has the name, or else the free slot where it belongs. `None` if there are no slots.
+    /// Returns the slot that has the name, or else the free slot for it. Returns `None` if there are no slots.
     fn slot<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let hash = fold(EMPTY, name.as_bytes());

@@ -13,8 +13,7 @@ use crate::layout::{Bucket, Gradients, Parameter, Segment, SegmentAction, Storag
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
-/// Every plan has fewer elements than this, so products with an element's bytes, and sums of such products, fit in 64
-/// bits.
+/// The limit on a plan's elements. Below this limit, sizes in bytes and sums of such sizes fit in 64 bits.
 pub(super) const TOO_MANY_ELEMENTS: u64 = 1 << 56;
 
 /// A layout cut into buckets.
@@ -62,7 +61,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan with another choice for gradients after the step.
+    /// Returns the plan with another choice of what happens to gradients after the step.
     pub fn with_gradients(self, gradients: Gradients) -> Plan {
         Plan { gradients, ..self }
     }
@@ -110,8 +109,8 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
-    /// Returns the parameters that are common to all ranks, as few runs of one type each as possible. There is at least
-    /// one run.
+    /// Returns the elements of the parameters that are common to all ranks, in as few runs as possible. A run has one
+    /// type. There is at least one run.
     pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
         let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
         for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
@@ -157,7 +156,7 @@ impl Plan {
         self.cut.is_some_and(|cut| cut.place.is_some())
     }
 
-    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard. These are 1 and 0, unless
+    /// Returns the number of shards of a reduced bucket, and the index of this rank's shard. The two are 1 and 0 unless
     /// the plan is [sharded](Self::sharded).
     pub fn shards(&self) -> (u32, u32) {
         let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
@@ -192,8 +191,7 @@ impl Plan {
         self.is_offloaded
     }
 
-    /// Returns this sharded plan for ranks that reduce each micro-batch's gradients, and accumulate the sums of their
-    /// shards.
+    /// Returns this sharded plan for ranks that reduce each micro-batch's gradients and accumulate their shards' sums.
     pub fn with_summed_micro_batches(self) -> Plan {
         Plan { sums_micro_batches: self.is_sharded(), ..self }
     }
@@ -203,8 +201,8 @@ impl Plan {
         self.sums_micro_batches
     }
 
-    /// Returns whether an op after the step writes full buckets of parameters again. Such an op must also wait for the
-    /// trainer's reads of frozen parameters, which the step does not write.
+    /// Returns whether an op after the step writes full buckets of parameters again. Such an op also writes frozen
+    /// parameters, which the step does not, so it must wait for the trainer's reads of them.
     pub(crate) fn rewrites_params(&self) -> bool {
         self.is_sharded() || self.is_offloaded
     }
@@ -227,13 +225,13 @@ impl Plan {
         self.gradients
     }
 
-    /// Returns what a step's launch does with gradients. With offload the launch reads a copy of the gradients, and the
-    /// copy op has already done this to the originals.
+    /// Returns what a step's launch does with gradients. With offload, the copy op has already handled the original
+    /// gradients, and the launch reads only a copy.
     pub(crate) fn gradients_of_step(&self) -> Gradients {
         if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
-    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. They do not
+    /// Returns the gradients that are not needed after this bucket's step, in as few runs as possible. The runs do not
     /// include averaged and left gradients, or the counts after the gradients.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
@@ -250,7 +248,8 @@ impl Plan {
         &self.storages
     }
 
-    /// Returns the largest norm of each [clip set](Bucket::clip_set) after the first; `None`: it is not clipped.
+    /// Returns the largest norm of each [clip set](Bucket::clip_set) after the first, or `None` for a set that is not
+    /// clipped.
     pub fn max_norms(&self) -> &[Option<f64>] {
         &self.max_norms
     }

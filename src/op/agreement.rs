@@ -5,9 +5,9 @@
 //! other three lanes, and all parts are combined by exclusive or. If one part differs, only its own lane stays equal.
 //! The number therefore tells which part differs, and misses a difference only once in 2^48.
 //!
-//! `Words` are the text of each part, a line for each value. A stepper's calls carry its words, so between threads the
-//! error has both ranks' values. Between processes, each rank adds its own words to the error that it gets. The text is
-//! written to buffers that are allocated once.
+//! `Words` holds the text of each part, with a line for each value. A stepper's calls carry its words, so between
+//! threads the error has both ranks' values. Between processes, each rank adds its own words to the error that it gets.
+//! The text is written to buffers that are allocated once.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,7 @@ impl Agreed {
     }
 }
 
-/// Returns which part differs between two ranks, given their [agreements](crate::collective::CallKey::agreement);
+/// Returns which part differs between two ranks, given their [agreements](crate::collective::CallKey::agreement), or
 /// `None` if the numbers are equal.
 ///
 /// ```
@@ -72,7 +72,7 @@ impl Agreed {
 pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
     match differing(ours, theirs)[..] {
         _ if ours == theirs => None,
-        // A rank that could not build its stepper sends the complement of the number.
+        // A rank that fails to build its stepper sends the complement of the number.
         _ if ours == !theirs => Some("whether it was built"),
         [part] => Some(part.name()),
         _ => Some(SEVERAL),
@@ -95,7 +95,7 @@ fn mixed(hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// The most bytes that are kept of one part's text, and the most characters of it in an error.
+/// The most bytes of one part's text that are kept, and the most characters of it in an error.
 const KEPT: usize = 16 << 10;
 const SAID: usize = 400;
 
@@ -167,7 +167,7 @@ impl<'a> WrittenValues<'a> {
     }
 }
 
-/// Names the first parameter to which ranks wrote different values, or that only one of them wrote.
+/// Names the first parameter to which two ranks wrote different values, or which only one rank wrote.
 fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option<String> {
     let (ours, theirs) = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs)?;
     let alone = |written: WrittenValues<'_>, rank, other| {
@@ -237,8 +237,8 @@ impl Words {
         let number = format!("{ours:016x}");
         let sides = [(rank, &first), (other_rank, &other)];
         if let Some((rank, _)) = sides.into_iter().find(|(_, said)| said.ends_with(&number)) {
-            // The number includes unused parameters, but the words do not. So one rank's words alone could blame values
-            // that are equal.
+            // The number includes unused parameters, but the words do not. An error with only one rank's words could
+            // therefore name values that are equal.
             for part in Agreed::named_by(&differs).filter(|part| *part != Agreed::Loaded) {
                 let words = self.part(ours, part).map(|words| said(&words, 0)).unwrap_or_default();
                 if !words.is_empty() {
@@ -250,7 +250,7 @@ impl Words {
     }
 }
 
-/// The number of one of two ranks, and its words if they are known here.
+/// The agreement's number of one of two ranks, and that rank's words if they are known here.
 pub(crate) type Said<'a> = (u64, Option<&'a Arc<Words>>);
 
 /// Returns the differences of two ranks' agreements, with the values of both ranks if both ranks' words are known.
@@ -307,7 +307,7 @@ fn short(line: &str, other: &str) -> String {
     }
 }
 
-/// Returns a text on one line, from character `from` on, and not too long for an error.
+/// Returns a text on one line, from character `from` on, cut to a length that suits an error.
 fn said(words: &str, from: usize) -> String {
     let characters = words.trim_end().chars().skip(from);
     let line: String = characters.take(SAID).collect::<String>().replace('\n', ", ");

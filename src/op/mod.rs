@@ -2,7 +2,7 @@
 //!
 //! An [`Op`] holds no pointer, closure or foreign handle; executors resolve its [`Memory`] and [`Ticket`]. Only
 //! [`Op::accesses`] says which bytes an op touches. The checker uses it, and the host executor takes its pointers from
-//! it, so the checked accesses are the ones that run.
+//! it, so the checked accesses are the accesses that run.
 
 mod agreement;
 mod span;
@@ -28,8 +28,8 @@ pub enum Stream {
     Reduce,
     /// Control, norms and steps. With [offload](crate::StepperBuilder::offload), they run on the host.
     Optim,
-    /// Collectives over stepped parameters. They have their own communicator, because on the communicator of the
-    /// reduces they would delay the next reduce.
+    /// Collectives over stepped parameters. They use a separate communicator, because they would delay the next reduce
+    /// on the communicator of the reduces.
     Gather,
     /// Copies to the host's memory, with [offload](crate::StepperBuilder::offload). On the reduce stream they would
     /// delay the next reduce.
@@ -168,16 +168,16 @@ pub enum Group {
 pub enum Action {
     /// Later ops of the stream start after the ticket's position has been passed.
     Wait(Ticket),
-    /// Marks the position that the ticket names.
+    /// Marks the ticket's position as passed.
     Record(Ticket),
     /// Later ops of the stream start once the caller's sum of a bucket is complete. On a GPU they wait for the caller's
     /// event, on the host for the return of a call. The sum comes after all of the trainer's accesses to the bucket
-    /// before the hand-over. These ops therefore come after these accesses too.
+    /// before the hand-over, so the later ops come after these accesses too.
     AwaitSum {
         /// The index of the bucket.
         bucket: u32,
     },
-    /// Runs the control code.
+    /// Runs a control op.
     Control(Phase),
     /// Adds a bucket's sum of squares to the accumulator.
     Norm {
@@ -318,8 +318,8 @@ impl Access {
     /// parameters with an f32 master and copies.
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
-        // If a step has two launches, the second one writes zeros, but the first one, which reads the sum, writes a
-        // mean.
+        // If a step has two launches, zeros are written by the second one. A mean is written by the first one, which
+        // reads the sum.
         let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
             Memory::Grads | Memory::HostGrads | Memory::Sums => {
@@ -338,9 +338,9 @@ impl Access {
 }
 
 impl Op {
-    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list: on
-    /// one stream, by one communicator, with nothing between that another stream could wait for. The checker proves
-    /// that they touch different bytes, because NCCL gives no order to the collectives of a group.
+    /// Returns whether this collective may be one launch with `previous`, the collective before it in the list. Both
+    /// use one stream and one communicator, and there is no op between them for which another stream could wait. The
+    /// checker proves that they touch different bytes, because NCCL does not order the collectives of a group.
     pub(crate) fn joins(&self, previous: &Op, plan: &Plan) -> bool {
         let (Action::Collective { group: own, .. }, Action::Collective { group, .. }) =
             (self.action, previous.action)
@@ -392,7 +392,7 @@ impl Op {
                 let is_part = bucket.is_sharded() || plan.is_offloaded();
                 touch(if is_part { summed } else { Span::bucket(bucket) }, false);
                 if bucket.is_sharded() {
-                    // The counts tell which gradients are part of the norm.
+                    // The norm reads the counts to find out which gradients are part of it.
                     touch(Span::tail(Memory::Grads.of_step(plan), bucket), false);
                 }
                 touch(Span::CONTROL, true);
@@ -410,8 +410,8 @@ impl Op {
                 let writes =
                     averages || matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
                 let grads = Memory::Grads.of_step(plan);
-                // Steps only read the tail's counts, also when they write means, because a rank that has joined reads
-                // them beside the step.
+                // Steps only read the tail's counts, even when they write means, because a rank that has joined reads
+                // the counts at the same time.
                 touch(Span::summed_in(grads, bucket), writes);
                 touch(Span::tail(grads, bucket), false);
                 let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
@@ -447,8 +447,8 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
     bytes
 }
 
-/// The most ops that one pass writes. A bucket has its waits, marks, work and broadcasts. A segment has two zeros or a
-/// broadcast. A further clip set has two collectives.
+/// The most ops that one pass writes. Each bucket has waits, marks, work and broadcasts. Each segment has two zeros or
+/// a broadcast. Each further clip set has two collectives.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
     let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     let of_sets = 2 * plan.max_norms().len();

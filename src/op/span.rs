@@ -1,4 +1,4 @@
-//! Ranges of bytes in a stepper's memories, and where a plan's elements lie in them.
+//! Ranges of bytes in a stepper's memories, and the byte offsets of a plan's elements.
 //!
 //! All memories share the offsets of elements. Bytes are counted bucket by bucket, because buckets may differ in
 //! element types. This file decides which memories exist and how large elements are.
@@ -79,7 +79,7 @@ impl Memory {
         plan.is_offloaded() && !is_device
     }
 
-    /// Returns whether the memory's elements have the offsets of gradients, and not those of parameters.
+    /// Returns whether the memory's elements have the offsets of gradients instead of those of parameters.
     pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
@@ -94,8 +94,8 @@ impl Memory {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
 
-    /// Returns every memory of tensors that a plan has, with `states` states. A bucket may have no byte in one of them,
-    /// if its precision does not need it.
+    /// Returns every memory of tensors that a plan has, with `states` states. A bucket has no byte in a memory that its
+    /// precision does not need.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
             let is_offloaded = plan.is_offloaded();
@@ -164,7 +164,7 @@ impl Span {
         Span { memory, start: byte_at(memory, bucket, start), end: byte_at(memory, bucket, end) }
     }
 
-    /// Returns the whole of a plan's memory.
+    /// Returns the span of one whole memory of a plan.
     ///
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
@@ -262,7 +262,7 @@ impl Span {
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
-    /// Returns the element type of a collective. For an all-gather it is that of the destination, because the source
+    /// Returns the element type of a collective. For an all-gather, it is the destination's type, because the source
     /// may lie in buckets of different types on different ranks.
     pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }

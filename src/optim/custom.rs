@@ -1,7 +1,7 @@
 //! The user's own optimizers, which may share buckets with the built-in ones.
 //!
 //! The user writes only the formula. The library stores the states, decides which parameters are skipped and counts the
-//! updates. This module must pass exactly the memory that the checker knows of: one parameter, its gradient, its
+//! updates. This module must pass exactly the memory that the checker assumes: one parameter, its gradient and its
 //! states. PyTorch's functional optimizers have a similar `step_param`.
 
 use std::fmt;
@@ -106,7 +106,7 @@ pub struct EnqueuedStep<'a> {
 ///
 /// # Ordering
 /// The schedule orders only these accesses: an update reads the gradient, and writes the parameter and the states. It
-/// must touch nothing else that a stepper owns. It is not called for a skipped, unused or frozen parameter.
+/// must touch no other memory of a stepper. It is not called for a skipped, unused or frozen parameter.
 ///
 /// # Source
 /// `step_param` of PyTorch's functional optimizers, which `_OptimizerHookState` calls.
@@ -214,7 +214,7 @@ impl Rule for Custom {
             "state_names" = names.join(", "), if names.iter().enumerate().any(is_odd)
                 => "not usable as names of states", "use different names without `.` and `#`, other than `step`";
         }
-        // Every byte of the union is set, as it is copied to where a GPU reads it.
+        // Every byte of the union must be set, because it is copied to memory that a GPU reads.
         let mut hyper = InstepHyper { words: [0.0; 8] };
         hyper.custom = InstepCustomHyper { lr: self.lr };
         Ok(hyper)

@@ -80,7 +80,7 @@ macro_rules! optimizer {
                 $type::DESCRIPTOR.check(|name| self.get(name))?;
                 $(let relations: fn(&Self) -> $crate::error::Result<()> = $relations;
                 relations(self)?;)?
-                // Every byte of the union is set, as it is copied to where a GPU reads it.
+                // Every byte of the union must be set, because it is copied to memory that a GPU reads.
                 let mut hyper = $crate::abi::InstepHyper { words: [0.0; 8] };
                 $(optimizer!(@hand_over $kind, self.$field, hyper.$member, $($part),+);)*
                 $($(hyper.$member.$constant = $constant_value;)*)?

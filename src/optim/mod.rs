@@ -1,7 +1,7 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
-//! The update itself is only in the kernels' rule headers. `table.rs` says which kernel runs and with which numbers, and
-//! names the optimizer's states. Validation rejects values that a kernel cannot check, above all NaN.
+//! The update itself is only in the kernels' rule headers. `table.rs` says which kernel runs and with which numbers,
+//! and names the optimizer's states. Validation rejects values that a kernel cannot check, especially NaN.
 
 mod custom;
 mod declare;
@@ -40,7 +40,7 @@ pub const ALL: &[&Descriptor] = &[
 
 /// An optimizer with its hyperparameters.
 ///
-/// Only the types of this module implement it, because each needs a kernel. [`Custom`] runs the user's own code
+/// Only the types of this module implement this trait, because each needs a kernel. [`Custom`] runs the user's own code
 /// instead.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
     /// Returns the names of the states per element. They are those of `torch.optim`.
@@ -99,7 +99,7 @@ pub(crate) mod sealed {
     use super::{Descriptor, Optimizer, Result, StepParam, Value};
     use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 
-    /// Returns the rule, also of a boxed optimizer.
+    /// Returns the rule, even of a boxed optimizer.
     pub trait AsRule {
         fn as_rule(&self) -> &dyn Rule;
         fn as_rule_mut(&mut self) -> &mut dyn Rule;
@@ -154,8 +154,8 @@ pub(crate) mod sealed {
             self.descriptor().and_then(|descriptor| descriptor.carried)
         }
 
-        /// Returns whether norms of the full parameter scale its update. Such an update takes two launches. `IsScaled`
-        /// of the rule's header has the same value.
+        /// Returns whether norms of the full parameter scale the update. Such an update takes two launches. `IsScaled`
+        /// in the rule's header must have the same value.
         fn is_scaled(&self) -> bool {
             self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
@@ -192,7 +192,7 @@ fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a decoupled weight decay whose product with the learning rate overflows.
+/// Refuses a decoupled weight decay if its product with the learning rate overflows.
 fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
     refuse! {
         "weight_decay" = short(weight_decay), if !((lr * weight_decay) as f32).is_finite()

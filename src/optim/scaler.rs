@@ -17,13 +17,13 @@ pub enum LossScale {
     /// A factor that adapts to the gradients, as that of `torch.amp.GradScaler` does. In each pass, ask for the current
     /// factor ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). This implies
     /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks make the same
-    /// decision, because they see the same sums. A pass that is abandoned, or in which no rank had data, does not
-    /// change the factor. A new factor is not taken if it, or 1 / (new factor * gradient divisor), is not a normal f32.
-    /// The gradient divisor is the world size by default.
+    /// decision, because they have the same sums. A pass that is abandoned, or in which no rank had data, does not
+    /// change the factor. A new factor is used only if the factor and 1 / (new factor * gradient divisor) are normal
+    /// f32 values. The gradient divisor is the world size by default.
     Dynamic(LossScaler),
     /// A factor in the memory of the caller's scaler, such as a `torch.amp.GradScaler`
-    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). As `Dynamic`, it skips non-finite passes
-    /// and is refused in Eager.
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). Like `Dynamic`, it skips non-finite
+    /// passes and is refused in Eager.
     External(ExternalScaler),
 }
 
@@ -82,7 +82,7 @@ impl LossScale {
         match self {
             LossScale::Constant(loss_scale) => loss_scale,
             LossScale::Dynamic(scaler) => scaler.initial_scale,
-            // Begin reads it.
+            // Begin reads the caller's scale.
             LossScale::External(_) => 1.0,
         }
     }
@@ -112,8 +112,8 @@ impl LossScaler {
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// Returns the largest scale whose product with the gradients' divisor still has a normal f32 as its reciprocal.
-    /// The smallest scale is the smallest normal f32: no number of ranks makes the reciprocal overflow.
+    /// Returns the largest scale for which 1 / (scale * gradient divisor) is still a normal f32. The smallest scale is
+    /// the smallest normal f32: no number of ranks makes the reciprocal overflow.
     pub(crate) fn largest_scale(divisor: f64) -> f64 {
         1.0 / (f64::from(f32::MIN_POSITIVE) * divisor)
     }
@@ -158,11 +158,11 @@ pub enum Clip {
     /// Clips by the exact norm of all gradients, except those of groups with a [group
     /// clip](crate::StepperBuilder::group_clip). Refused in Eager.
     Global(f64),
-    /// Clips by the norm of the previous pass. Every mode knows this norm, also Eager. This is not exact. If gradients
-    /// grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses the larger
-    /// norm. The first pass is not clipped. Norms that are infinite or NaN, and those of skipped or abandoned passes,
-    /// are ignored. The bits are the same in every mode. A run that resumes from saved state also loads the norm
-    /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
+    /// Clips by the norm of the previous pass. Every mode knows this norm, even Eager. Clipping is then not exact. If
+    /// gradients grow suddenly, they are clipped by the smaller norm of the previous pass, and only the next pass uses
+    /// the larger norm. The first pass is not clipped. Norms that are infinite or NaN, and those of skipped or
+    /// abandoned passes, are ignored. The bits are the same in every mode. A run that resumes from saved state also
+    /// loads the norm ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
     /// # use instep::{Clip, Layout, Sgd, Solo, Stepper};

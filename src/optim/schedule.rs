@@ -70,15 +70,15 @@ impl LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
 
-    /// Returns a schedule that calls `lr_at` for the learning rate of a step, once per pass. It must return the same value
-    /// on every rank.
+    /// Returns a schedule that calls `lr_at` for the learning rate of a step, once per pass. `lr_at` must return the
+    /// same value on every rank.
     pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }
 
-    /// Adds a linear warm-up of `steps` steps before this schedule. It rises from `start_factor` times the schedule's
-    /// first learning rate to that learning rate. The schedule's own step 0 is then step number `steps`. A second call
-    /// replaces the first.
+    /// Adds a linear warm-up of `steps` steps before this schedule. The learning rate rises from `start_factor` times
+    /// the schedule's first learning rate to that learning rate. The schedule's own step 0 is then step number `steps`.
+    /// A second call replaces the first.
     ///
     /// # Source
     /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this schedule, with `steps` as the milestone.

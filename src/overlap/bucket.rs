@@ -33,7 +33,7 @@ impl GradBucket<'_> {
     }
 
     /// Returns whether this is the last bucket of the plan that ranks reduce. A hook never sees local buckets. A bucket
-    /// whose parameters are all frozen is not reduced; if the last one is such a bucket, no call returns true.
+    /// whose parameters are all frozen is not reduced. If the last bucket is one of these, no call returns true.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
@@ -55,19 +55,19 @@ impl GradBucket<'_> {
     }
 
     /// Returns this rank's own gradients in one piece. They are summed over micro-batches, include the loss scale, and
-    /// are not divided. The stepper's padding between them is zeros. **The step takes the values that the hook leaves
-    /// here as the SUM over ranks**, and divides them by the number of ranks.
+    /// are not divided. The stepper's padding between gradients is zeros. **The step takes the values that the hook
+    /// leaves here as the SUM over ranks**, and divides them by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// Returns the same values, mutable. Data written between gradients are lost.
+    /// Returns the same values for writing. Data written between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 
     /// Multiplies the values by the number of ranks. A hook that leaves means over ranks must call this, because the
-    /// step divides by the number of ranks again.
+    /// step divides by the number of ranks afterwards.
     ///
     /// ```
     /// use instep::overlap::{GradBucket, Hooked};
@@ -136,7 +136,7 @@ impl GradBucket<'_> {
     }
 }
 
-/// Makes one all-reduce with a call's key, unless an earlier all-reduce has failed.
+/// Makes one all-reduce with the key of a call, unless an earlier all-reduce has failed.
 pub(super) fn sum(
     comm: &dyn Collective,
     key: CallKey,
@@ -161,7 +161,7 @@ impl fmt::Debug for GradBucket<'_> {
 }
 
 /// Writes zeros between the gradients of a part of a bucket. Values that a hook leaves there would add up from pass to
-/// pass. In a bucket of the caller's memory, it does not change the elements between gradients.
+/// pass. In the caller's memory, elements between gradients stay unchanged.
 pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
     if plan.is_foreign() {
         return;
@@ -208,7 +208,7 @@ macro_rules! place {
                 self.place.world_size
             }
 
-            /// Returns, for each parameter with elements here: its number in the order of
+            /// Returns three values for each parameter with elements here: its number in the order of
             /// [`Layout::ids`](crate::Layout::ids), the first of its elements that is here, and the range of these
             /// elements in
             #[doc = $elements]
@@ -226,7 +226,7 @@ macro_rules! place {
     };
 }
 
-/// The sum over ranks of those gradients of one bucket that this rank steps.
+/// The sum over ranks of one bucket's gradients, as far as this rank steps them.
 pub struct BucketSum<'a> {
     pub(super) place: SumPlace<'a>,
     pub(super) values: &'a mut [f32],
@@ -245,7 +245,7 @@ impl BucketSum<'_> {
         self.values
     }
 
-    /// Returns the same values, mutable. Data written between parameters are lost.
+    /// Returns the same values for writing. Data written between parameters are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }

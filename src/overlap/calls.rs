@@ -1,7 +1,7 @@
 //! Replaces some collectives of a communicator by the user's own, for example its reduce-scatter or its all-gather.
 //!
-//! The replacement also holds for the further communicators that a stepper makes, so it is called on every stream and
-//! in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+//! The replacement also holds for the further communicators that a stepper makes, so its functions are called on every
+//! stream and in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
 ///
 /// The user's function gets the call, and the inner communicator of the call's group. It fills [`Call::target`] from
 /// [`Call::source`], or on a GPU enqueues work on [`Call::stream`]. Every rank of a group must end with the same bits.
-/// If there is a function for a kind, steppers may use that kind even if `comm` does not [know](Collective::knows) it.
+/// Steppers may use every kind of call that has a function, even if `comm` does not [know](Collective::knows) that
+/// kind.
 ///
 /// ```
 /// use instep::collective::{Call, CallKey, Collective, CollectiveKind};

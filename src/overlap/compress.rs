@@ -1,8 +1,8 @@
 //! Sends gradients as bf16 or f16: casts them, sums by the communicator inside, and casts back.
 //!
-//! Every element is cast by itself, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the
-//! same bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is
-//! limited. Casts use the kernels' C entries, because a thread may have inherited flush-to-zero.
+//! Every element is cast separately, so bucket cap, mode and instruction set change no bit. All ranks receive the same
+//! bits. Counts in a bucket's tail stay exact, because scales are powers of two and the number of ranks is limited.
+//! Casts use the kernels' C entries, because a thread may have inherited flush-to-zero.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -24,8 +24,8 @@ const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 /// The largest sum of ones over all ranks, scaled, that is finite in f16.
 const LARGEST_COUNT: f32 = 32_768.0;
 
-/// A communicator that sends gradients as bf16 or f16. These are half of the bytes that `C` would send. Parameters are
-/// still broadcast unchanged. It works only on the host so far.
+/// A communicator that sends gradients as bf16 or f16, which halves the bytes that `C` sends. Parameters are still
+/// broadcast unchanged. `Compressed` works only on the host so far.
 ///
 /// # Error
 /// Let u be the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n the number of ranks in one
@@ -57,8 +57,8 @@ const LARGEST_COUNT: f32 = 32_768.0;
 ///
 /// # Source
 /// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`. PyTorch's hooks divide by the number of ranks before the
-/// sum. In instep the step divides, and rounds once; f16 gradients are multiplied by a power of two before the sum
-/// instead.
+/// sum. In instep the step divides, and rounds once. Before the sum, f16 gradients are only multiplied by a power of
+/// two.
 pub struct Compressed<C> {
     comm: C,
     dtype: DType,
@@ -78,8 +78,8 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::BF16, 1.0)
     }
 
-    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Before they are sent, they are multiplied
-    /// by the largest power of two that is not above 1/world_size. A sum of finite values is then finite; see
+    /// Sends gradients as f16, which has 11 bits of precision from 2^-14 on. Gradients are first multiplied by the
+    /// largest power of two that is not above 1/world_size. A sum of finite values is then finite; see
     /// [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
@@ -90,9 +90,9 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::F16, pre_scale)
     }
 
-    /// Sets the factor by which f16 gradients are multiplied before the cast; the sum is divided by it. It is a loss
-    /// scale only for the transfer. A small factor avoids overflow, and a large factor keeps small gradients from
-    /// becoming zero.
+    /// Sets the factor by which f16 gradients are multiplied before the cast. The sum is divided by the same factor.
+    /// The factor is a loss scale for only the transfer. A small factor avoids overflow, and a large factor keeps small
+    /// gradients from becoming zero.
     ///
     /// # Errors
     /// `Config` unless the factor is a power of two, at least 2^-24, and at most 32768 / world_size, so that counts
@@ -130,7 +130,7 @@ impl<C: Collective> Compressed<C> {
     }
 }
 
-/// Makes room for this many elements and returns it. It starts at a cache line.
+/// Returns room for this many elements, starting at a cache line. Allocates it if necessary.
 fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
     let elements = elements as usize;
     let padded = elements + LINE_BYTES / size_of::<u16>();
@@ -159,7 +159,7 @@ impl<C: Collective> Collective for Compressed<C> {
         place == Place::Host && self.comm.reaches(place)
     }
 
-    /// Returns true only for f32, because only f32 is sent as the smaller type.
+    /// Returns true only for f32, because only f32 is cast to the smaller type.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }
@@ -169,7 +169,8 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     /// # Errors
-    /// `Config` if the buckets count ranks and there are more than the format counts exactly; and the errors of `C`.
+    /// `Config` if the buckets count ranks and there are more ranks than the format can count exactly. Other errors as
+    /// for `C`.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
         if counts && self.world_size() > self.most_counted_ranks() {

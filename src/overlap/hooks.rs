@@ -3,7 +3,7 @@
 //!
 //! The hook sees only gradients. The padding between gradients is cleared after the hook, because values in the padding
 //! would add up from pass to pass. The counts in the bucket's tail are summed without the hook. A failed sum is always
-//! reported, also if the hook ignores the error.
+//! reported, even if the hook ignores the error.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -55,10 +55,10 @@ use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 ///
 /// # Errors
 /// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
-/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts. Ranks
-/// would skip different parameters. [`Solo`](crate::Solo) is an example. If the hook returns an error or panics, the
-/// stepper is poisoned and the other ranks end with an error. The hook can return its message as [`Error::Hook`]. A sum
-/// that has failed poisons the stepper even if the hook returns `Ok`.
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the inner communicator does not sum the counts, as
+/// [`Solo`](crate::Solo) does not. Ranks would otherwise skip different parameters. If the hook returns an error or
+/// panics, the stepper is poisoned and the other ranks end with an error. The hook can return its message as
+/// [`Error::Hook`]. A sum that has failed poisons the stepper even if the hook returns `Ok`.
 ///
 /// # Source
 /// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
@@ -71,7 +71,7 @@ struct State<H> {
     hook: H,
     /// The offset and length of each gradient.
     plan: Option<Plan>,
-    /// A bucket's counts with a 1 after them. The buffer is kept, so that later passes allocate nothing.
+    /// A bucket's counts, and a 1 after them. The buffer is kept, so that later passes allocate nothing.
     counted: Vec<f32>,
 }
 

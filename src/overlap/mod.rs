@@ -1,7 +1,7 @@
-//! The names of PyTorch's overlapped optimizers on top of the stepper: optimizers by name, and hooks between a bucket's
+//! The counterpart of PyTorch's overlapped optimizers: optimizers by name, and hooks that run between a bucket's
 //! gradients and its fused step.
 //!
-//! A hook is a communicator that wraps another one. A stepper uses it like any other communicator, and its schedule
+//! A hook is a communicator that wraps another one. A stepper uses a hook like any other communicator, and the schedule
 //! does not change. This module never steps a parameter itself.
 
 mod bucket;

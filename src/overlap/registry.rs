@@ -9,7 +9,7 @@ use std::any::{TypeId, type_name};
 use crate::error::{Error, Result, one_of};
 use crate::optim::{ALL, Custom, Descriptor, Optimizer, StepParam};
 
-/// Hyperparameters by name, for a constructor. A name for which the constructor has not asked is refused.
+/// Hyperparameters by name, for a constructor. A name that the constructor does not read is refused.
 #[derive(Debug)]
 pub struct Keywords<'a> {
     given: &'a [(&'a str, f64)],
@@ -26,7 +26,7 @@ impl Keywords<'_> {
     /// Returns the flag of that name: 0 is false, 1 is true.
     ///
     /// # Errors
-    /// `Config` if it is anything else.
+    /// `Config` for any other value.
     pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool> {
         match self.number(name, f64::from(u8::from(default))) {
             0.0 => Ok(false),
@@ -35,7 +35,7 @@ impl Keywords<'_> {
         }
     }
 
-    /// Refuses names for which the constructor did not ask, and names given twice.
+    /// Refuses names that the constructor did not read, and names given twice.
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
@@ -156,10 +156,10 @@ impl Registry {
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
     }
 
-    /// Returns the entry with this name, or if there is none the entry named `fallback`.
+    /// Returns the entry with this name. If there is none, returns the entry named `fallback`.
     ///
     /// # Errors
-    /// `Unsupported` without either of them.
+    /// `Unsupported` if there is neither.
     pub fn resolve_or(&self, name: &str, fallback: &str) -> Result<Resolved<'_>> {
         self.resolve(name).or_else(|_| self.resolve(fallback))
     }
@@ -179,7 +179,7 @@ impl Registry {
     }
 
     fn missing(&self, name: &str) -> Error {
-        // For a type, the last part of its path is compared with the names.
+        // If the key is a type, the last part of its path is compared with the names.
         let given = name.rsplit("::").next().unwrap_or(name);
         let remedy = if self.entries.is_empty() {
             "register it first".to_owned()
@@ -189,7 +189,7 @@ impl Registry {
         Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }
 
-    /// Adds an entry, unless its name or its type has one.
+    /// Adds an entry, unless there is one for its name or its type.
     fn add<T: 'static>(&mut self, name: String, construct: Construct) -> Result<()> {
         let (of, type_name) = (TypeId::of::<T>(), type_name::<T>());
         if self.entries.iter().any(|entry| entry.name == name) {

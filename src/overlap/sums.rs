@@ -1,4 +1,5 @@
-//! A closure after each bucket's sum. It sees and may change the elements that this rank steps, with any strategy.
+//! A closure that is called after each bucket's sum. It can read and change the elements that this rank steps, with any
+//! strategy.
 //!
 //! The closure runs inside the last collective of a bucket's sum. Norms, decisions and steps therefore run after the
 //! closure, and the schedule does not change. The closure must leave the same bits on every rank that steps the same
@@ -56,8 +57,9 @@ enum Hook {
 /// ```
 ///
 /// # Ordering
-/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. It is not called for a
-/// bucket whose parameters are all frozen, unless that bucket carries the count of ranks with `Strategy::Replicated`.
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. The hook is not called
+/// for a bucket whose parameters are all frozen. With `Strategy::Replicated` there is an exception: the bucket that
+/// carries the count of ranks.
 ///
 /// # Errors
 /// If the hook returns an error or panics, the stepper is poisoned and the other ranks end with an error.
@@ -138,7 +140,7 @@ impl State {
                 false
             }
             CollectiveKind::ReduceScatter => true,
-            // A sharded bucket also has an all-reduce for the counts of ranks.
+            // A sharded bucket's counts of ranks have a separate all-reduce.
             CollectiveKind::AllReduce if plan.is_sharded() => {
                 is_group && self.scattered.take() == Some(bucket)
             }
@@ -200,7 +202,7 @@ impl Collective for SumHooked {
         }
         let State { hook, plan, .. } = &mut *state;
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
-        // The counts of ranks may follow. A buffer of another length belongs to an outer hook.
+        // The counts of ranks may follow the gradients. A buffer of any other length belongs to an outer hook.
         let elements = (call.dst_bytes() / DType::F32.bytes()) as usize;
         let len = |bucket: &Bucket| (bucket.summed().end - bucket.summed().start) as usize;
         let is_whole = |bucket: &Bucket| [len(bucket), bucket.len as usize].contains(&elements);

@@ -16,7 +16,7 @@ pub(crate) trait Chunks: Send + Sync {
     fn run_chunk(&self, chunk: usize);
 }
 
-/// Implemented for `Arc`, for work to which its owner also has a reference.
+/// Work in an `Arc`, so that the owner of a job can keep a reference to the work.
 impl<W: Chunks> Chunks for Arc<W> {
     fn chunk_count(&self) -> usize {
         (**self).chunk_count()
@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(super) work: Box<dyn Chunks>,
     /// The chunks that no thread has taken.
     pub(super) rest: Rest,
-    /// Number of helpers inside the job. It changes only under the pool's lock.
+    /// Number of helpers inside the job, which changes only under the pool's lock.
     pub(super) helpers: AtomicUsize,
     /// Nanoseconds that the last launch on one thread took. Each later split launch reduces it by a 64th.
     pub(super) alone_ns: AtomicU64,

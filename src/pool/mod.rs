@@ -1,10 +1,10 @@
 //! The threads over which kernel launches are split, shared by all ranks of a process.
 //!
-//! The launching thread works too, so a pool of one thread is only that thread. It waits only for helpers that are
-//! inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes longer than most
-//! launches. Helpers therefore stay awake for a while after a launch. A launch that finds no helper awake wakes helpers
-//! only if it is long or closely follows another launch. Jobs must never block, so that any number of ranks on any
-//! number of cores makes progress. No work-stealing crate is used, because a launch must not allocate.
+//! The launching thread works too, so a pool of one thread is only that thread. The launching thread waits only for
+//! helpers that are inside a chunk, so a descheduled helper outside a chunk causes no delay. Waking a helper takes
+//! longer than most launches. Helpers therefore stay awake for a while after a launch. A launch that finds no helper
+//! awake wakes helpers only if it is long or closely follows another launch. Jobs must never block, so that any number
+//! of ranks on any number of cores makes progress. No work-stealing crate is used, because a launch must not allocate.
 
 mod job;
 mod team;
@@ -27,7 +27,7 @@ pub use team::Team;
 const SPLIT_BYTES: u64 = 448 << 10;
 
 /// A launch that moves fewer bytes than this wakes no helper, unless it computes for long. It would usually end before
-/// the helper begins.
+/// a helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// A launch whose last run on one thread took longer than this wakes helpers in its next runs. Each of these runs
@@ -45,7 +45,7 @@ const WATCH: Duration = Duration::from_micros(50);
 pub struct Pool {
     shared: Arc<Shared>,
     _closer: Arc<Closer>,
-    /// The team on which launches run, instead of on the pool's own threads.
+    /// The team that runs launches instead of the pool's own threads.
     team: Option<Arc<dyn Team>>,
 }
 
@@ -77,7 +77,7 @@ impl Pool {
     /// number that a user gives.
     pub const MAX_THREADS: usize = 1024;
 
-    /// Builds a pool of `threads` threads, the launching one included. The threads start with the first launch that
+    /// Builds a pool of `threads` threads, including the launching thread. The threads start with the first launch that
     /// needs them, and stay awake for 200 us after each launch.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    /// Builds a pool of a number of threads that was checked to be in range.
+    /// Builds a pool of `threads` threads, a number that was checked before.
     pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
@@ -124,8 +124,8 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
     }
 
-    /// Builds a pool whose launches run on at most `threads` threads of a team. It owns no threads. A launch of less
-    /// than 1 MiB does not use the team.
+    /// Builds a pool whose launches run on at most `threads` threads of a team. The pool owns no threads. A launch of
+    /// less than 1 MiB does not use the team.
     ///
     /// # Errors
     /// Errors as for [`new`](Self::new).
@@ -199,7 +199,8 @@ impl Pool {
                 state.started = true;
                 self.start();
             }
-            // This lock publishes the job's inputs to the helpers. The lock below publishes their results to us.
+            // This lock publishes the job's inputs to the helpers. The lock below publishes their results to this
+            // thread.
             state.queue.push_back(Arc::clone(job));
             shared.queued.fetch_add(1, Ordering::Release);
         }
@@ -237,7 +238,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the last launch ended less than `spin` ago. Helpers that it woke would then still be awake.
+    /// Returns whether the last launch ended less than `spin` ago. Helpers that the last launch woke would then still
+    /// be awake.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()

@@ -1,7 +1,7 @@
 //! Threads of a framework that launches may use.
 //!
 //! A framework's threads spin for a while after the framework's work, on the cores that the pool's threads would need.
-//! A team only calls functions: its threads take chunks in the same way as the pool's own threads.
+//! A team only calls functions; its threads take chunks in the same way as the pool's own threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +16,8 @@ const SPLIT_BYTES: u64 = 1 << 20;
 pub trait Team: Send + Sync {
     /// Calls `work` on at most `threads` threads at the same time, and returns when every call has returned.
     ///
-    /// It may make any number of calls. The work is done once a call has returned and no other call is still running.
-    /// If there is no call, the launching thread does all the work.
+    /// A team may make any number of calls. The work is done once a call has returned and no other call is still
+    /// running. If there is no call, the launching thread does all the work.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 }
 

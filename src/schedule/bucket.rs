@@ -17,7 +17,7 @@ impl Schedule {
     pub(super) fn launch(&mut self, bucket: u32, awaits: bool) {
         if self.is_left_out(bucket) {
             if awaits {
-                // Nothing steps it, but the trainer and a later sum come after this one.
+                // No op steps this bucket, but the trainer and a later sum must wait for this sum.
                 let stream = self.await_sum(bucket);
                 let summed = Some(self.emitter.record(stream));
                 self.accesses[bucket as usize].summed = summed;
@@ -31,7 +31,8 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.is_local {
-            // Not summed with other ranks. If steps come after the last reduce, all of it does.
+            // A local bucket is not summed over ranks. If steps come after the last reduce, so does all work of this
+            // bucket.
             if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
                 let collected = self.collect_local(bucket);
                 self.emitter.after(Stream::Optim, &[collected]);
@@ -49,8 +50,9 @@ impl Schedule {
         self.reshard(bucket);
         if !self.is_stepped(bucket) {
             if described.len > 0 {
-                // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
-                // for. Its parameters are those of its last step, which may still be on their way to the trainer.
+                // A frozen bucket that carries the count of ranks. It has no later op in this pass, so the trainer and
+                // the next reduce wait for this reduce. Its last step may still run, and the trainer waits for that
+                // step separately.
                 self.accesses[bucket as usize].summed = self.reduced;
                 self.accesses[bucket as usize].consumed = self.reduced;
             }
@@ -72,9 +74,9 @@ impl Schedule {
         }
     }
 
-    /// Makes the first stream that reads a bucket wait for the caller's sum. It waits for the caller's event, or for
-    /// the trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless that
-    /// stream also steps.
+    /// Makes the first stream that reads a bucket wait for the caller's sum. The stream waits for the caller's event,
+    /// or for the trainer's work after which the sum is complete. Returns the mark for which the step must wait, unless
+    /// that stream also steps.
     fn take_sum(&mut self, bucket: u32, awaits: bool) -> Option<Mark> {
         if !awaits {
             return self.collect_local(bucket);
@@ -87,7 +89,7 @@ impl Schedule {
     fn await_sum(&mut self, bucket: u32) -> Stream {
         let stream = self.stream_of_gradients();
         self.emitter.emit(stream, Action::AwaitSum { bucket });
-        // What follows comes after the trainer without a Record of its stream.
+        // Later ops come after the trainer's accesses without a Record of the trainer's stream.
         self.all_touched = NEVER;
         stream
     }
@@ -120,7 +122,7 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.len > 0 {
-            // Work given to a stream since it announced a touch may be the touch itself.
+            // If the trainer is a stream, work that it was given after the announcement may be the access itself.
             let touched = self.policy.trainer_is_a_stream
                 || !self.emitter.is_after(stream, self.accesses[bucket as usize].touched);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
@@ -138,7 +140,7 @@ impl Schedule {
             return;
         }
         if self.policy.sums_by_caller {
-            // The caller's sum is there already. Steps and norms leave alone what has no gradient.
+            // The caller has already summed the bucket. Steps and norms skip parameters without a gradient.
             return;
         }
         if plan.is_offloaded() && !described.tail.is_empty() && self.is_last_micro_batch() {
@@ -152,12 +154,12 @@ impl Schedule {
     /// Returns whether a pass steps the bucket: it has elements, and not all of them are frozen.
     pub(super) fn is_stepped(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
-        // A rank without data leaves what is its own alone.
+        // A rank without data does not step its local parameters.
         let rests = described.is_local && self.opening.joined;
         described.len > 0 && !self.readiness.is_bucket_frozen(bucket) && !rests
     }
 
-    /// Steps a bucket, or neighbours that share a launch: one mark stands for all of them.
+    /// Steps a bucket, or neighbours that share a launch. One mark stands for all of them.
     pub(super) fn step(&mut self, buckets: Range<u32>) {
         let (bucket, count) = (buckets.start, buckets.end - buckets.start);
         if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
@@ -254,7 +256,7 @@ impl Schedule {
         if self.policy.decision != Decision::WholePassAndLossScale {
             return self.emitter.emit(Stream::Optim, action);
         }
-        // A stream that has asked where the scale lies may read it up to the end of its pass.
+        // A stream that has asked for the scale's address may read the scale until the end of its pass.
         let asked = self.is_loss_scale_touched();
         let touched = asked
             && (self.policy.trainer_is_a_stream
@@ -265,7 +267,7 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Broadcasts rank 0's parameters: in one call if they have one type and one run, or one by one otherwise.
+    /// Broadcasts rank 0's parameters: in one call if they are one run of one type, and otherwise one by one.
     pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
@@ -305,8 +307,8 @@ impl Schedule {
         sent.then(|| self.emitter.end(Stream::Reduce))
     }
 
-    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether there are
-    /// any.
+    /// Broadcasts rank 0's parameters of one bucket: in one call, or one by one if they lie apart. Returns whether the
+    /// bucket has any.
     fn broadcast_params(&mut self, bucket: u32) -> bool {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -323,8 +325,9 @@ impl Schedule {
 
     /// Broadcasts rank 0's values of a span, and returns true.
     fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> bool {
-        // In the groups of the sums that follow. If ranks differ in what they broadcast, two of them meet there with different
-        // calls; a broadcast to the world would wait for ranks that wait in their groups.
+        // This uses the groups of the sums that follow. If ranks broadcast different parameters, two ranks then meet in
+        // a group with different calls, which is an error. A broadcast to all ranks would instead wait for ranks that
+        // wait in their groups.
         let of_groups = [Group::Shards, Group::Replicas];
         let groups = if self.plan.replicas() == 1 { &[Group::World][..] } else { &of_groups };
         for group in groups {
@@ -333,7 +336,7 @@ impl Schedule {
         true
     }
 
-    /// Makes a collective between passes over words that the trainer wrote to these gradients. The trainer's next
+    /// Makes a collective between passes, on words that the trainer has written to these gradients. The trainer's next
     /// access waits for the collective. The trainer must call [`touch_all`](Self::touch_all) and
     /// [`touch_control`](Self::touch_control) before this call and again after it. The next Begin then waits for its
     /// accesses.
@@ -346,8 +349,9 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &[self.reduced]);
     }
 
-    /// Appends a collective without a mark. Those that follow one another are one launch
-    /// ([`Op::joins`](crate::op::Op::joins)), so only what is the same on all ranks may decide that no mark lies between.
+    /// Appends a collective without a mark. Consecutive collectives without a mark between them are one launch
+    /// ([`Op::joins`](crate::op::Op::joins)). Only a condition that is equal on all ranks may therefore decide whether
+    /// there is a mark.
     pub(super) fn collective(
         &mut self,
         stream: Stream,
@@ -357,7 +361,7 @@ impl Schedule {
     ) {
         let group = match kind {
             CollectiveKind::AllReduce | CollectiveKind::Broadcast => Group::World,
-            // Replicas have the same shards, so what one group of them finds in its shards is what all find.
+            // Replicas have the same shards, so every group computes the same numbers from its shards.
             _ => Group::Shards,
         };
         self.collective_among(group, stream, kind, bucket, [src, dst])

@@ -1,8 +1,8 @@
 //! Writes the op list without redundant waits.
 //!
 //! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede the next op of stream s.
-//! Schedule code says "after these marks". The emitter writes a Wait only for a mark that no clock and no other mark
-//! implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
+//! Schedule code passes the marks after which an op must run. The emitter writes a Wait only for a mark that no clock
+//! and no other mark implies. (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
@@ -34,7 +34,7 @@ pub(super) struct Emitter {
 }
 
 impl Emitter {
-    /// An empty list with room for `ops` ops between two drains.
+    /// Returns an empty list with room for `ops` ops between two drains.
     pub(super) fn with_room(ops: usize) -> Self {
         Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
     }
@@ -70,7 +70,7 @@ impl Emitter {
     pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
-            // If two marks imply each other (the same one twice), the first stays.
+            // If two marks imply each other (the same mark twice), the first one stays.
             let implied = marks.iter().enumerate().any(|(j, by)| {
                 by.is_some_and(|by| j != k && by.implies(mark) && !(mark.implies(&by) && k < j))
             });
@@ -84,7 +84,7 @@ impl Emitter {
         }
     }
 
-    /// The position that the stream's next Record will mark.
+    /// Returns the position that the stream's next Record will mark.
     pub(super) fn next_ticket(&self, stream: Stream) -> Ticket {
         Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
     }
@@ -94,7 +94,7 @@ impl Emitter {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
-    /// The ops written since the last call. Their buffer is kept, so a steady state allocates nothing.
+    /// Returns the ops written since the last call. Their buffer is kept, so a steady state allocates nothing.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.ops.drain(..)
     }

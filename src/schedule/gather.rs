@@ -2,8 +2,8 @@
 //! for decisions, and the all-gathers that the trainer asks for.
 //!
 //! Without shards, this file writes only the all-reduce of a bucket. The trainer unshards a bucket before it uses the
-//! bucket, and reshards it afterwards. Both run on the gather stream, in the order of the calls, so never more buckets
-//! are full than the trainer asked for. On the host, addresses stay the same, and the pages of other ranks' shards are
+//! bucket, and reshards it afterwards. Both run on the gather stream, in the order of the calls, so no more buckets are
+//! full than the trainer has asked for. On the host, addresses stay the same, and the pages of other ranks' shards are
 //! freed. (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::schedule::emitter::Mark;
 use crate::schedule::{LastAccess, Schedule, unused};
 
 impl Schedule {
-    /// Sums a bucket over ranks by an all-reduce. For a sharded plan it uses a reduce-scatter, and an all-reduce of the
+    /// Sums a bucket over ranks by an all-reduce. A sharded plan has a reduce-scatter instead, and an all-reduce of the
     /// counts of ranks.
     pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
         let plan = Arc::clone(&self.plan);
@@ -26,9 +26,9 @@ impl Schedule {
         }
         let (whole, shard) = (Span::shared(Memory::Grads, described), Span::summed(described));
         let tail = Span::tail(Memory::Grads, described);
-        // A frozen bucket comes here for its counts alone.
+        // A frozen bucket is reduced only for its counts.
         let steps = self.is_stepped(bucket) || tail.bytes() == 0;
-        // Right after the reduce-scatter, and so in one launch with it.
+        // The counts then directly follow the reduce-scatter, so both are one launch.
         let is_joined = steps && plan.replicas() == 1;
         if steps {
             let kind = CollectiveKind::ReduceScatter;
@@ -44,7 +44,8 @@ impl Schedule {
             self.end_others(Span::others(Memory::Grads, described));
         }
         if !is_joined {
-            // Counts alone go the way of the sums that other ranks make, if those have not frozen the bucket: they meet.
+            // Other ranks may not have frozen the bucket. Counts without sums use the groups of those ranks' sums, so
+            // that the ranks meet in a call and detect the difference.
             let is_world = steps || plan.replicas() == 1;
             let groups: &[Group] = if is_world { &[Group::World] } else { &[Group::Shards, Group::Replicas] };
             self.share_counts(bucket, groups, tail);
@@ -81,7 +82,7 @@ impl Schedule {
         }
         self.emitter.after(Stream::Gather, &[Some(stepped)]);
         if !plan.is_offloaded() {
-            // Otherwise the upload has.
+            // With offload, the upload has already waited for the readers.
             self.after_readers(Stream::Gather, bucket);
         }
         self.all_gather(bucket)
@@ -100,7 +101,8 @@ impl Schedule {
         }
     }
 
-    /// Adds up the ranks' sums of squares, of the pass's clip sets or of one bucket, and finds the largest magnitudes.
+    /// Adds up the ranks' sums of squares and finds the largest magnitudes, for the clip sets of the pass or for one
+    /// bucket.
     pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
         let sets = if bucket.is_some() { 0 } else { self.plan.max_norms().len() as u32 };
         let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
@@ -110,9 +112,9 @@ impl Schedule {
         self.share(stream, bucket, std::iter::once(bucket).chain((0..sets).map(Some)).flat_map(of_block));
     }
 
-    /// The stream on which ranks combine numbers in the middle of a bucket's step. It is the gather stream if possible,
-    /// so that the next sum is not delayed. With `Fsdp` it is not, because ranks may launch a bucket at different
-    /// points between their unshards.
+    /// The stream on which ranks combine numbers in the middle of a bucket's step. This is the gather stream if
+    /// possible, so that the next sum is not delayed. With `Fsdp` it is the reduce stream, because ranks may launch a
+    /// bucket at different points between their unshards.
     pub(super) fn stream_beside_steps(&self) -> Stream {
         if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
     }
@@ -151,7 +153,7 @@ impl Schedule {
 }
 
 impl Schedule {
-    /// Returns whether this rank has all parameters of the bucket, and not only its shard of them.
+    /// Returns whether this rank has all parameters of the bucket, and not only its shard.
     pub fn is_full(&self, bucket: u32) -> bool {
         !self.can_reshard(bucket) || self.accesses[bucket as usize].is_unsharded
     }
@@ -161,20 +163,20 @@ impl Schedule {
         (0..).zip(&self.accesses).filter_map(|(bucket, access)| access.is_unsharded.then_some(bucket))
     }
 
-    /// Returns whether the trainer may be reading an unsharded bucket: whether it has waited for the all-gather.
+    /// Returns whether the trainer may be reading an unsharded bucket, because it has waited for the all-gather.
     pub(crate) fn may_be_read(&self, bucket: u32) -> bool {
         let gathered = self.gathered[bucket as usize].filter(|_| self.accesses[bucket as usize].is_unsharded);
         gathered.is_some_and(|gathered| self.emitter.is_after(Stream::Compute, gathered.ticket))
     }
 
-    /// Returns whether the bucket was handed over in the open pass. Ranks hand it over at different times, so no rank
-    /// may unshard it again. A frozen bucket is never handed over, so backward may still unshard it.
+    /// Returns whether the bucket was handed over in the open pass. Ranks hand a bucket over at different times, so no
+    /// rank may unshard it again. A frozen bucket is never handed over, so backward may still unshard it.
     pub fn is_launched(&self, bucket: u32) -> bool {
         self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
-    /// All-gathers the shards of a bucket, after their last steps. All ranks call it in the same order. Between passes
-    /// they compare `agreement`. It does nothing if the bucket is full.
+    /// All-gathers the shards of a bucket, after their last steps. All ranks make these calls in the same order.
+    /// Between passes they compare `agreement`. Does nothing if the bucket is full.
     pub fn unshard(&mut self, bucket: u32, agreement: u64) {
         if self.is_full(bucket) {
             return;
@@ -191,7 +193,7 @@ impl Schedule {
         }
         let gathered = self.all_gather(bucket);
         if !self.plan.is_offloaded() {
-            // A step does not write what an all-gather reads.
+            // A step must not write while the all-gather reads.
             self.gathered[bucket as usize] = Some(gathered);
         }
         self.accesses[bucket as usize].stepped = Some(gathered);
@@ -226,7 +228,7 @@ impl Schedule {
         }
     }
 
-    /// Marks every bucket as resharded: gathers have failed, and nothing runs.
+    /// Marks every bucket as resharded, after gathers have failed and nothing runs.
     pub(crate) fn forget_unsharded(&mut self) {
         self.accesses.iter_mut().for_each(|access| access.is_unsharded = false);
     }

@@ -1,8 +1,8 @@
 //! Passes of several micro-batches. Gradients accumulate on each rank, or as sums over ranks.
 //!
-//! Without sums per micro-batch, this file writes no op. All ops for such sums run on the reduce stream, so they need
-//! no wait. Only the trainer waits for them, before it writes the next gradients. Replicas all-reduce once per pass.
-//! (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
+//! This file writes ops only if each micro-batch is summed. All these ops run on the reduce stream, so they need no
+//! wait. Only the trainer waits for them, before it writes the next gradients. Replicas all-reduce once per pass. (Zhao
+//! et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Bucket, Gradients, Plan};
 use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 
-/// The part of the agreement for the number of micro-batches, if each is summed.
+/// The part of the agreement for the number of micro-batches, if each micro-batch is summed.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
     if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
@@ -23,7 +23,7 @@ impl Schedule {
     /// launches the remaining buckets, with zeros for gradients that were not handed over.
     ///
     /// # Errors
-    /// `Order` if no pass is open or this was the last one.
+    /// `Order` if no pass is open or this was the last micro-batch.
     pub fn next_micro_batch(&mut self) -> Result<()> {
         self.require_next_micro_batch()?;
         if self.plan.sums_micro_batches() {
@@ -79,7 +79,7 @@ impl Schedule {
         self.collective(Stream::Reduce, CollectiveKind::ReduceScatter, Some(bucket), [whole, src]);
         let dst = Span::summed_in(Memory::Sums, described);
         let is_first = self.micro_batches_left + 1 == self.opening.micro_batches.get();
-        // A sum with zeros would lose the sign of a zero.
+        // Adding to zeros would lose the sign of a negative zero.
         let action =
             if is_first { Action::Copy { bucket, src, dst } } else { Action::Add { bucket, src, dst } };
         self.emitter.emit(Stream::Reduce, action);

@@ -9,8 +9,8 @@
 //!           compute                                                    next forward: bucket 2, bucket 1, bucket 0
 //! ```
 //!
-//! It has no device, no clock and no unsafe code. The checker proves that the list of ops has no race. This code writes
-//! no Wait: it states an order, and the emitter writes the waits that are not implied.
+//! This module has no device, no clock and no unsafe code. The checker proves that the list of ops has no race. The
+//! schedule states an order, and only the emitter writes the Waits that this order needs.
 
 mod bucket;
 mod emitter;
@@ -40,8 +40,8 @@ pub enum Mode {
     /// Each bucket's step runs right after its own reduce, during the rest of backward.
     #[default]
     Eager,
-    /// Norms run after their reduces, then one decision, then all steps during the next forward. Clipping and skipping
-    /// are exact, and steps overlap.
+    /// Each norm runs after its reduce. One decision follows the last norm, and all steps run during the next forward.
+    /// Clipping and skipping are exact, and steps overlap with forward.
     Normed,
 }
 
@@ -75,7 +75,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Makes the options of a mode: Normed always has a decision, and buckets launch in index order.
+    /// Returns the default options of a mode. Normed always has a decision, and buckets launch in index order.
     pub fn new(mode: Mode, decision: Decision) -> Self {
         let decision = match (mode, decision) {
             (Mode::Normed, Decision::None) => Decision::WholePass,
@@ -110,7 +110,7 @@ pub struct Opening<'a> {
     pub micro_batches: NonZeroU32,
     /// Whether this rank has no data: it takes part in all collectives with zeros.
     pub joined: bool,
-    /// The number that ranks must have in common; every collective of the pass carries it.
+    /// The number that must be equal on all ranks. Every collective of the pass carries it.
     pub agreement: u64,
 }
 
@@ -128,11 +128,11 @@ const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 #[derive(Clone, Debug, Default)]
 struct LastAccess {
     touched: Ticket,
-    /// The trainer's last access to frozen parameters. Only an all-gather has to wait for it.
+    /// The trainer's last access to frozen parameters. Only an all-gather must wait for this access.
     frozen_touched: Ticket,
-    /// The last step, or the all-gather after it. The trainer must wait for it.
+    /// The last step, or the all-gather after the step. The trainer must wait for this op.
     stepped: Option<Mark>,
-    /// The sum of an earlier micro-batch. The trainer must wait for it before it writes the next gradient.
+    /// The sum of an earlier micro-batch. The trainer must wait for this sum before it writes the next gradient.
     summed: Option<Mark>,
     /// The last step, without the all-gather. The next reduce must wait for it.
     consumed: Option<Mark>,
@@ -153,14 +153,14 @@ pub struct Schedule {
     pass: u64,
     open: bool,
     abandoned: bool,
-    /// The options of the open pass, without its broadcast, because that has been written.
+    /// The options of the open pass, without the broadcast, which has already been written.
     opening: Opening<'static>,
     /// The number of micro-batches in the open pass after the current one.
     micro_batches_left: u32,
-    /// The end of Begin. After it the trainer may change the settings. With tail blocks, reduces must wait for it,
-    /// because Begin resets the counts that they sum.
+    /// The end of Begin. The trainer may change the settings afterwards. With tail blocks, reduces must wait for Begin,
+    /// because it resets the counts that they sum.
     begun: Option<Mark>,
-    /// The last reduce. With tails, the next Begin comes after it.
+    /// The last reduce. With tails, the next Begin must wait for it.
     reduced: Option<Mark>,
     tails: bool,
     accesses: Vec<LastAccess>,
@@ -171,7 +171,7 @@ pub struct Schedule {
     all_touched: Ticket,
     /// The trainer's last access to control memory, settings and counts. The next Begin must wait for it.
     inputs_touched: Ticket,
-    /// The last step of all.
+    /// The last step of any bucket.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: its Publish, or the last op of an abandoned pass.
     settled: Option<Mark>,
@@ -234,8 +234,7 @@ impl Schedule {
         self.pass
     }
 
-    /// Sets the number of passes that have begun. Use it after captured passes that did not run, and after replayed
-    /// passes.
+    /// Sets the number of passes that have begun, after captured passes that did not run, and after replayed passes.
     pub fn set_pass(&mut self, pass: u64) {
         self.pass = pass;
     }
@@ -246,7 +245,7 @@ impl Schedule {
         self.late_unused
     }
 
-    /// Sets that hash, to the value of a schedule with other buckets, or to the value before a capture.
+    /// Sets this hash to the value of a schedule with other buckets, or to the value before a capture.
     pub(crate) fn set_late_unused(&mut self, late_unused: u64) {
         self.late_unused = late_unused;
     }
@@ -287,7 +286,7 @@ impl Schedule {
         self.readiness.reset();
         let touched = !self.emitter.is_after(Stream::Optim, self.inputs_touched);
         let touched = touched.then(|| self.emitter.record(Stream::Compute));
-        // The reduce is known already, unless the last pass was given up between a reduce and its step.
+        // Begin already comes after the last reduce, unless the last pass was abandoned between a reduce and its step.
         self.emitter.after(Stream::Optim, &[touched, self.reduced.filter(|_| self.tails)]);
         self.begun = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Begin)));
         self.settled = None;
@@ -307,8 +306,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Records that the trainer has finished one use of a parameter, and at the last use also its gradient. Launches
-    /// buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
+    /// Records that the trainer has finished one use of a parameter. At the last use, the gradient is complete too.
+    /// Launches buckets that become complete, if this is the last micro-batch or if each micro-batch is summed.
     ///
     /// # Errors
     /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
@@ -400,8 +399,8 @@ impl Schedule {
         self.reshard_all();
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),
-            // After the steps, for which it comes too late: the next pass may clip by its result. A frozen bucket that
-            // carries the count of ranks has no step after its sum.
+            // The decision runs after the steps, because only the next pass may clip by its result. It waits for the
+            // last reduce, because a frozen bucket that carries the count of ranks has no step after its sum.
             Mode::Eager if self.policy.measures() => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.decide();

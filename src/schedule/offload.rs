@@ -11,8 +11,8 @@ use crate::layout::Gradients;
 use crate::op::{Action, Memory, Span, Stream};
 
 impl Schedule {
-    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`. It zeroes or
-    /// releases the device's gradients. Returns the mark of the copy, if steps are offloaded.
+    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`. Zeroes or releases
+    /// the device's gradients. Returns the mark of the copy, if steps are offloaded.
     pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
@@ -20,7 +20,7 @@ impl Schedule {
             return None;
         }
         if described.len == 0 {
-            // Its sum has no bytes, and the last mark stands for the copies before it.
+            // This bucket's sum has no bytes. The mark of the last sum also covers the copies before this bucket.
             return self.reduced;
         }
         // Begin resets the counts that steps read.

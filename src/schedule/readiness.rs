@@ -1,9 +1,9 @@
 //! Tracks the hand-overs of the open pass, and says which bucket may launch next.
 //!
-//! Buckets launch in index order, because all ranks must make collectives in the same order. With a communicator that
-//! sends nothing, each bucket launches once it is complete. A parameter counts as handed over at the last of its
-//! declared uses. A second hand-over is refused: the trainer may have written into a gradient that is already being
-//! reduced. A frozen parameter is never waited for and never handed over.
+//! Buckets launch in index order, because all ranks must make collectives in the same order. If the communicator sends
+//! nothing, each bucket launches once it is complete. A parameter counts as handed over at the last of its declared
+//! uses. A second hand-over is refused, because the trainer may have written into a gradient that is already being
+//! reduced. No bucket waits for a frozen parameter, and a frozen parameter is never handed over.
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
@@ -83,8 +83,8 @@ impl Readiness {
         }
     }
 
-    /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets have no order, the
-    /// bucket is not launched here. The caller may still be summing it, and only a hand-over says that the sum is
+    /// Records that no rank used a parameter, so its bucket no longer waits for it. If buckets may launch in any order,
+    /// the bucket is not launched here: the caller may still be summing it, and only a hand-over says that the sum is
     /// complete.
     pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
         self.unused[param] = true;
@@ -96,7 +96,7 @@ impl Readiness {
         }
     }
 
-    /// Releases a bucket that waits for no further gradient.
+    /// Makes a bucket ready to launch if it waits for no further gradient.
     pub(super) fn release(&mut self, bucket: u32) {
         if self.waits_for_release(bucket) {
             self.complete.push(bucket);
@@ -210,8 +210,8 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// Returns the bucket to launch now. The bucket must be complete. If buckets launch in order, it must be the next
-    /// one. With `force`, it is any remaining bucket.
+    /// Returns the bucket to launch now. The bucket must be complete. If buckets launch in order, it must also be the
+    /// next one. With `force`, this returns any remaining bucket.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
         self.is_launched[bucket as usize] = true;

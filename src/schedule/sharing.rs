@@ -1,4 +1,4 @@
-//! Which steps share a launch, if all steps run after a decision or after backward.
+//! Decides which steps share a launch, if all steps run after a decision or after backward.
 //!
 //! A launch costs a GPU a few microseconds in addition to its work. A shared launch has one mark, so a wait for one of
 //! its buckets waits for all. Bits do not depend on sharing, because a tile is stepped in the same way in any launch.
@@ -9,8 +9,8 @@ use std::ops::Range;
 use super::{Decision, Mode, Schedule};
 use crate::op::Span;
 
-/// Limits the bytes of gradients in a shared launch, if anything waits for single buckets. A launch of this size nearly
-/// reaches a copy's speed, and a larger one would prolong the waits (kernels/PERFORMANCE.md).
+/// The limit on the bytes of gradients in a shared launch, if anything waits for single buckets. A launch of this size
+/// nearly reaches the speed of a copy, and a larger launch would prolong the waits (kernels/PERFORMANCE.md).
 const MOST_BYTES: u64 = 128 << 20;
 
 impl Schedule {

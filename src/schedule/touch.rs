@@ -1,19 +1,19 @@
-//! Records the trainer's announcements of its next accesses. They decide for which ops the trainer waits, and which ops
-//! wait for the trainer.
+//! Records the trainer's announcements of its next accesses. The announcements decide for which ops the trainer waits,
+//! and which ops wait for the trainer.
 //!
-//! An access waits for exactly the op that last touched the same bytes. It must be announced before it happens, because
-//! an access after the announced position is not ordered.
+//! An access waits for exactly the op that last touched the same bytes. Every access must be announced before it
+//! happens, because an access after the announced position is not ordered.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};
 use crate::op::Stream;
 
 impl Schedule {
-    /// Announces that the trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
+    /// Announces that the trainer is about to freeze or unfreeze a parameter in the settings, between passes.
     pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
         if frozen && !self.plan.rewrites_params() {
-            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for
-            // nothing.
+            // Steps of earlier passes may still be writing the parameter, and later accesses to a frozen parameter do
+            // not wait.
             let bucket = self.plan.segment_of(param).bucket;
             self.emitter.after(Stream::Compute, &[self.accesses[bucket as usize].stepped]);
         }
@@ -25,8 +25,8 @@ impl Schedule {
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
         let (is_empty, bucket) = (segment.len == 0, segment.bucket);
-        // No op of a pass touches a frozen parameter, unless ranks gather it with its bucket, and Begin comes after the
-        // change that unfreezes it.
+        // No op of a pass touches a frozen parameter, unless ranks gather it with its bucket. Begin comes after the
+        // change that unfreezes the parameter.
         if !is_empty && !self.is_frozen(param) {
             self.touch_after(bucket, None);
         } else if !is_empty && self.plan.rewrites_params() {
@@ -61,8 +61,8 @@ impl Schedule {
         self.touch_inputs(self.reduced);
     }
 
-    /// Announces that the trainer is about to read the loss scale of the open pass, or of the next one. The read comes
-    /// after the last decision, not after the steps that follow it.
+    /// Announces that the trainer is about to read the loss scale of the open pass, or of the next one. The read waits
+    /// for the last decision, but not for the steps that follow it.
     pub fn touch_loss_scale(&mut self) {
         self.emitter.after(Stream::Compute, &[self.decided]);
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);
@@ -91,10 +91,11 @@ impl Schedule {
     pub fn touch_all(&mut self) {
         let here = self.emitter.next_ticket(Stream::Compute);
         if std::mem::replace(&mut self.all_touched, here) == here {
-            // Every step and reduce of a touched bucket comes after a Record of this stream, so there was none since.
+            // Every step and reduce of a touched bucket comes after a Record of this stream. There was no Record since
+            // the last call, so there is nothing to wait for.
             return;
         }
-        // First, since it implies the others: one wait instead of many.
+        // This mark comes first because it implies the others, so there is one wait instead of many.
         self.emitter.after(Stream::Compute, &[self.last]);
         for bucket in 0..self.accesses.len() as u32 {
             self.touch_bucket(bucket);
@@ -122,7 +123,8 @@ impl Schedule {
 
     /// Announces that the trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
-        // The trainer's touches so far first, so that no later reduce has to wait for a position after these waits.
+        // The trainer's earlier accesses are recorded first, so that no later reduce has to wait for a position after
+        // these waits.
         let touched = self.emitter.record(Stream::Compute);
         let first = if self.policy.sums_by_caller { self.stream_of_gradients() } else { Stream::Reduce };
         self.emitter.after(first, &[Some(touched)]);
@@ -130,7 +132,7 @@ impl Schedule {
         let marks = [reduced, Some(self.emitter.record(Stream::Optim))];
         let [_, mut ended] = marks;
         if self.plan.is_sharded() {
-            // The mark that stands for all others.
+            // One mark then stands for all others.
             self.emitter.after(Stream::Gather, &marks);
             ended = Some(self.emitter.record(Stream::Gather));
         }
@@ -140,7 +142,7 @@ impl Schedule {
             ended = Some(self.emitter.record(Stream::Upload));
         }
         self.emitter.after(Stream::Compute, &[marks[0], ended]);
-        // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
+        // Norms leave no mark, so after an abandoned pass this mark stands for the norms too.
         for access in &mut self.accesses {
             (access.stepped, access.consumed, access.downloaded) = (ended, ended, ended);
         }

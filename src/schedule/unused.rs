@@ -1,7 +1,8 @@
 //! Parameters that the trainer declares unused on all ranks in the open pass. Steps and norms skip them.
 //!
-//! The op for them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no wait.
-//! Ranks compare the declared parameters with the bucket's sum, or in the next pass if that sum has already started.
+//! The op that skips them runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no
+//! wait. Ranks compare the declared parameters with the bucket's sum, or in the next pass if that sum has already
+//! started.
 
 use super::{Mode, Schedule};
 use crate::error::{Error, Result};
@@ -39,7 +40,8 @@ impl Schedule {
             }
             let bucket = self.plan.segment_of(*param).bucket as usize;
             if self.is_handed_over(*param) && !self.plan.buckets()[bucket].is_local {
-                // A sum, so that the order in which ranks name them does not matter. A local parameter is each rank's own.
+                // This is a sum, so that ranks may declare parameters in different orders. Local parameters may differ
+                // between ranks.
                 let named = fold(fold(0, &self.pass.to_le_bytes()), &(*param as u64).to_le_bytes());
                 self.late_unused = self.late_unused.wrapping_add(named);
             }
@@ -61,7 +63,7 @@ impl Schedule {
         self.open && self.readiness.waits_for_release(bucket)
     }
 
-    /// A hash of the parameters of a bucket that are unused.
+    /// Returns a hash of the unused parameters of a bucket.
     pub(super) fn unused_in(&self, bucket: u32) -> u64 {
         if !self.readiness.has_unused() {
             return 0;

@@ -37,15 +37,15 @@ impl<D: Device> Stepper<D> {
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// Waits for the last step of the bucket if the tensor is a parameter, a copy, or in a pass a gradient. For any
-    /// other tensor it waits for all steps.
+    /// Waits for the last step of the tensor's bucket if the tensor is a parameter, a copy, or (inside a pass) a
+    /// gradient. For any other tensor, waits for all steps.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs. `Unsupported` if the stepper keeps no such
     /// tensor. `Order` inside a pass for a state, copy or average. `Order` for a parameter or gradient that was handed
-    /// over in this micro-batch, and for a gradient that was not written in the open pass (in this micro-batch, with
-    /// [`Accumulation::Summed`](crate::Accumulation)). `Order` between passes for a gradient that was
-    /// [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
+    /// over in this micro-batch. `Order` for a gradient that was not written in the open pass (with
+    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch). `Order` between passes for a gradient that
+    /// was [released](crate::Gradients::Release). `Sharded` for a [sharded](crate::Strategy) tensor. `Poisoned` after a
     /// failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
         let (id, memory) = self.find(tensor.into())?;
@@ -58,14 +58,14 @@ impl<D: Device> Stepper<D> {
     ///
     /// The first pass broadcasts all of rank 0's parameters. A later write also writes the parameter's [master
     /// weight](crate::Master), and the next pass broadcasts rank 0's parameters of only that bucket. All ranks must
-    /// write the same parameters. If they write different ones, or one rank writes none, the next collective returns
-    /// `Mismatch`. Between ranks of one process the error names the parameter. Local parameters, states and averages
-    /// are never broadcast. For states and averages, every rank must write the same values, and the same step count
-    /// ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average, the next collective
-    /// that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
+    /// write the same parameters. If ranks write different parameters, or one rank writes none, the next collective
+    /// returns `Mismatch`. If the ranks are in one process, the error names the parameter. Local parameters, states and
+    /// averages are never broadcast. For states and averages, every rank must write the same values, and the same step
+    /// count ([`set_step_count`](Self::set_step_count)). If only some ranks write a state or an average, the next
+    /// collective that [compares](Self::set_lr) returns `Mismatch`. The written values are not compared.
     ///
     /// If parameters or masters are [sharded](crate::Strategy), nothing is broadcast: each rank stores its shard of the
-    /// written values. Ranks compare the written values instead, also those written before the first pass.
+    /// written values. Instead, ranks compare the written values, including those written before the first pass.
     ///
     /// # Shapes
     /// Shape and ordering as for [`read`](Self::read).
@@ -89,7 +89,7 @@ impl<D: Device> Stepper<D> {
     /// of the master.
     ///
     /// # Ordering
-    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it
+    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) this call is a collective: all ranks make it
     /// together, and it [gathers](Self::gather) each parameter before it calls `write`.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl<D: Device> Stepper<D> {
                 }
             }
             write(&parameter.name, &mut values);
-            // The write is noted first, because one that fails may have changed the parameter.
+            // The write is noted first, because a failed write may have changed the parameter.
             self.note_written(id, Memory::Params)?;
             self.write_values(id, Memory::Params, &values)?;
             self.note_shared(id, Memory::Params, &values)?;
@@ -120,9 +120,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns whether a gradient has not been written yet in the open pass; with
-    /// [`Accumulation::Summed`](crate::Accumulation), in this micro-batch. The first write replaces the gradient, and
-    /// later writes add to it.
+    /// Returns whether a gradient has not been written yet in the open pass. With
+    /// [`Accumulation::Summed`](crate::Accumulation), returns whether it has not been written yet in this micro-batch.
+    /// The first write replaces the gradient, and later writes add to it.
     ///
     /// # Errors
     /// `Order` between passes, `Layout` if `id` is of another layout.
@@ -136,7 +136,7 @@ impl<D: Device> Stepper<D> {
         self.plan.keeps_ema()
     }
 
-    /// Returns the states that a parameter's own optimizers keep. Its other states stay zero.
+    /// Returns the states that a parameter's own optimizers keep. The parameter's other states stay zero.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
@@ -154,8 +154,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
-    /// behind the trainer, the status is two passes old. It is `None` before the first pass has ended. Abandoned passes
-    /// have no status, but are [counted](Status::abandoned).
+    /// behind the trainer, the status is two passes old. Returns `None` before the first pass has ended. Abandoned
+    /// passes have no status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
@@ -164,16 +164,16 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Stepper<D> {
     /// Makes a failed stepper readable, so that you can save this rank's training when another rank has died.
     /// Afterwards you can read [tensors](Self::read), step counts and [`status`](Self::status), and save
-    /// [checkpoints](crate::checkpoint); passes are still refused. Without a failure it does nothing.
+    /// [checkpoints](crate::checkpoint); passes are still refused. If there was no failure, this call does nothing.
     ///
     /// On the host, memory has the results of the ops that ran before the failure. Steps that had not run before the
     /// failure are skipped, even if all collectives of their pass had completed. In Sequential and Normed, a pass whose
-    /// all-reduce failed has changed nothing. In Eager its first buckets may have been stepped; their [step
-    /// counts](Self::step_count) show it.
+    /// all-reduce failed has changed nothing. In Eager, the first buckets of that pass may have been stepped. Their
+    /// [step counts](Self::step_count) show whether they were.
     ///
-    /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks between the update of the moments
-    /// and that of the parameters. If the failure came during this wait, the bucket's moments are one update ahead of
-    /// its parameters.
+    /// With sharded states, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments
+    /// and before it updates the parameters. If the failure came during this wait, the bucket's moments are one update
+    /// ahead of its parameters.
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no sharded parameter can be read, because the other ranks' shards are
     /// lost. With [`Strategy::Zero`](crate::Strategy), the parameters of a bucket cannot be read if the failure came
@@ -211,7 +211,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits until every op has ended or been skipped. It waits for other ranks up to the deadline.
+    /// Waits until every op has ended or been skipped. Waits for other ranks until the deadline.
     ///
     /// # Errors
     /// `Order` inside a pass. `Unsupported` on a GPU after a failure.

@@ -1,8 +1,8 @@
-//! Converts tensors of every storage format to f32 and back. No other file of the stepper converts.
+//! Converts tensors of every storage format to f32 and back. No other file of the stepper converts tensors.
 //!
-//! It uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32 checkpoint
-//! therefore resumes a run of any precision. Conversions round to nearest, never stochastically, because loading is not
-//! an update.
+//! This module uses the kernels' conversions, so a value that is read and written back keeps its bits. An f32
+//! checkpoint therefore resumes a run of any precision. Conversions round to nearest, never stochastically, because
+//! loading is not an update.
 
 use std::ops::Range;
 
@@ -116,13 +116,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a parameter to the host as it is stored, without its master. If it is sharded, all ranks call it
-    /// together.
+    /// Copies a parameter to the host as it is stored, without its master. If the parameter is sharded, all ranks make
+    /// this call together.
     pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a parameter from only this rank's memory, if the rank has all of it or if nothing was written yet.
+    /// Copies a parameter from only this rank's memory, if the rank has the full parameter or if nothing was written
+    /// yet.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
@@ -150,8 +151,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the memory that holds a tensor's values: the master, for a parameter that has one. The second memory, if
-    /// any, holds the rest of each value.
+    /// Returns the memory that holds a tensor's values. For a parameter with a master, this is the master's memory. The
+    /// second memory, if any, holds the rest of each value.
     fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
         let precision = self.precision_of(id)?;
         Ok(match (memory, precision.master, precision.moments) {
@@ -226,9 +227,9 @@ impl<D: Device> Stepper<D> {
         self.read_span(span, into)
     }
 
-    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive,
-    /// because views borrow the stepper or the pass, and the caller holds that mutably. With offload, it also writes
-    /// the host's copy.
+    /// Writes this rank's part of a full tensor. The caller has called `claim`. No view of this memory is alive: views
+    /// borrow the stepper or the pass, and the caller holds a mutable borrow of it. With offload, this also writes the
+    /// host's copy.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let is_full = self.run.borrow().schedule.is_full(segment.bucket);
         let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_full;

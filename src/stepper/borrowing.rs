@@ -22,10 +22,10 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU, on the caller's parameters and gradient buckets. The stepper owns the states.
-    /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
-    /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). It also rejects
-    /// [`Unused::Skip`](crate::Unused::Skip), because borrowed buckets have no room for counts. Call
-    /// [`Stepper::set_unused`] for parameters that no rank used. The default is
+    /// Results have the same bits as on the stepper's own memory, at any alignment. This call rejects
+    /// [`uneven_inputs`](Self::uneven_inputs), [`bucket_cap_bytes`](Self::bucket_cap_bytes) and
+    /// [`Unused::Skip`](crate::Unused::Skip). The last one is rejected because borrowed buckets have no room for
+    /// counts. Call [`Stepper::set_unused`] for parameters that no rank used. The default is
     /// [`Unused::Refuse`](crate::Unused::Refuse). With [`Unused::StepZero`](crate::Unused::StepZero), a gradient that
     /// you wrote without asking for it is overwritten with zeros and stepped.
     ///
@@ -67,29 +67,29 @@ impl StepperBuilder<'_> {
     /// Until the stepper is closed or dropped:
     /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
     ///    stepper, its views, and your own pointers under these rules touch it.
-    /// 2. Write a gradient only between one of these calls and its hand-over. The sum that
+    /// 2. Write a gradient only after one of these calls and before its hand-over. The sum that
     ///    [`bucket_ready_after`](Stepper::bucket_ready_after) waits for may write the gradient until the closure of
     ///    that call has returned.
     /// 3. In a pass, read a parameter only between [`Stepper::view`] of it and its hand-over.
     /// 4. Between passes, first call [`Stepper::view`] of a parameter to read it, or [`Stepper::view_mut`] to write it.
     /// 5. Never write a parameter with a [master](crate::Master) directly; [`Stepper::write`] writes both.
     ///
-    /// Closing and dropping wait for steps that still run, and without a deadline for the caller's sums. Unless the
-    /// thread panics, they also wait for queued collectives, up to the deadline.
+    /// Closing and dropping the stepper wait for steps that still run. They wait for the caller's sums without a
+    /// deadline. Unless the thread panics, they also wait for queued collectives until the deadline.
     pub unsafe fn host_borrowing(self, sums: impl Into<Sums>, memory: Borrowed) -> Result<Stepper> {
         self.on_host(sums.into(), Some(memory))
     }
 
     /// Takes the loss scale from the caller's scaler, such as `torch.amp.GradScaler`, and tells that scaler whether the
-    /// pass was skipped. This is [`LossScale::External`](crate::LossScale) and replaces
+    /// pass was skipped. This call sets [`LossScale::External`](crate::LossScale), in place of
     /// [`loss_scale`](Self::loss_scale).
     ///
     /// `scale` and `found_inf` are the scaler's tensors of one f32 each (`_scale`, and the optimizer's of
-    /// `found_inf_per_device`). They are where steps run: in the device's memory, or with [`offload`](Self::offload) in
-    /// the host's memory. A pass reads the scale once when it begins, and its steps divide by it. The scale must be
-    /// finite and above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks must then
-    /// have the same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets `found_inf`
-    /// to 1 if the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
+    /// `found_inf_per_device`). They lie where steps run: in the device's memory or, with [`offload`](Self::offload),
+    /// in the host's memory. A pass reads the scale once when it begins, and its steps divide by that scale. The scale
+    /// must be finite and above 0. If `found_inf` is not 0 when the pass is finished, the pass is skipped; all ranks
+    /// must then have the same value. A pass with an infinite or NaN gradient is skipped too. The stepper then sets
+    /// `found_inf` to 1 if the pass was skipped, and to 0 otherwise, as `GradScaler.update` expects.
     ///
     /// ```
     /// # use instep::{Layout, Mode, Sgd, Solo, Stepper};
@@ -113,15 +113,15 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective, but for no
-    /// step. On a GPU the trainer's stream waits; the thread waits only if steps are offloaded. Between `finish` and
-    /// the next `begin`, work on the trainer's stream may read and write both tensors. During a pass, such work may
-    /// access only `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured pass uses
-    /// the same addresses in every replay; with offload on a GPU, capture is refused.
+    /// With a scaler, [`finish`](Stepper::finish) waits for the decision, and thus for the last collective. It does not
+    /// wait for steps. On a GPU the trainer's stream waits; the thread waits only if steps are offloaded. Between
+    /// `finish` and the next `begin`, work on the trainer's stream may read and write both tensors. During a pass, such
+    /// work may access only `found_inf`. With offload, the trainer's thread makes these accesses instead. A captured
+    /// pass uses the same addresses in every replay; with offload on a GPU, capture is refused.
     ///
     /// # Errors
-    /// When the stepper is built: `Config` if an address is null, in Eager, or with
-    /// [`Clip::PerBucket`](crate::Clip::PerBucket); on a GPU, `Layout` if an address is not in the memory where steps
+    /// The errors occur when the stepper is built. `Config` if an address is null, in Eager, or with
+    /// [`Clip::PerBucket`](crate::Clip::PerBucket). On a GPU, `Layout` if an address is not in the memory where steps
     /// run.
     ///
     /// # Safety
@@ -153,7 +153,7 @@ impl<D: Device> Stepper<D> {
     /// Otherwise it must name all buckets: the present ones in the same order, or new ones. Returns whether the buckets
     /// are new.
     ///
-    /// With the same buckets a call costs some nanoseconds per parameter, so you can call it before every pass. New
+    /// With the same buckets, this call costs some nanoseconds per parameter, so you can make it before every pass. New
     /// buckets are matched by their parameters, for example after PyTorch's reducer has rebuilt its buckets. The
     /// tensors that the stepper owns are then copied once, and step counts, learning rates, frozen parameters and the
     /// status stay the same. [`rebuild_buckets`](Self::rebuild_buckets) says what the copy costs, and what happens to
@@ -183,10 +183,11 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// On the host it waits for all steps, and no op uses the old memory after it returns. On a GPU the trainer's
-    /// stream waits. Later work on that stream, such as freeing the old memory, comes after all work that touches the
-    /// memory. The host waits only if parameters move a third time before the GPU has copied the addresses of the first
-    /// move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their agreement.
+    /// On the host, this call waits for all steps, and no op uses the old memory after it returns. On a GPU the
+    /// trainer's stream waits. Later work on that stream, such as freeing the old memory, comes after all work that
+    /// touches the memory. The host waits only if parameters move a third time before the GPU has copied the addresses
+    /// of the first move. If the buckets are new, the host waits for all steps on a GPU too, and ranks compare their
+    /// agreement.
     ///
     /// Addresses may differ between ranks. All ranks must change their buckets at the same point. If ranks have
     /// different buckets, the next collective that [compares](Self::set_lr) returns `Mismatch`.
@@ -234,8 +235,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Returns the caller's tensors for a plan: those in `memory` at their new addresses, and the others at their
-    /// present ones.
+    /// Returns the caller's tensors for a plan. Those in `memory` have their new addresses, and the others their
+    /// present addresses.
     pub(super) fn pieces_for(&self, memory: &Borrowed, plan: &Plan) -> Result<BorrowedPieces> {
         let run = self.run.borrow();
         let address = |lent| {

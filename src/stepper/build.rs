@@ -1,5 +1,5 @@
-//! Builds a stepper from options: first checks which options exclude each other, then makes the parts. The last steps
-//! cannot fail.
+//! Builds a stepper from options: first checks which options exclude each other, then makes the parts. The steps that
+//! can fail come first.
 //!
 //! One table says which options exclude each other. Options come first, environment variables second, defaults last.
 //! After a refusal no thread, memory or collective call is left.
@@ -63,9 +63,9 @@ impl StepperBuilder<'_> {
     ///
     /// # Errors
     /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
-    /// instruction set or cannot release memory, if the collective cannot reach the host's memory or sum the gradients'
-    /// type, or if a custom optimizer does not support the options. `Arithmetic` if the kernels fail their self-test.
-    /// `Layout` if the memory cannot be addressed or allocated.
+    /// instruction set or cannot release memory. `Unsupported` if the collective cannot reach the host's memory or sum
+    /// the gradients' type, or if a custom optimizer does not support the options. `Arithmetic` if the kernels fail
+    /// their self-test. `Layout` if the memory cannot be addressed or allocated.
     pub fn host(self, sums: impl Into<Sums>) -> Result<Stepper> {
         self.on_host(sums.into(), None)
     }
@@ -93,8 +93,8 @@ impl StepperBuilder<'_> {
         })
     }
 
-    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators: the
-    /// blueprint has only the first one.
+    /// Makes everything but the device. `make` then makes the device, and returns it with all communicators. The
+    /// blueprint has only the first communicator.
     pub(super) fn assemble<D: Device>(
         mut self,
         Sums { comm, are_by_caller }: Sums,
@@ -341,7 +341,7 @@ impl StepperBuilder<'_> {
         self.refuse_unknown_calls(comm)
     }
 
-    /// Refuses a loss scale whose reciprocal vanishes or overflows in f32, because gradients are multiplied by that
+    /// Refuses a loss scale if its reciprocal vanishes or overflows in f32, because gradients are multiplied by this
     /// reciprocal.
     fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
         let multiplier = |divisor: f64| (1.0 / (divisor * loss_scale)) as f32;

@@ -23,7 +23,7 @@ pub struct StepperBuilder<'a> {
     /// Steps the parameters for which no other optimizer is registered.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
-    /// The only parameters that are stepped, as indices into the layout; `None` means all.
+    /// The parameters that are stepped, as indices into the layout; `None` means all.
     pub(super) optimized: Option<HashSet<usize>>,
     /// The first refusal, kept until the stepper is built.
     pub(super) refused: Option<Error>,
@@ -111,8 +111,8 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// Adds an optimizer to one group. It steps with the same gradients, after the group's earlier optimizers. It has
-    /// separate states: `momentum_buffer#1` and so on.
+    /// Adds an optimizer to one group. The new optimizer steps with the same gradients, after the group's earlier
+    /// optimizers. It has separate states: `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -134,21 +134,22 @@ impl<'a> StepperBuilder<'a> {
     /// Gives single parameters an optimizer instead of that of their group. A parameter may be named in only one such
     /// call. [`Stepper::optimizers_of`](crate::Stepper::optimizers_of) returns the optimizer's number for
     /// [`set_lr`](crate::Stepper::set_lr) and [`set_hyper`](crate::Stepper::set_hyper).
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first. Then it has one for each
-    /// call of this, of [`then_for`](Self::then_for) and of [`attach`](Self::attach), in the order of the calls.
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) lists the groups' optimizers first. After them it lists one
+    /// optimizer for each call of `optimizer_for`, [`then_for`](Self::then_for) and [`attach`](Self::attach), in the
+    /// order of the calls.
     pub fn optimizer_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::Params, optimizer)
     }
 
-    /// Adds an optimizer to single parameters. It steps with the same gradients, after the parameters' earlier
-    /// optimizers (their own or their group's), as [`then`](Self::then) does for a group.
+    /// Adds an optimizer to single parameters, as [`then`](Self::then) does for a group. The new optimizer steps with
+    /// the same gradients, after the parameters' earlier optimizers (their own or their group's).
     pub fn then_for(self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         self.register_for(params, Target::FurtherParams, optimizer)
     }
 
     /// Lists an optimizer for parameters without running it: no pass runs it, and the stepper has no state for it. If
-    /// no other optimizer steps a parameter, its gradient is averaged for your code that runs the attached optimizer.
-    /// All ranks must attach the same optimizers.
+    /// no other optimizer steps a parameter, the stepper averages its gradient. Your code then runs the attached
+    /// optimizer on this gradient. All ranks must attach the same optimizers.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -170,7 +171,7 @@ impl<'a> StepperBuilder<'a> {
         self.register_for(params, Target::Nothing, optimizer)
     }
 
-    /// Steps only these parameters. All others have no states, and their gradients are averaged for an optimizer
+    /// Steps only these parameters. All other parameters have no states. Their gradients are averaged for an optimizer
     /// outside the stepper ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). Store that
     /// optimizer's results with [`write`](crate::Stepper::write). `None` steps all parameters, and an empty list none.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
@@ -191,7 +192,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
-        // `boxed` makes no box in a box, so a listing can find the optimizer's type.
+        // `boxed` never wraps a box in another box, so `Stepper::optimizers` can return the optimizer's own type.
         self.registered.push(Registered { target, optimizer: optimizer.as_rule().boxed() });
         self
     }
@@ -207,9 +208,9 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets a schedule for the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if
-    /// the layout names no groups). Each pass uses the learning rate of the schedule at step n, where n is the number
-    /// of passes finished before ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any
-    /// other optimizer, call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
+    /// the layout names no groups). Each pass uses the schedule's learning rate at step n, where n is the number of
+    /// finished passes ([`Stepper::schedule_step`](crate::Stepper::schedule_step)). For the schedule of any other
+    /// optimizer, call [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -232,35 +233,37 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets when steps run; unset: Eager. Every mode gives the same bits.
+    /// Sets when steps run. The default is [`Mode::Eager`](crate::Mode). Every mode gives the same bits.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets the bytes of gradients per bucket, including the first bucket. Unset: 1 MiB for the first bucket, 25 MiB
-    /// for all others.
+    /// Sets the bytes of gradients per bucket, including the first bucket. The default is 1 MiB for the first bucket
+    /// and 25 MiB for all others.
     pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
         self.caps = Some(BucketCaps { first_bytes: bytes, rest_bytes: bytes });
         self
     }
 
-    /// Says what happens to the gradients of stepped parameters after the step. Unset: [`Keep`](Gradients::Keep). It
-    /// leaves the sums. The choice changes no bit of parameters, states and step counts. Ranks may choose differently.
+    /// Sets what happens to the gradients of stepped parameters after the step. The default, [`Keep`](Gradients::Keep),
+    /// leaves the sums in place. The choice changes no bit of parameters, states and step counts. Ranks may choose
+    /// differently.
     ///
-    /// * [`Zero`](Gradients::Zero): a gradient that was not written is zeros too. The gradient of a frozen parameter
-    ///   keeps its values. These are zeros if the parameter was stepped before, or shares a bucket with a stepped one.
-    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros. A local parameter's gradient
-    ///   comes from this rank only, and is divided by the loss scale. The gradients of parameters that are [averaged or
-    ///   left](crate::SegmentAction), or have no optimizer, stay as with `Keep`. PyTorch's `unscale_` and
-    ///   `clip_grad_norm_` skip them too. In an abandoned pass, buckets that were not stepped keep the sums, or this
-    ///   rank's own gradients.
+    /// * [`Zero`](Gradients::Zero): the gradient is zeros after the pass, even if it was not written. The gradient of a
+    ///   frozen parameter keeps its values. These values are zeros if the parameter was stepped before, or shares a
+    ///   bucket with a stepped parameter.
+    /// * [`Average`](Gradients::Average): the gradient becomes the value that the optimizer used. A gradient that no
+    ///   rank has written becomes zeros. A local parameter's gradient comes from this rank only, and is divided by the
+    ///   loss scale. The gradients of parameters that are [averaged or left](crate::SegmentAction), or have no
+    ///   optimizer, stay as with `Keep`. PyTorch's `unscale_` and `clip_grad_norm_` skip them too. In an abandoned
+    ///   pass, buckets that were not stepped keep the sums, or this rank's own gradients.
     /// * [`Release`](Gradients::Release): in Eager each bucket's pages are returned to the system right after its step.
     ///   A pass therefore never has all gradients in memory at once, unless backward is faster than the steps. In the
     ///   other modes all gradients are in memory when the last one has been reduced. The next write maps the pages
-    ///   again, one by one. This costs more than a write to mapped pages. A page is not returned if it also has a
-    ///   gradient that is [averaged or left](crate::SegmentAction), or counts of ranks. `Release` needs Linux and a
-    ///   stepper on the CPU that owns its memory, and is refused otherwise.
+    ///   again, one by one. Such a write costs more than a write to mapped pages. A page is not returned if it also
+    ///   holds counts of ranks, or a gradient that is [averaged or left](crate::SegmentAction). `Release` needs Linux
+    ///   and a stepper on the CPU that owns its memory, and is refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
@@ -281,8 +284,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets the element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is
-    /// always f32. [`Precision`] says which types go together. [Groups](Self::group_precision) and
+    /// Sets the element types of parameters, gradients, master weights and states. The default is f32 throughout.
+    /// Arithmetic is always f32. [`Precision`] says which types go together. [Groups](Self::group_precision) and
     /// [parameters](crate::LayoutBuilder::dtype) may have other types. An optimizer of your own
     /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
@@ -312,8 +315,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Writes a copy of each stepped parameter in this type, in the same launch, for example for an all-gather of a
-    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. It has the value after
-    /// the parameter's last update, and is zeros before the first. A custom optimizer
+    /// smaller type. The copy is made from the [master weight](crate::Master), if there is one. The copy has the value
+    /// after the parameter's last update. Before the first update it is zeros. A custom optimizer
     /// ([`Custom`](crate::optim::Custom)) writes no copy. [`Stepper::view`](crate::Stepper::view) and, on a GPU,
     /// `Stepper::ptr` return the copy in place; [`Stepper::read`](crate::Stepper::read) returns it as f32.
     pub fn copy_params(mut self, dtype: DType) -> Self {
@@ -351,24 +354,24 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Refuse`] on
-    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). Otherwise it is
-    /// [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
+    /// Sets what a pass does with parameters without a gradient. The default is [`Unused::Refuse`] on
+    /// [borrowed](crate::Borrowed) buckets and with sums [by the caller](crate::Sums::by_caller). Otherwise the default
+    /// is [`Unused::Skip`], because the stepper can then count the ranks with a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = Some(unused);
         self
     }
 
-    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and says which
-    /// ranks the mean is taken over. [`Solo`](crate::Solo) is one rank, so its gradients are divided by 1.
+    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and sets the ranks
+    /// over which the mean is taken. [`Solo`](crate::Solo) is one rank, so its gradients are divided by 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
         self
     }
 
-    /// Divides the summed gradients by this number, from 1 to 2^24; unset: by the number of ranks. The division is a
-    /// part of the step's gradient factor, so it adds no rounding. With 1, steps use the sums. The gradient of a local
-    /// parameter is not divided.
+    /// Divides the summed gradients by this number, from 1 to 2^24. By default they are divided by the number of ranks.
+    /// The division is a part of the step's gradient factor, so it adds no rounding. With 1, steps use the sums. The
+    /// gradient of a local parameter is not divided.
     ///
     /// # Source
     /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
@@ -378,17 +381,17 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Clips the averaged gradients by their global norm, by the previous pass's norm, or each bucket by its own norm.
-    /// Unset: nothing is clipped.
+    /// By default nothing is clipped.
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
         self
     }
 
     /// Clips one group of the layout separately, by the exact norm of its gradients. With `None` the group is not
-    /// clipped. All other groups are clipped together, by [`clip`](Self::clip). A bucket has only parameters that are
-    /// clipped together. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This is refused in
-    /// Eager, with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a
-    /// loss scaler, one infinite or NaN gradient skips the steps of all groups.
+    /// clipped. All other groups are clipped together, by [`clip`](Self::clip). All parameters of a bucket are clipped
+    /// together. [`Stepper::group_norm`](crate::Stepper::group_norm) returns the norm. This option is refused in Eager,
+    /// with [`Clip::Previous`] and with [`Clip::PerBucket`]. With [`skip_nonfinite`](Self::skip_nonfinite) or a loss
+    /// scaler, one infinite or NaN gradient skips the steps of all groups.
     ///
     /// ```
     /// use instep::{Clip, Layout, Mode, Sgd, Solo, Stepper};
@@ -414,22 +417,23 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Skips a pass if a gradient is infinite or NaN, or becomes so when it is averaged. A skipped pass changes no
-    /// parameter, state or step count. Only gradients that are stepped count. Gradients of
-    /// [local](crate::LayoutBuilder::local) parameters do not count, because the other ranks cannot see them. Eager
-    /// refuses this option.
+    /// parameter, state or step count. Only gradients of stepped parameters can cause a skip. Gradients of
+    /// [local](crate::LayoutBuilder::local) parameters cannot, because the other ranks do not see them. Eager refuses
+    /// this option.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
     }
 
     /// Sets the loss scale, by which the steps divide the gradients: a constant, or a [`LossScaler`](crate::LossScaler)
-    /// that adapts it. Unset: 1.
+    /// that adapts it. The default is 1.
     pub fn loss_scale(mut self, loss_scale: impl Into<LossScale>) -> Self {
         self.loss_scale = loss_scale.into();
         self
     }
 
-    /// Sets the instruction set of the kernels. The default is `INSTEP_ISA`, or else the widest set that the CPU has.
+    /// Sets the instruction set of the kernels. The default is the set that `INSTEP_ISA` names, or else the widest set
+    /// of the CPU.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
@@ -442,11 +446,11 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Runs everything on the thread that calls the stepper: the hand-over that completes a bucket also reduces and
-    /// steps the bucket. Nothing overlaps. The stepper starts only the threads of its pool, and with
-    /// [`threads(1)`](Self::threads) it starts none. Use this in engines that have their own threads, and in processes
-    /// that must not start any. Ranks of one process still need a thread each, because an all-reduce waits for the
-    /// other ranks.
+    /// Runs everything on the thread that calls the stepper. The hand-over that completes a bucket also reduces and
+    /// steps it. Nothing overlaps. The stepper starts only the threads of its pool, and with
+    /// [`threads(1)`](Self::threads) it starts none. Use this option in engines that have their own threads, and in
+    /// processes that must not start threads. Ranks of one process still need a thread each, because an all-reduce
+    /// waits for the other ranks.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -468,8 +472,8 @@ impl<'a> StepperBuilder<'a> {
     /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
     ///
     /// On a GPU, only calls that wait for the GPU check the deadline. The time counts only while a collective is
-    /// unfinished and the trainer's stream has passed the last hand-over. A long backward therefore does not count. The
-    /// progress inside a captured graph cannot be observed, so the whole replay counts.
+    /// unfinished and the trainer's stream has passed the last hand-over. A long backward therefore does not count.
+    /// Progress inside a captured graph cannot be observed, so the time of the whole replay counts.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

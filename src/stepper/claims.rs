@@ -33,9 +33,9 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps. If forward reads the
-    /// tensor (a parameter), it waits only for that tensor's bucket. Later buckets are stepped and gathered at the same
-    /// time.
+    /// Refuses a tensor that the trainer may not read now. Between passes, waits for all steps. For a tensor that
+    /// forward reads (a parameter), waits only for that tensor's bucket. Later buckets are stepped and gathered
+    /// meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_shard(id, memory)?;
@@ -53,7 +53,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Refuses a tensor that the trainer may not write now. Between passes it waits for all steps.
+    /// Refuses a tensor that the trainer may not write now. Between passes, waits for all steps.
     pub(super) fn admit_write(&self, id: ParamId, memory: Memory) -> Result<()> {
         match memory {
             Memory::Grads => self.refuse_closed_pass(),
@@ -80,7 +80,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Adds loaded numbers to the agreement, so that ranks detect a difference. It leaves out local parameters, because
+    /// Adds loaded numbers to the agreement, so that ranks detect a difference. Leaves out local parameters, because
     /// their counts and states may differ between ranks.
     pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
         if self.layout.parameters()[param].local {
@@ -122,7 +122,7 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Records the accesses that a trainer on a stream has made since its claim. Call it before a hand-over.
+    /// Records the accesses that a trainer on a stream has made since its claim. Must be called before a hand-over.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
@@ -136,7 +136,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Records the reads of a trainer on a stream. Call it before a bucket is resharded.
+    /// Records the reads of a trainer on a stream. Must be called before a bucket is resharded.
     pub(super) fn note_reshard(&mut self, bucket: u32) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {
@@ -186,7 +186,7 @@ impl<D: Device> Stepper<D> {
             let remedy = "write it, or call Stepper::set_unused if no rank used it";
             return Err(Error::order(named(param), wrong, remedy));
         }
-        // A hand-over tells that the caller's sum is complete. The end of a pass does not.
+        // A hand-over says that the caller's sum is complete. The end of a pass does not say so.
         let is_unclaimed = |param: &usize| {
             let segment = plan.segment_of(*param);
             let is_summed = segment.len > 0 && !plan.bucket_of(segment).is_local;

@@ -1,7 +1,7 @@
 //! Bytes that stepper and device exchange between launches: settings, counts, the status of a pass, and tensors.
 //!
 //! Each call claims its bytes in the schedule and records the access for the checker, before it calls the device. Calls
-//! that take a span rely on their caller to do both. Only this file and the views access memory that ops touch.
+//! that take a span leave both to their caller. Only this file and the views access memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -44,8 +44,7 @@ impl<D: Device> Stepper<D> {
     /// Writes changed settings to the device before a pass begins, in one write.
     ///
     /// # Errors
-    /// Returns the error of the wait for the last Begin. The next call then writes the changed settings. The changed
-    /// settings are then written at the next try.
+    /// Returns the error of the wait for the last Begin. The next call then writes the changed settings.
     pub(super) fn flush_settings(&mut self) -> Result<()> {
         if !self.settings_changed {
             return Ok(());
@@ -80,13 +79,13 @@ impl<D: Device> Stepper<D> {
         } as u32))
     }
 
-    /// Copies a span to the host. The caller has claimed and noted it.
+    /// Copies a span to the host. The caller has claimed the span and recorded the access.
     pub(super) fn read_span(&self, span: Span, into: &mut [u8]) -> Result<()> {
         // SAFETY: the claim has told the schedule and has been waited for.
         self.run.borrow_mut().device.read(span, into, unsafe { Claimed::promise() })
     }
 
-    /// Copies to a span from the host. The caller has claimed and noted it.
+    /// Copies to a span from the host. The caller has claimed the span and recorded the access.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
         // SAFETY: the claim has told the schedule and has been waited for; a claim to write excludes views.
         self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })

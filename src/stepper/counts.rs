@@ -11,8 +11,8 @@ use crate::layout::ParamId;
 use crate::stepper::state::optimizers::{Attached, OptimizerId};
 use crate::stepper::stepper::Stepper;
 
-/// Selects the step count that a call reads or sets: that of one optimizer of a parameter, or of all of them. If it
-/// selects all, a read returns the first optimizer's count.
+/// Selects the step counts that a call reads or sets: those of all optimizers of a parameter, or of one. If it selects
+/// all, a read returns the first optimizer's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCountKey {
     param: ParamId,
@@ -48,10 +48,10 @@ impl<D: Device> Stepper<D> {
         Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update is number `count
-    /// + 1`, also for the bias correction. Update number 1 sets a momentum buffer instead of averaging into it. If an
-    /// optimizer [carries](Self::carried) a number, pass the number with the count. All ranks must set the same count.
-    /// If they differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
+    /// Sets how many updates a parameter has had, by all of its optimizers or by one. The next update is number
+    /// `count + 1`, also for the bias correction. Update number 1 sets a momentum buffer instead of averaging into the
+    /// buffer. If an optimizer [carries](Self::carried) a number, pass this number with the count. All ranks must set
+    /// the same count. If they differ, the next collective that [compares](Self::set_lr) returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -82,7 +82,7 @@ impl<D: Device> Stepper<D> {
         let (param, first) = self.first_round(key)?;
         let rounds = match key.optimizer {
             Some(_) => first..first + 1,
-            // At least one record: a parameter without an optimizer keeps one, in case an optimizer is added later.
+            // A parameter without an optimizer keeps one record too, because an optimizer may be added later.
             None => 0..self.optimizers.rounds(param).max(1),
         };
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());

@@ -1,6 +1,7 @@
-//! Steppers that predict their run. Options, refusals, byte counts and schedule are real, but no memory is allocated.
+//! Steppers that predict their run. Options, refusals, byte counts and schedule are those of a real run, but no memory
+//! is allocated.
 //!
-//! The device is in `src/forecast.rs`. This file makes the stepper, and has the calls by which the trainer advances its
+//! `src/forecast.rs` has the device. This file makes the stepper, and has the calls with which the trainer advances its
 //! clock.
 
 use std::ops::{Deref, DerefMut};
@@ -68,8 +69,8 @@ impl Foresight {
         self.0.run.get_mut().device.compute(ns);
     }
 
-    /// Predicts the launches of a GPU. In Normed and Sequential, neighbouring buckets share a launch there. Call it
-    /// before the first pass.
+    /// Predicts the launches of a GPU. On a GPU, neighbouring buckets share a launch in Normed and Sequential. Call
+    /// this before the first pass.
     pub fn share_launches(&mut self) {
         let with_next = self.0.assignment.shares_with_next(&self.0.plan);
         self.0.run.get_mut().schedule.share_launches(with_next);

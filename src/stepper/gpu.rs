@@ -2,7 +2,7 @@
 //! thread.
 //!
 //! Passes and schedule are the same as on the host. Asking for an address makes the trainer's stream wait. The host
-//! waits only in calls whose documentation says so. Memory that the GPU cannot reach is refused before any launch.
+//! waits only in calls that are documented to wait. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use crate::collective::Sums;
@@ -152,10 +152,10 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Hands over a bucket that the caller sums. The bucket's step waits for `event`. The event was recorded after that
-    /// sum. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the steady state of
-    /// [`Mode::Eager`](crate::Mode) this makes four driver calls: one reads the current context, and three on the optim
-    /// stream wait, launch and record.
+    /// Hands over a bucket that the caller sums. The caller has recorded `event` after that sum, and the bucket's step
+    /// waits for this event. The stepper must have been built with [`Sums::by_caller`](crate::Sums::by_caller). In the
+    /// steady state of [`Mode::Eager`](crate::Mode) this call makes four driver calls. One reads the current context;
+    /// three act on the optim stream: a wait, a launch and a record.
     ///
     /// ```no_run
     /// # use instep::cuda::Cuda;
@@ -179,14 +179,14 @@ impl Stepper<CudaDevice> {
     /// ```
     ///
     /// # Ordering
-    /// This call enqueues the wait, so the event may be destroyed or recorded again afterwards. Steps of buckets that
-    /// are handed over later run after the event too. In a [capture](Self::capture), the event must have been recorded
-    /// inside the capture; replays need no event.
+    /// This call enqueues the wait, so the event may be destroyed or recorded again afterwards. Steps of later buckets
+    /// run after the event too. In a [capture](Self::capture), the event must have been recorded inside the capture;
+    /// replays need no event.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` for a null event, if the stepper itself sums
-    /// the bucket, or if this is not the last micro-batch. Outside a capture, an event that was last recorded in a
-    /// capture poisons the stepper.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` for a null event, if the stepper itself sums the
+    /// bucket, or if this is not the last micro-batch. Outside a capture, an event that was last recorded in a capture
+    /// poisons the stepper.
     ///
     /// # Safety
     /// The event is alive and of this device. It was recorded in this pass, after the bucket's sum. The sum comes after
@@ -201,10 +201,11 @@ impl Stepper<CudaDevice> {
         self.hand_over_awaited(bucket, event)
     }
 
-    /// Returns the address of a tensor: any tensor between passes, a parameter or a gradient in a pass. In a pass, the
-    /// gradient then counts as written: write all of it, or add to it if it [was written](Self::is_first) before. Any
-    /// other tensor may only be read at its address, except that you may write borrowed parameters
-    /// ([`StepperBuilder::cuda_borrowing`]). To change other tensors, call [`write`](Self::write).
+    /// Returns the address of a tensor. Between passes it can be any tensor; in a pass, a parameter or a gradient. In a
+    /// pass, a gradient counts as written after this call. Write all of the gradient, or add to it if it [was
+    /// written](Self::is_first) before. You may only read any other tensor at its address, except that you may also
+    /// write borrowed parameters ([`StepperBuilder::cuda_borrowing`]). To change other tensors, call
+    /// [`write`](Self::write).
     ///
     /// # Shapes
     /// The tensor has as many elements as registered, in the type that the [precision](crate::Precision) gives, and is
@@ -213,16 +214,16 @@ impl Stepper<CudaDevice> {
     /// # Ordering
     /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address from inside a
     /// pass may be used until the hand-over. A parameter's address from between passes may be used until the
-    /// parameter's hand-over in the next pass, and any other address until the next pass begins. Another stream of the
-    /// trainer must wait for the trainer's stream after this call, and must be joined before the use ends. With
-    /// [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until its bucket is
-    /// [resharded](Self::reshard), by a call or by the bucket's launch.
+    /// parameter's hand-over in the next pass, and any other address until the next pass begins. Any other stream that
+    /// uses the address must first wait for the trainer's stream, after this call. The trainer's stream must wait for
+    /// that stream before the use ends. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until
+    /// its bucket is [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout. `Unsupported` if the stepper keeps no such tensor, holds it in
     /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it. `Sharded` for a [sharded](crate::Strategy) tensor.
-    /// `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this micro-batch, for a
-    /// parameter whose bucket is not unsharded, and for a frozen gradient inside a pass. `Poisoned` after a failure.
+    /// `Order` inside a pass for a state, copy, average or frozen gradient. `Order` for a tensor that was handed over
+    /// in this micro-batch, and for a parameter in a bucket that is not unsharded. `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {
@@ -255,9 +256,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// The pass runs after all earlier work on the trainer's stream, and later work on that stream runs after the whole
-    /// pass. Returns at once, unless the host is eight passes ahead. All ranks must replay the same capture at the same
-    /// point, with the same learning rates and frozen parameters. Ranks do not compare a replay's collectives, so a
-    /// difference makes them hang or diverge.
+    /// pass. This call returns at once, unless the host is eight passes ahead. All ranks must replay the same capture
+    /// at the same point, with the same learning rates and frozen parameters. Ranks do not compare a replay's
+    /// collectives, so a difference makes them hang or diverge.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last one, or the capture belongs to another

@@ -44,7 +44,7 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// `trainer` must enqueue its work on the stream that the stepper was built with. It may also use streams that fork
-    /// from that stream and join it again. It must not wait for that work, and must use addresses, because copies from
+    /// from that stream and join it again. It must not wait for that work. It must use addresses, because copies from
     /// and to the host are refused. All ranks must capture the same pass. The captured pass keeps the communicator
     /// open, so drop the captured pass before [`Nccl::close`](crate::cuda::Nccl::close).
     ///
@@ -53,7 +53,7 @@ impl Stepper<CudaDevice> {
     /// `trainer` has not finished its pass. `Unsupported` on the legacy default stream, or with
     /// [`Strategy::Fsdp`](crate::Strategy). `Poisoned` after a failure. The error that `trainer` returns. `Device` if
     /// the driver cannot capture a call. After an error, and if `trainer` panics, the capture has ended and the stepper
-    /// is in the state before the capture. A panic inside the pass still ends the group, as without a capture.
+    /// is in the state before the capture. A panic inside the pass ends the group, as it does without a capture.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
@@ -83,7 +83,7 @@ impl Stepper<CudaDevice> {
             trainer(Pass::new(self))
         }));
         if !Arc::ptr_eq(&plan, &self.plan) {
-            // `trainer` can exchange the stepper, because a pass dereferences mutably to it. The stepper that captures
+            // A pass dereferences mutably to its stepper, so `trainer` can replace the stepper. The capturing stepper
             // is then gone.
             end_without_stepper();
             outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -108,7 +108,8 @@ impl Stepper<CudaDevice> {
         (self.rates.step, self.abandoned) = (step, abandoned);
         run.schedule.fork();
         run.submit();
-        // `trainer` may return `Poisoned`, but a failure in a capture has poisoned nothing, so its cause is reported.
+        // `trainer` may return `Poisoned`, but a failure in a capture poisons nothing, so the cause is reported
+        // instead.
         outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
         if captured.is_ok() && !is_whole {
             return Err(Error::order("capture", "its pass was not finished", "finish it inside"));

@@ -17,7 +17,7 @@ impl<D: Device> Stepper<D> {
     /// names no groups), or of any of the [`optimizers`](Self::optimizers), from the next pass on. All ranks must set
     /// the same learning rate. In-process ranks, and [`Nccl`](crate::cuda::Nccl) with its ledger, compare every call of
     /// the [collective](crate::Collective). If ranks differ, the next pass's first collective returns `Mismatch`. Other
-    /// collectives do not compare, and parameters diverge. Hyperparameters are not saved in checkpoints.
+    /// collectives do not compare; with them, parameters diverge. Hyperparameters are not saved in checkpoints.
     ///
     /// # Ordering
     /// Waits until the last pass has begun on the optim stream, not for its steps. After an abandoned pass, waits for
@@ -25,7 +25,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, if the group has several, or if the optimizer follows a schedule or
-    /// refuses the learning rate. Nothing is changed then. `Order` inside a pass. `Poisoned` after a failure.
+    /// refuses the learning rate. Nothing has changed then. `Order` inside a pass. `Poisoned` after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();
@@ -60,7 +60,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// A change is refused if it needs a state that the stepper does not have. For example, SGD without momentum has no
-    /// buffer, so momentum cannot be switched on unless another SGD in the same round has a buffer. A state that is
+    /// buffer. Momentum can be switched on later only if another SGD in the same round has a buffer. A state that is
     /// used for the first time is zeros; a state that was used before continues from its old values.
     ///
     /// # Errors
@@ -96,8 +96,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Sets or replaces the learning-rate schedule of any optimizer from the next pass on. `None` removes the schedule
-    /// and keeps the current learning rate. [`set_lr`](Self::set_lr) may then change it. The schedule's step is counted
-    /// as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    /// and keeps the current learning rate, which [`set_lr`](Self::set_lr) may then change. The schedule's step is
+    /// counted as for [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
     ///
     /// # Errors
     /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range.
@@ -112,11 +112,11 @@ impl<D: Device> Stepper<D> {
         self.rates.set(id, schedule)
     }
 
-    /// Sets the factor by which a parameter multiplies the learning rates of its optimizers, from the next pass on. It
-    /// applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and is not
-    /// saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first update.
-    /// All ranks must set the same factor. If they differ, the next collective that [compares](Self::set_lr) returns
-    /// `Mismatch`.
+    /// Sets the factor that multiplies the learning rates of a parameter's optimizers, from the next pass on. The
+    /// factor applies to learning rates from [`set_lr`](Self::set_lr) and from schedules. It is 1 until it is set, and
+    /// is not saved in checkpoints. Rprop uses its learning rate, and thus this factor, only in a parameter's first
+    /// update. All ranks must set the same factor. If they differ, the next collective that [compares](Self::set_lr)
+    /// returns `Mismatch`.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -152,7 +152,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the factor by which a parameter multiplies the learning rates of its optimizers.
+    /// Returns the factor that multiplies the learning rates of a parameter's optimizers.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -18,8 +18,8 @@ use crate::stepper::stepper::Stepper;
 impl StepperBuilder<'_> {
     /// Runs steps on the host, in the host's memory. Reduced gradients are copied to the host. Stepped parameters are
     /// copied back after the step, or with [`Strategy::Fsdp`](crate::Strategy) when they are
-    /// [unsharded](Stepper::unshard). The copies run on separate streams and overlap with forward and backward. Unset:
-    /// steps run where the parameters are.
+    /// [unsharded](Stepper::unshard). The copies run on separate streams and overlap with forward and backward. By
+    /// default, steps run where the parameters are.
     ///
     /// On a GPU the driver calls the host's kernels in the order of a stream (`cuLaunchHostFunc`).
     /// [`threads`](Self::threads) and [`isa`](Self::isa) apply to these kernels. Your own
@@ -30,7 +30,7 @@ impl StepperBuilder<'_> {
     ///
     /// The result has the same bits as without offload. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) says
     /// whether an entry of [`Stepper::memory`] is in the host's memory. On the host device there is only the host's
-    /// memory, so offload saves no memory there. It serves to test the schedule.
+    /// memory. Offload saves no memory there, but lets you test the schedule.
     ///
     /// ```
     /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};

@@ -1,4 +1,4 @@
-//! The calls of an open pass: hand-overs, micro-batches, and the pass's end.
+//! The calls of an open pass: hand-overs, micro-batches, and the end of the pass.
 //!
 //! A call is refused before it changes anything, so it can be repeated. These calls do not borrow the pass. `pass.rs`
 //! has a type that borrows, so that the compiler checks accesses.
@@ -41,15 +41,15 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. The steps of buckets
-    /// that are handed over later run after this sum too. The stepper neither reads nor writes the bucket until `sum`
-    /// has returned. Closing and dropping the stepper wait for `sum`, without a deadline and after a panic too. `sum`
-    /// must therefore return even if the trainer fails. For example, it can wait for a channel whose sender is dropped
-    /// before the stepper. `sum` must not own the stepper.
+    /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. Steps of later
+    /// buckets run after this sum too. The stepper neither reads nor writes the bucket until `sum` has returned.
+    /// Closing and dropping the stepper wait for `sum`, without a deadline and after a panic too. `sum` must therefore
+    /// return even if the trainer fails. For example, it can wait for a channel whose sender is dropped before the
+    /// stepper. `sum` must not own the stepper.
     ///
     /// # Errors
-    /// Errors as for [`bucket_ready`](Self::bucket_ready); also `Order` if the stepper itself sums the bucket, or this
-    /// is not the last micro-batch. An error or a panic of `sum` poisons the stepper.
+    /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` if the stepper itself sums the bucket, or this is
+    /// not the last micro-batch. An error or a panic of `sum` poisons the stepper.
     pub fn bucket_ready_after(
         &mut self,
         bucket: u32,
@@ -99,9 +99,9 @@ impl<D: Device> Stepper<D> {
     /// ends. On a GPU, the all-reduce and the step run after all work that is already enqueued on the trainer's stream.
     ///
     /// # Errors
-    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this
-    /// micro-batch, with [`Accumulation::Summed`](crate::Accumulation)), or it was already handed over as often as it
-    /// is used. `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if no pass is open, the parameter is frozen, or it was already handed over as often as it is used.
+    /// `Order` if its gradient was not written in this pass (with [`Accumulation::Summed`](crate::Accumulation), in
+    /// this micro-batch). `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -202,7 +202,7 @@ impl<D: Device> Stepper<D> {
         let plan = Arc::clone(&self.plan);
         let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
         let schedule = &self.run.get_mut().schedule;
-        // Its gradients may have been handed over one by one, before the last one was named unused.
+        // The bucket's gradients may have been handed over one by one before the last parameter was declared unused.
         if !schedule.waits_for_release(bucket) {
             for param in segments.iter().map(|segment| segment.param as usize) {
                 let schedule = &self.run.get_mut().schedule;
@@ -233,9 +233,9 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy))
     }
 
-    /// Closes the pass. It first hands over the gradients that were written and not handed over. If the caller sums
-    /// them, it does not, because only the caller's hand-over says that a sum is complete. [`Unused`](crate::Unused)
-    /// decides what happens to parameters without a gradient.
+    /// Closes the pass. First hands over the gradients that were written and not yet handed over, unless the caller
+    /// sums them: only the caller's own hand-over says that a sum is complete. [`Unused`](crate::Unused) decides what
+    /// happens to parameters without a gradient.
     ///
     /// # Ordering
     /// Returns at once; the next access waits for the steps that it needs. On a GPU, in Sequential and Eager, the
@@ -277,8 +277,8 @@ impl<D: Device> Stepper<D> {
     /// Abandons the open pass. The gradients of buckets that have not been launched are discarded.
     ///
     /// # Ordering
-    /// Returns at once, except in a pass that broadcasts parameters. There it waits for the broadcast. In Sequential
-    /// and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
+    /// Returns at once, except in a pass that broadcasts parameters, where this call waits for the broadcast. In
+    /// Sequential and Normed no parameter has changed; in Eager the buckets named in the result stay stepped.
     /// [`Status::abandoned`](crate::Status) counts the pass. Learning-rate schedules do not advance. Training can
     /// continue only if all ranks abandon after the same bucket. Otherwise their next collective returns `LeftPass` or
     /// `Mismatch`.

@@ -14,8 +14,8 @@ use crate::schedule::Opening;
 use crate::stepper::stepper::{Abandoned, Stepper};
 use crate::stepper::views::{Grads, Params};
 
-/// An open pass of a stepper. It dereferences to the [stepper](Stepper), which has all calls of an open pass. Dropping
-/// a pass abandons it; [`detach`](Self::detach) leaves it open.
+/// An open pass of a stepper. A pass dereferences to the [stepper](Stepper), which has all calls of an open pass.
+/// Dropping a pass abandons it; [`detach`](Self::detach) leaves it open.
 ///
 /// A slice cannot be used after any gradient is handed over:
 /// ```
@@ -44,7 +44,7 @@ use crate::stepper::views::{Grads, Params};
 /// # pass.finish()?;
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// It cannot be used after the pass has ended:
+/// A slice cannot be used after the pass has ended:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -67,7 +67,7 @@ use crate::stepper::views::{Grads, Params};
 /// assert_eq!(weight[0], 0.0); // the step may be writing it
 /// # Ok::<(), instep::Error>(())
 /// ```
-/// It cannot be used after the micro-batch has ended:
+/// A slice cannot be used after the micro-batch has ended:
 /// ```compile_fail,E0499
 /// # use instep::{Layout, Sgd, Solo, Stepper};
 /// # let layout = Layout::builder().param("w", 4).build()?;
@@ -152,10 +152,10 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Opens a pass of several micro-batches whose gradients accumulate. The first write in the pass replaces a
-    /// gradient, and the trainer adds later gradients to it ([`Grads::add`]). Buckets are launched only in the last
+    /// gradient. The trainer adds later gradients with [`Grads::add`]. Buckets are launched only in the last
     /// micro-batch. With shards, ranks may [reduce each micro-batch](crate::StepperBuilder::accumulation) instead. The
     /// first write in each micro-batch then replaces the gradient. For a mean over micro-batches, the trainer divides
-    /// its loss by their number.
+    /// its loss by the number of micro-batches.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -203,8 +203,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper }
     }
 
-    /// Ends the borrow and leaves the pass open. This is for frameworks that cannot keep a borrow; they use the
-    /// stepper's own calls.
+    /// Ends the borrow and leaves the pass open, for frameworks that cannot keep a borrow. They call the stepper's own
+    /// methods.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -261,7 +261,8 @@ impl<D: Device> DerefMut for Pass<'_, D> {
 
 impl<D: Device> Drop for Pass<'_, D> {
     fn drop(&mut self) {
-        // `finish` or `abandon` has closed it, or the caller exchanged the stepper for one without a pass.
+        // `finish` or `abandon` has closed the pass, or the caller has replaced the stepper by one without an open
+        // pass.
         if !self.stepper.run.get_mut().schedule.is_open() {
             return;
         }

@@ -23,13 +23,13 @@ use crate::stepper::stepper::Stepper;
 impl<D: Device> Stepper<D> {
     /// Rebuilds the buckets in the order in which rank 0 handed its gradients over in the last micro-batch of the last
     /// pass. Unused and frozen parameters come last, in reverse registration order. Each bucket is then complete as
-    /// early as possible, independent of the layout's order. Returns whether the order has changed.
+    /// early as possible, in any order of the layout. Returns whether the order has changed.
     ///
-    /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
-    /// memory for both sets of buckets during the call, and a copy of every tensor through host memory. It changes no
-    /// parameter, gradient, state, step count, learning rate or status, and no parameter's freezing. Training continues
-    /// with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts anew, because the
-    /// checker needs its buckets: [take](Self::take_recording) the old recording first. On a GPU,
+    /// All ranks make this call at the same point between passes, usually once, after the first pass. It costs a
+    /// collective, memory for both sets of buckets during the call, and a copy of every tensor through host memory. It
+    /// changes no parameter, gradient, state, step count, learning rate or status. Frozen parameters stay frozen.
+    /// Training continues with the same bits as without the call. A [recording](crate::StepperBuilder::record) starts
+    /// anew, because the checker needs its buckets: [take](Self::take_recording) the old recording first. On a GPU,
     /// [`replay`](Self::replay) refuses passes that were captured before the call, and the trainer must ask for
     /// addresses again.
     ///
@@ -70,7 +70,7 @@ impl<D: Device> Stepper<D> {
         }
         self.refuse_sharded("buckets", "rebuild them")?;
         if self.plan.grads_len() == 0 {
-            // Nothing is ever summed, so nothing could be sent either.
+            // The order is broadcast through the gradients' memory, and there is none.
             return Ok(false);
         }
         let mut order = self.run.get_mut().schedule.arrival_order();
@@ -83,8 +83,8 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Adds an optimizer to parameters, after those that they have. A parameter that had no optimizer is stepped from
-    /// now on. All ranks call it at the same point between passes. It costs as much as
+    /// Adds an optimizer to parameters, after the optimizers that they have. A parameter that had no optimizer is
+    /// stepped from now on. All ranks make this call at the same point between passes. It costs as much as
     /// [`rebuild_buckets`](Self::rebuild_buckets), and preserves the same values. The new optimizer's states start as
     /// zeros, and its [`step_count`](Self::step_count) starts at 0.
     ///
@@ -142,7 +142,7 @@ impl<D: Device> Stepper<D> {
         self.settle_between_passes()?;
         self.run.get_mut().touch(Schedule::touch_control)?;
         for param in params {
-            // A count that was set before there was an optimizer would become the new optimizer's count.
+            // A step count that was set while the parameter had no optimizer would become the new optimizer's count.
             let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
             if is_first && self.read_progress(param, 0)?.count != 0 {
                 let name = &self.layout.parameters()[param].name;
@@ -169,7 +169,7 @@ impl<D: Device> Stepper<D> {
         let mut device = self.rebuilt_device(&plan, &assignment, borrowed, agreement.words())?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
         if let Err(error) = self.comms.world.prepare(&plan) {
-            // The communicator goes back to the old plan, which it served before.
+            // The communicator must serve the old plan again.
             self.comms.world.prepare(&self.plan)?;
             return Err(error);
         }
@@ -260,10 +260,10 @@ impl<D: Device> Stepper<D> {
     /// Gives an optimizer to a group of the layout that was built without one. The group's name then selects the
     /// optimizer in [`set_lr`](Self::set_lr), [`set_hyper`](Self::set_hyper),
     /// [`set_lr_schedule`](Self::set_lr_schedule) and [`optimizers`](Self::optimizers), as if it had been given to the
-    /// builder. It steps the group's parameters that have no optimizer yet and the action
-    /// [`Step`](SegmentAction::Step), also those that [`optimize_only`](crate::StepperBuilder::optimize_only) left out.
-    /// All ranks call it at the same point between passes. It costs as much as
-    /// [`rebuild_buckets`](Self::rebuild_buckets).
+    /// builder. The optimizer steps the group's parameters that have no optimizer yet and the action
+    /// [`Step`](SegmentAction::Step). This includes parameters that
+    /// [`optimize_only`](crate::StepperBuilder::optimize_only) left out. All ranks make this call at the same point
+    /// between passes. It costs as much as [`rebuild_buckets`](Self::rebuild_buckets).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

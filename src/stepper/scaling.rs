@@ -1,7 +1,7 @@
 //! Reads, saves and loads the values that one pass gives to the next: the dynamic loss scale, and the norm for
 //! clipping.
 //!
-//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read waits for no step;
+//! Decisions stay on the device. The trainer asks for the loss scale of its pass. This read must not wait for a step;
 //! otherwise Normed's steps could not overlap with the next forward.
 
 use std::mem::offset_of;
@@ -72,8 +72,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass. A caller can save
-    /// it. It is the last finite norm of a pass, or `None` if there is none yet.
+    /// Returns the norm by which [`Clip::Previous`](crate::Clip::Previous) will clip the next pass, for a checkpoint.
+    /// This is the last finite norm of a pass, or `None` if there is none yet.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -178,7 +178,7 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Stepper<D> {
     /// Returns the loss scale of the open pass, or, between passes, the scale of the next pass. The trainer multiplies
     /// its loss by the scale, and the steps divide the gradients by it. A [dynamic](crate::LossScale::Dynamic) scale is
-    /// exact in f32. Otherwise it is the number with which the stepper was built.
+    /// exact in f32. Any other scale is the number with which the stepper was built.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -203,7 +203,7 @@ impl<D: Device> Stepper<D> {
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids this wait.
     ///
     /// # Errors
-    /// `Config` if a [`grad_scaler`](crate::StepperBuilder::grad_scaler) has the loss scale. `Poisoned` after a
+    /// `Config` if the loss scale comes from a [`grad_scaler`](crate::StepperBuilder::grad_scaler). `Poisoned` after a
     /// failure.
     pub fn loss_scale(&self) -> Result<f64> {
         match self.loss_scale {
@@ -223,8 +223,8 @@ impl Stepper<CudaDevice> {
     /// stays the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// Work that the trainer's stream gets between this call and the end of the pass runs after the previous pass's
-    /// decision. It does not wait for the previous pass's steps. This pass's decision runs after that work. The host
+    /// Work that is enqueued on the trainer's stream between this call and the end of the pass runs after the previous
+    /// pass's decision. It does not wait for that pass's steps. This pass's own decision runs after that work. The host
     /// does not wait.
     ///
     /// # Errors

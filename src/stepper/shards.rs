@@ -19,7 +19,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
-    /// Sets which tensors are sharded. Unset: none, and every rank steps everything.
+    /// Sets which tensors are sharded. By default none are, and every rank steps everything.
     ///
     /// ```
     /// use instep::op::Memory;
@@ -48,11 +48,11 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). Unset: all ranks are one group.
-    /// With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4 to 7.
-    /// Ranks 0 and 4 are replicas: they have the same shards, and all-reduce the shards' gradients after the
+    /// Sets the number of ranks in a group that shards tensors (hybrid sharding, HSDP). By default all ranks are one
+    /// group. With 8 ranks and a size of 4, ranks 0 to 3 [shard](Self::strategy) tensors among them, and so do ranks 4
+    /// to 7. Ranks 0 and 4 are replicas: they have the same shards, and all-reduce the shards' gradients after the
     /// reduce-scatter in each group. Choose the ranks of one machine as a group, because their links are faster. The
-    /// size must divide the number of ranks. If sums are exact, it changes no bit.
+    /// size must divide the number of ranks. If sums are exact, the size changes no bit.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -78,7 +78,7 @@ impl StepperBuilder<'_> {
         self
     }
 
-    /// Sets how gradients accumulate over a pass's micro-batches, with shards. Unset: [`Accumulation::Local`].
+    /// Sets how gradients accumulate over a pass's micro-batches, with shards. The default is [`Accumulation::Local`].
     ///
     /// ```
     /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
@@ -183,10 +183,10 @@ impl<D: Device> Stepper<D> {
         self.decode(id, memory, whole, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
-    /// Copies a full tensor from all ranks, or from this one if it is full here.
+    /// Copies a full tensor from all ranks, or from only this rank if the tensor is full here.
     pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
-        // In a group of one this rank has all of the tensor. It makes no call then, because a call overwrites
-        // gradients, and a slice of them may be alive.
+        // In a group of one, this rank has all of the tensor. No call is made then, because a call overwrites gradients
+        // while a slice of them may be alive.
         let is_sharded = self.is_sharded(whole.segment) && self.plan.shards().0 > 1;
         let memory = whole.memory;
         if is_sharded && (memory == Memory::Grads || memory.is_sharded_state() || self.plan.shards_params()) {
@@ -300,8 +300,8 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    /// Adds written values to the agreement if they are not broadcast. Parameters with masters and sharded parameters
-    /// are such values, because each rank has only a shard.
+    /// Adds written values to the agreement if they are not broadcast. This holds for parameters with sharded masters
+    /// and for sharded parameters, because each rank has only a shard.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;

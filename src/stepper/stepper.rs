@@ -43,7 +43,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) rates: Rates,
     /// The settings that the next Begin must read.
     pub(super) settings: Settings,
-    /// Whether the device does not have these settings yet.
+    /// Whether these settings still have to be written to the device.
     pub(super) settings_changed: bool,
     /// The divisor of summed gradients if all ranks have data.
     pub(super) divisor: f64,
@@ -59,7 +59,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) comms: Comms,
     /// The most buckets that may be unsharded at the same time.
     pub(super) max_unsharded: Option<NonZeroU32>,
-    /// Parameters that were written since the last broadcast, in which ranks may differ.
+    /// Parameters that were written since the last broadcast; they may differ between ranks.
     pub(super) params_written: ParamsWritten,
     /// Whether each parameter's gradient was written in the open pass.
     pub(super) written: RefCell<Vec<bool>>,
@@ -105,7 +105,7 @@ impl<D: Device> Stepper<D> {
     /// # Ordering
     /// Waits for all steps, unless a pass is open.
     pub fn take_recording(&mut self) -> Option<Recording> {
-        // After a failure there is a recording too: of the ops that were submitted, and of those that ran.
+        // After a failure, there is still a recording of the ops that were submitted and of those that ran.
         let _ = self.settle_between_passes();
         if !D::TRAINER_IS_A_STREAM {
             // The recording includes the ops after the last step. A device whose trainer is a stream waits for all
@@ -113,7 +113,7 @@ impl<D: Device> Stepper<D> {
             let _ = self.settle_control();
         }
         if (self.plan.shards_params() || self.plan.is_offloaded()) && self.refuse_open_pass().is_ok() {
-            // Nothing else waits for memory to be released, or for the copies of a pass without a step.
+            // Only this call waits for memory to be released, and for the copies of a pass without a step.
             let run = self.run.get_mut();
             run.schedule.synchronize();
             let _ = run.settle();
@@ -130,11 +130,12 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper and returns its first failure, if any.
     ///
     /// # Ordering
-    /// Waits for all ops, also if it returns an error. On a GPU it does not wait after a failure. Queued ops may still
-    /// run, and only synchronising the device makes sure that they have ended.
+    /// Waits for all ops, even if it returns an error. On a GPU, it does not wait after a failure. Queued ops may then
+    /// still run until you synchronise the device.
     ///
     /// # Errors
-    /// `Poisoned` if anything has failed. `Order` if a pass was leaked open. This ends the other ranks too.
+    /// `Poisoned` if anything has failed. `Order` if a leaked pass is still open; closing then ends the other ranks
+    /// too.
     pub fn close(mut self) -> Result<()> {
         let is_open = self.run.get_mut().schedule.is_open();
         if is_open {
@@ -193,8 +194,8 @@ impl<D: Device> Drop for Stepper<D> {
         if self.run.get_mut().schedule.is_open() {
             self.abort_group(&closed_inside(self.rank()));
         } else if std::thread::panicking() {
-            // With borrowed memory the device's end waits for queued ops, which may wait for peers, and peers may wait
-            // for this rank.
+            // With borrowed memory, ending the device waits for queued ops. These may wait for peers, and peers may
+            // wait for this rank.
             let rank = self.rank();
             self.abort_group(&Error::PeerLost { rank, why: "it panicked".into() });
         }

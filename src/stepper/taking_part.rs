@@ -1,9 +1,10 @@
-//! Parts that take no part in a pass: frozen parameters, parameters that no rank used, and a rank without further data.
+//! Parameters and ranks that take no part in a pass: frozen parameters, parameters that no rank used, and ranks that
+//! have run out of data.
 //!
 //! Schedule and settings change together. A frozen or unused parameter takes no gradient and is not stepped, and no
 //! bucket waits for it. The trainer names unused parameters, which PyTorch finds by `find_unused_parameters`. The
-//! stepper's own buckets can count the ranks with a gradient, but borrowed buckets have no room for counts. The results
-//! have the bits of `Unused::Skip` when no rank writes the gradient.
+//! stepper's own buckets can count the ranks with a gradient, but borrowed buckets have no room for counts. Declaring a
+//! parameter unused gives the same bits as `Unused::Skip` does when no rank writes the gradient.
 //!
 //! A rank without data contributes zeros to every collective and makes every step. Its parameters and states therefore
 //! stay equal to those of the other ranks, and no broadcast is needed at the end. Each bucket's all-reduce also counts
@@ -66,8 +67,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Declares parameters for which no rank has a gradient in the open pass. Their values, states and step counts do
-    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets then do not wait
-    /// for them, and they can still be read.
+    /// not change, and norms leave them out, as with [`Unused::Skip`](crate::Unused). Their buckets do not wait for
+    /// them, and the trainer can still read them.
     ///
     /// If such a gradient was written in this pass and not handed over, it is replaced by zeros before it is reduced.
     /// With sums [by the caller](crate::Sums::by_caller), and after a hand-over, the stepper does not write the
@@ -97,14 +98,14 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Ordering
     /// Does not wait. In Eager, call it before the hand-over of each parameter that it names; in Normed and Sequential,
-    /// before the pass is finished. In a captured pass it is part of the capture. If all parameters of a bucket are
-    /// unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If the order of buckets is
-    /// free, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
+    /// before the pass is finished. In a captured pass, this call is part of the capture. If all parameters of a bucket
+    /// are unused, the bucket is reduced and launched when a later bucket's hand-over needs it. If buckets may be
+    /// handed over in any order, this happens in [`bucket_ready`](Self::bucket_ready) or when the pass is finished.
     ///
-    /// All ranks must declare the same parameters, each before the same hand-overs. If ranks differ and their
-    /// collective [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank
-    /// declares a parameter after that all-reduce has started, the next pass's first collective returns `Mismatch`
-    /// instead. With sums by the caller, ranks do not compare.
+    /// All ranks must declare the same parameters, before the same hand-overs. If ranks differ and their collective
+    /// [compares](Self::set_lr), the bucket's all-reduce returns `Mismatch`. If a rank declares a parameter after that
+    /// all-reduce has started, the next pass's first collective returns `Mismatch` instead. With sums by the caller,
+    /// ranks do not compare.
     ///
     /// # Errors
     /// `Config` with [`Unused::Skip`](crate::Unused) or [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), where
@@ -128,10 +129,10 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Takes part in one pass without data. A rank without data calls this until it returns false. False means that no
-    /// rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on the
-    /// other ranks. A call counts as one pass for any number of micro-batches on the other ranks. Ordinary passes
-    /// may follow once it has returned false.
+    /// Takes part in one pass without data. A rank without data repeats this call until it returns false. `false` means
+    /// that no rank had data and nothing was stepped. Between the calls, set learning rates and frozen parameters as on
+    /// the other ranks. A call counts as one pass for any number of micro-batches on the other ranks. Ordinary passes
+    /// may follow after a call has returned `false`.
     ///
     /// ```
     /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};

@@ -1,8 +1,8 @@
 //! The identifier of one tensor of a parameter, and the bytes of its elements.
 //!
-//! Every call that reads or writes a tensor takes a `TensorId`. It does not name a memory: `claims.rs` finds the
-//! memory, and refuses tensors that the stepper does not have. Every reader and writer gets the byte range from
-//! `Elements`.
+//! Every call that reads or writes a tensor takes a `TensorId`. The identifier does not name a memory: `claims.rs`
+//! finds the memory, and refuses tensors that the stepper does not have. All readers and writers take the byte range
+//! from `Elements`.
 
 use std::ops::Range;
 
@@ -30,13 +30,14 @@ pub enum TensorId<'n> {
     Param(ParamId),
     /// The parameter's gradient. After a pass it is **the sum over ranks, including the loss scale**. It is neither
     /// divided nor clipped, because the step applies both as one factor without writing the gradient. For the mean,
-    /// divide it by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
-    /// [Average](crate::SegmentAction) it is the mean of the scaled gradients.
+    /// divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
     /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release it after the step.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
     /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of
-    /// optimizer have the states of the group that needs most. A state that an optimizer does not use stays zero.
+    /// optimizer keep as many states as the group that needs the most. A state that an optimizer does not use stays
+    /// zero.
     State(ParamId, &'n str),
     /// The parameter's [copy](crate::StepperBuilder::copy_params) in another type. Only steps write it. It is zeros
     /// until the parameter's first update.

@@ -1,4 +1,4 @@
-//! Serves ranks that write one file together: the part of each rank, and messages between them.
+//! Serves ranks that write one file together: the part of each rank, and messages between ranks.
 //!
 //! Messages use the memory of the first gradients, and restore the gradients afterwards, as in `shards.rs`. The parts
 //! of all ranks cover the full tensor without a gap.
@@ -41,7 +41,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Copies this rank's part of a tensor, and returns the part's elements. If the tensor is not sharded, rank 0's
-    /// part is the full tensor, and the parts of the other ranks are empty. With `rank_0s`, the same holds for
+    /// part is the full tensor, and the parts of the other ranks are empty. If `rank_0s` is set, the same holds for
     /// parameters that are full on every rank.
     pub(crate) fn read_part(
         &self,
@@ -73,7 +73,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gathers a message of each rank of a group on all of them, in the order of the ranks.
+    /// Gathers one message of each rank of a group, in the order of the ranks, on every rank of the group.
     pub(crate) fn say(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let piece = self.piece_bytes(size_of::<u64>());
         let lengths = self.exchange_pieces(piece, &(own.len() as u64).to_le_bytes())?;

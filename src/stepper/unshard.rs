@@ -16,7 +16,7 @@ use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time. A trainer that forgets to reshard
-    /// then gets an error instead of using more memory. Unset: all buckets.
+    /// then gets an error instead of using more memory. By default there is no limit.
     pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
         self.max_unsharded = Some(buckets);
         self
@@ -24,9 +24,9 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). If you call
-    /// it some time before the access, the all-gather overlaps with other work. All ranks must unshard the same buckets
-    /// in the same order, inside a pass or between passes. The call does nothing if the bucket is already full.
+    /// Makes the parameters of a bucket full on this rank, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). Call this
+    /// some time before the access, so that the all-gather overlaps with other work. All ranks must unshard the same
+    /// buckets in the same order, inside a pass or between passes. The call does nothing if the bucket is already full.
     ///
     /// ```
     /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
@@ -64,7 +64,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Layout` if there is no such bucket. `Order` if [as many buckets as allowed](StepperBuilder::max_unsharded) are
     /// unsharded already, or if the open pass has launched this bucket. After a [rescue](Self::rescue), the failure
-    /// that led to it. The next access reports later failures.
+    /// before the rescue. The next access reports later failures.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
@@ -88,7 +88,7 @@ impl<D: Device> Stepper<D> {
             let remedy = "reshard one first, or allow more";
             return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
         }
-        // In an open pass the schedule uses the agreement with which it began.
+        // In an open pass, the schedule uses the agreement with which the pass began.
         let agreement = if schedule.is_open() { 0 } else { self.agreed_number() };
         let run = self.run.get_mut();
         run.schedule.unshard(bucket, agreement);
@@ -97,8 +97,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Frees the other ranks' shards of a bucket's parameters, with [`Strategy::Fsdp`](crate::Strategy::Fsdp). This
-    /// call is not a collective. A bucket is also resharded when it is launched (once its gradients and those of
-    /// earlier buckets are handed over). Every bucket is resharded when a pass ends or is abandoned. The call does
+    /// call is not a collective. A bucket is also resharded when it is launched, that is, once its gradients and those
+    /// of earlier buckets are handed over. Every bucket is resharded when a pass ends or is abandoned. The call does
     /// nothing if the bucket is not [unsharded](Self::unshard).
     ///
     /// # Ordering

@@ -1,8 +1,8 @@
 //! Slices of tensors. A slice is returned only after the ops that conflict with it have ended.
 //!
 //! This is sound because of three facts. A slice borrows the stepper, through its pass or a view, and every launch
-//! borrows it mutably. A parameter that was handed over is refused. The checker proves that the schedule has no race
-//! with these accesses, and a slice is made only after the schedule's waits.
+//! borrows the stepper mutably. A parameter that was handed over is refused. The checker proves that the schedule has
+//! no race with these accesses, and a slice is made only after the schedule's waits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -106,14 +106,14 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Replaces the gradient, also the values of earlier micro-batches; [`add`](Self::add) adds to it. With
+    /// Replaces the gradient, including the values of earlier micro-batches; [`add`](Self::add) adds to it. With
     /// [`Accumulation::Summed`](crate::Accumulation) earlier micro-batches are already reduced, so only this
     /// micro-batch's gradient is replaced.
     ///
     /// Values of any type are converted to the gradient's type, so a backward in bf16 can write f32 gradients.
     ///
     /// # Shapes
-    /// `values` is as long as the parameter; a gradient of 16 bits is rounded to the nearest.
+    /// `values` is as long as the parameter. Values are rounded to nearest in a 16-bit gradient.
     ///
     /// # Ordering
     /// Ordering as for [`get_mut`](Self::get_mut).
@@ -124,8 +124,8 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32. The first write of the pass replaces the gradient instead; with
-    /// [`Accumulation::Summed`](crate::Accumulation), the first write of the micro-batch does.
+    /// Adds to the gradient in f32. The first write of the pass replaces the gradient instead. With
+    /// [`Accumulation::Summed`](crate::Accumulation), the first write of each micro-batch replaces it.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
@@ -257,8 +257,8 @@ impl Stepper {
         self.slice(id, memory)
     }
 
-    /// Returns a tensor in place for writing: any tensor between passes, a gradient in a pass. The tensor counts as
-    /// written, as after [`write`](Self::write).
+    /// Returns a tensor in place for writing: any tensor between passes, or a gradient in a pass. The tensor then
+    /// counts as written, as after [`write`](Self::write).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -305,9 +305,9 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), count) })
     }
 
-    /// Returns a bucket's gradients in the open pass as one slice. Write all of it. Its layout is the
-    /// [plan's](Self::plan). The slice includes padding with any content, but not the elements that count ranks. All of
-    /// the bucket's gradients count as written.
+    /// Returns a bucket's gradients in the open pass as one slice. Write all of the slice. The [plan](Self::plan) gives
+    /// the gradients' offsets in the slice. The slice includes the padding, which may have any content, but not the
+    /// elements that count ranks. All gradients of the bucket then count as written.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

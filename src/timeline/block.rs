@@ -1,7 +1,7 @@
 //! A lane as blocks: each operation and each wait with its stream, its name and its pass.
 //!
-//! Trace and picture both show blocks, so their names agree. A block has no pass if the recording does not prove to
-//! which pass it belongs.
+//! Trace and picture both show blocks, so both use the same names. A block has no pass if the recording does not prove
+//! to which pass it belongs.
 
 use std::collections::HashMap;
 
@@ -74,7 +74,7 @@ pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
 }
 
 /// Returns the interval from the start of one pass to the start of the pass `count` later, or `None` if the lane does
-/// not hold both. A pass starts when the optim stream opens it.
+/// not contain both starts. A pass starts when the optim stream opens it.
 pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval> {
     let blocks = collect_blocks(lane);
     let find = |pass: u64| {
@@ -153,7 +153,7 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     for (op, pass) in ops.iter().zip(&mut passes).rev().filter(|(op, _)| op.stream == Stream::Optim) {
         if op.action == Action::Control(Phase::Begin) {
             *pass = next;
-            // If two openings follow each other, the first one's pass was abandoned.
+            // If two openings follow each other, the pass of the first opening was abandoned.
             next = next.and_then(|pass| pass.checked_sub(1));
         } else {
             next = *pass;

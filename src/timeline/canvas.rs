@@ -35,7 +35,7 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// Starts an empty picture whose plot shows `window` and ends `bottom` below the top.
+    /// Starts an empty picture with a plot that shows `window` and ends `bottom` below the top.
     pub(super) fn open(window: Interval, bottom: f64) -> Result<Canvas, fmt::Error> {
         let mut text = String::new();
         let height = bottom + BELOW;
@@ -104,7 +104,7 @@ impl Canvas {
         writeln!(self.text, "x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>")
     }
 
-    /// Draws the axis below the plot, from 0 at the start of the window, and a faint line up from each tick.
+    /// Draws the axis below the plot, with 0 at the start of the window, and a faint vertical line at each tick.
     pub(super) fn draw_axis(&mut self, top: f64, bottom: f64) -> fmt::Result {
         let window_ns = self.window.ns();
         let (unit_ns, unit) = if window_ns >= 20_000_000 { (1_000_000, "ms") } else { (1_000, "µs") };

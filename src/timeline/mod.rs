@@ -1,7 +1,6 @@
 //! Measured times of a run: the share of optimizer time that was hidden, a trace and a picture.
 //!
-//! This module is pure: executors pass intervals of one clock, and nothing here reads a clock or opens a file. It
-//! reports times and never judges them.
+//! Executors pass intervals of one clock to this module. Nothing here reads a clock or opens a file.
 
 mod block;
 mod canvas;
@@ -54,7 +53,7 @@ pub fn exposure(busy: &[Interval], blocked: &[Interval]) -> Exposure {
     Exposure { busy_ns: sum(busy), exposed_ns: sum(&find_exposed(busy, blocked)) }
 }
 
-/// Returns the intervals that [`exposure`] adds up.
+/// Returns the intervals of exposed time that [`exposure`] adds up.
 fn find_exposed(busy: &[Interval], blocked: &[Interval]) -> Vec<Interval> {
     let mut exposed = Vec::new();
     let mut first = 0;

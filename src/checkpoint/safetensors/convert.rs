@@ -2,7 +2,7 @@
 //! counts.
 //!
 //! This module refuses every value that would be rounded, because a state that differs in one bit changes the training.
-//! `entries.rs` has checked that the shape is as long as the bytes.
+//! `entries.rs` has checked that the shape matches the number of bytes.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::dtype::DType;
 /// Passes each value to `take`.
 ///
 /// # Errors
-/// The first value that f32 cannot represent, or NaN if the type does not hold real numbers.
+/// Returns the first value that f32 cannot represent, or NaN if the type does not hold real numbers.
 pub(in crate::checkpoint) fn floats(
     dtype: Dtype,
     bytes: &[u8],
@@ -30,7 +30,7 @@ pub(in crate::checkpoint) fn floats(
         Dtype::F64 => {
             for bytes in bytes.as_chunks::<8>().0 {
                 let value = f64::from_le_bytes(*bytes);
-                // NaN has nothing to lose but its payload, which nothing reads.
+                // A conversion of NaN loses only the payload, which nothing reads.
                 if !value.is_nan() && f64::from(value as f32) != value {
                     return Err(value);
                 }
@@ -70,7 +70,7 @@ pub(in crate::checkpoint) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
 }
 
 fn whole(value: f64) -> Option<u64> {
-    // Casts saturate, and the range is looked at by the caller.
+    // Casts saturate, and the caller checks the range.
     (value >= 0.0 && value.fract() == 0.0).then_some(value as u64)
 }
 

@@ -1,9 +1,9 @@
-//! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
+//! The JSON of a tensor file's header: its entries before validation, bounded while they are parsed.
 //!
-//! A header takes memory of a small multiple of its bytes, with any content. Dimensions and metadata are counted
-//! before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived struct also
-//! takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken file be
-//! read as a different valid file, so the types here refuse both.
+//! With any content, the memory for a header is at most a small multiple of its bytes. Dimensions and metadata are
+//! counted before they are kept, and unknown types are shortened. serde's derives accept two wrong forms: a derived
+//! struct also takes an array of its fields, and a map keeps the last of two equal keys. Either form would let a broken
+//! file be read as a different valid file, so the types here refuse both.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::text::{quoted, sentence};
 /// The limit on dimensions of numpy and PyTorch.
 const MAX_DIMENSIONS: usize = 64;
 
-/// All entries. One key among them is not a tensor.
+/// All entries. One of the keys is not a tensor.
 pub(super) struct Entries {
     pub(super) metadata: Option<Unique<String>>,
     pub(super) tensors: BTreeMap<String, Entry>,
@@ -43,7 +43,7 @@ enum Spelled {
 struct Shape(Vec<u64>);
 
 impl Entry {
-    /// The tensor, if its dtype is known and its shape is as long as its bytes.
+    /// Returns the tensor, if its dtype is known and its shape matches the number of bytes.
     pub(super) fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
         let Entry { dtype, shape: Shape(shape), data_offsets: [start, end] } = self;
         let dtype = match dtype {
@@ -145,10 +145,10 @@ impl<'de> Deserialize<'de> for Entries {
 /// A derived struct that must be a JSON object, not an array.
 pub struct Object<T>(pub T);
 
-/// The most keys of one object. More keys would take far more memory than the text that spells them.
+/// The most keys of one object. More keys would take far more memory than their text in the file.
 pub(super) const MAX_KEYS: usize = 1 << 16;
 
-/// An object with any keys: at most 65,536, and none of them twice.
+/// An object with any keys: at most 65,536, and no key twice.
 pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);

@@ -1,7 +1,7 @@
 //! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
 //!
-//! Any input gives either a header that matches the file or an error of one line. No length is used before it has been
-//! compared with the file's length, and no error quotes more than a line of the file.
+//! Any input gives either a header that matches the file or an error of one line. Every length is compared with the
+//! file's length before it is used. No error quotes more than a line of the file.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -51,7 +51,7 @@ impl Header {
             );
             return refuse("the file", wrong, "check the path");
         }
-        // Bounded by the file's length and by the format's limit, so it fits.
+        // The length is bounded by the file's length and by the format's limit, so it fits in a `usize`.
         let mut text = vec![0; header_bytes as usize];
         source.read_exact(&mut text).map_err(unreadable)?;
         if text.first() != Some(&b'{') {
@@ -80,7 +80,7 @@ impl Header {
         self.checksum
     }
 
-    /// Refuses all types except those of tensors that are stepped.
+    /// Refuses all element types that a step's tensors cannot have.
     ///
     /// # Errors
     /// `Checkpoint` with the name of the first tensor of any other type.

@@ -37,7 +37,7 @@ pub struct Data<R> {
     chunk: Vec<u8>,
 }
 
-/// Opens a regular file. It refuses pipes and devices, because they have no length to check the header against.
+/// Opens a regular file. Refuses pipes and devices, because the header is checked against the file's length.
 ///
 /// # Errors
 /// `File` if it cannot be opened, `Checkpoint` if it is not a regular file or not in this format; both name the path.
@@ -113,7 +113,7 @@ impl<R: Read + Seek> Data<R> {
 /// # Errors
 /// Errors as for [`open_file`].
 pub fn regular_file(path: &Path) -> Result<File> {
-    // Asked first, because opening a named pipe would wait for its other end.
+    // The type of the file is checked first, because opening a named pipe would wait for its other end.
     let is_file = std::fs::metadata(path).map_err(Error::file(path.display()))?.is_file();
     if !is_file {
         return Err(Error::checkpoint(path.display(), "not a regular file", "name a file"));

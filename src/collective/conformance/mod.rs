@@ -1,8 +1,8 @@
 //! A test suite for any [`Collective`] on the host, which all ranks run together.
 //!
-//! It uses only the trait, so it works with threads and with processes. Each property gets a new group, because some
-//! properties end their group. Each property runs on a separate thread, so a call that never returns is a failure and
-//! not a hang.
+//! The suite uses only the trait, so it works with threads and with processes. Each property gets a new group, because
+//! some properties end their group. Each property runs on a separate thread, so a call that never returns is a failure
+//! and not a hang.
 
 mod parts;
 mod rank;
@@ -57,7 +57,8 @@ const PROPERTIES: &[Property] = &[
     }),
     ("the deadline ends a call that a rank never makes", 2, absent_rank),
     ("an abort ends the other ranks with its cause", 2, abort),
-    // All ranks meet once more, so that no rank drops its ends while another is inside an earlier property.
+    // All ranks meet once more, so that no rank drops its ends of the groups while another rank still checks an earlier
+    // property.
     ("a new group works after others have failed", 1, meet_again),
 ];
 
@@ -119,7 +120,8 @@ pub fn check<C: Collective + 'static>(
 ) -> Result<Report, Failures> {
     let mut report = Report { rank: 0, passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
-    // If a rank dropped its end early, that would end calls of other ranks, which the property wants to end otherwise.
+    // If a rank dropped its end early, calls of other ranks would end for that reason, and not for the reason that the
+    // property tests.
     let mut groups: Vec<Arc<dyn Collective>> = Vec::new();
     for (name, ranks, property) in PROPERTIES {
         let comm: Arc<dyn Collective> = match make() {
@@ -150,7 +152,7 @@ fn run(
 ) -> Result<(), String> {
     let (done, outcome) = channel();
     let thread = thread::Builder::new().name("instep-conformance".to_owned()).spawn(move || {
-        // The receiver is gone if this took too long.
+        // The receiver no longer exists if this took too long.
         let _ = done.send(property(&Rank::new(comm, patience)));
     });
     if let Err(error) = thread {
@@ -232,7 +234,7 @@ fn absent_rank(rank: &Rank) -> Result<(), String> {
         Ok(()) => Err(format!("the call succeeds, although rank {last} never made it")),
         Err(error) => match error.cause() {
             Error::Deadline { .. } => Ok(()),
-            // Another rank's deadline passed first.
+            // The deadline of another rank passed first.
             Error::PeerLost { rank, .. } if *rank != last => Ok(()),
             _ => Err(format!("the call should end with a deadline, and fails otherwise: {error}")),
         },
@@ -242,7 +244,7 @@ fn absent_rank(rank: &Rank) -> Result<(), String> {
 fn abort(rank: &Rank) -> Result<(), String> {
     const CAUSE: &str = "the conformance suite ends this group";
     if rank.is_last() {
-        // By now the others are probably inside their call; an abort that comes first must end it, too.
+        // By now the other ranks are probably inside their call. An abort before the call must end it too.
         thread::sleep(rank.patience / 100);
         rank.comm.abort(&Error::Hook(CAUSE.to_owned()));
         return expect_the_end(rank);

@@ -1,6 +1,6 @@
 //! Tests the calls of ranks with shards: reduce-scatter, all-gather, whole numbers, a second communicator and groups.
 //!
-//! A collective that does not know one of the first three kinds passes if it refuses the call.
+//! A collective that does not know one of the first three kinds passes the test if it refuses the call.
 
 use std::sync::Arc;
 use std::thread;

@@ -42,7 +42,7 @@ impl Rank {
         Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
     }
 
-    /// Returns whether this rank is the one that behaves differently, in checks with one such rank.
+    /// Returns whether this rank is the odd one out, in checks in which one rank behaves differently.
     pub(super) fn is_last(&self) -> bool {
         self.rank + 1 == self.ranks
     }
@@ -88,7 +88,7 @@ impl Rank {
         };
         let key = self.key(kind, dtype, bytes);
         let element = dtype.bytes() as usize;
-        // Not the value of a right answer.
+        // No correct result has this value.
         let unset = |len| vec![0x5a; len];
         let mut given = contents.to_vec();
         if form.in_place && bytes > contents.len() {
@@ -149,7 +149,7 @@ pub(super) fn hash(a: u64, b: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// A whole number, so small that the sum over at most 256 ranks is exact in every type.
+/// A whole number that is so small that the sum over at most 256 ranks is exact in every type.
 pub(super) fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
     let largest = (256 / ranks.max(1)).clamp(1, 6);
     (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32
@@ -185,7 +185,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Makes a buffer whose `contents` start `offset` bytes after a multiple of 64.
+    /// Makes a buffer in which `contents` start `offset` bytes after a multiple of 64.
     pub(super) fn new(contents: &[u8], offset: usize) -> Buffer {
         let mut bytes = vec![UNTOUCHED; contents.len() + offset + 3 * MARGIN];
         let start = MARGIN + bytes[MARGIN..].as_ptr().align_offset(MARGIN) + offset;
@@ -201,7 +201,7 @@ impl Buffer {
         &self.bytes[self.start..self.start + self.len]
     }
 
-    /// Returns whether nothing was written before or after the contents.
+    /// Returns whether the guard bytes before and after the contents are unchanged.
     pub(super) fn is_intact_around(&self) -> bool {
         let (before, rest) = self.bytes.split_at(self.start);
         before.iter().chain(&rest[self.len..]).all(|byte| *byte == UNTOUCHED)

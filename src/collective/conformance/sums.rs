@@ -1,14 +1,14 @@
 //! Tests sums, broadcasts and comparisons: results have the same bits on every rank, and are exact if all values are
 //! representable.
 //!
-//! Every rank can compute every other rank's values, so expected results need no communication. A broadcast is a copy
-//! for every element type: it rounds nothing and changes no NaN.
+//! Every rank can compute every other rank's values, so expected results need no communication. A broadcast copies
+//! every element type, without rounding values or changing NaN.
 
 use crate::collective::CollectiveKind;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash, whole_number};
 use crate::dtype::DType;
 
-/// A value of either sign and of any of 13 binades, so that a sum depends on the order of its terms.
+/// A value of either sign, in any of 13 binades, so that a sum depends on the order of its terms.
 fn rough_number(rank: u32, element: usize) -> f32 {
     let bits = hash(rank.into(), element as u64);
     let fraction = 1.0 + (bits >> 41) as f32 / (1 << 23) as f32;
@@ -20,7 +20,7 @@ pub(super) fn count_ranks(rank: &Rank) -> Result<(), String> {
     if rank.rank >= rank.ranks {
         return Err(format!("rank {} is not below world_size, {}", rank.rank, rank.ranks));
     }
-    // Each rank marks an element of its own, so a number that two ranks share leaves a gap.
+    // Each rank marks the element at its own number. If two ranks have the same number, an element stays unmarked.
     let own = |element| if element == rank.rank { 1.0 } else { 0.0 };
     let marks: Vec<f32> = (0..rank.ranks).map(own).collect();
     let summed = rank.sum(DType::F32, &marks, IN_PLACE)?;
@@ -163,7 +163,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
             }
             continue;
         }
-        // Each round has a value of its own, so that the sum of another round is noticed.
+        // Each round has a different value, so that the sum of another round is detected.
         let value = (round % 120 + 1) as f32;
         let own = if rank.rank == 0 { value } else { 0.0 };
         let summed = rank.sum(DType::F32, &vec![own; elements], IN_PLACE)?;
@@ -174,7 +174,7 @@ pub(super) fn many_calls(rank: &Rank) -> Result<(), String> {
     Ok(())
 }
 
-/// The lengths are neither rising nor falling, because an implementation may sort the calls that it makes together.
+/// The lengths neither rise nor fall in order, because an implementation may sort the calls that it makes together.
 pub(super) fn calls_together(rank: &Rank) -> Result<(), String> {
     const LENGTHS: [usize; 5] = [7, 1003, 1, 0, 4099];
     let exact = |of: u32, call: usize, elements: usize| -> Vec<f32> {

@@ -26,7 +26,7 @@ use crate::handle::Place;
 use crate::poll::{Wall, poll};
 
 /// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: give
-/// one to the stepper, and keep one to [`close`](Self::close) the group after it.
+/// one to the stepper, and keep one to [`close`](Self::close) the group after the stepper.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
 /// sizes, machines and versions. NCCL may round a bf16 or f16 sum after each rank; the host rounds it once.
@@ -34,9 +34,8 @@ use crate::poll::{Wall, poll};
 /// When a stepper is built, ranks compare layout and options. In a pass after a parameter was
 /// [written](crate::Stepper::write), they compare which parameters were written. Each comparison is an all-gather of
 /// 144 bytes, and the thread waits for it. Learning rates, frozen parameters and abandoned passes are compared only
-/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger there is no `Mismatch` for
-/// them: ranks that differ drift apart, or hang until the stepper's deadline. Replays of captured passes are never
-/// compared.
+/// [beside](Self::beside) a host collective with [`Options::ledger`]. Without the ledger they cause no `Mismatch`:
+/// ranks that differ diverge, or hang until the stepper's deadline. Replays of captured passes are never compared.
 ///
 /// With a host collective, the other ranks learn which rank has failed or died. Without one, they wait for the
 /// stepper's deadline, unless NCCL itself reports an error.
@@ -48,29 +47,29 @@ use crate::poll::{Wall, poll};
 /// order. They must come from the stepper's thread. [`Sums::by_caller`](crate::Sums::by_caller) needs only the
 /// program's communicator.
 ///
-/// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers, and with
-/// [groups](crate::StepperBuilder::shard_size) one for its group and one for its replicas. They fail, are aborted and
-/// are closed together with the first communicator. All ranks make a further communicator at the same point, even if it
-/// is only for a group. Its id is sent over the first communicator.
+/// A stepper with shards ([`Strategy`](crate::Strategy)) makes a further communicator for its all-gathers. With
+/// [groups](crate::StepperBuilder::shard_size), it also makes one for its group and one for its replicas. They fail,
+/// are aborted and are closed together with the first communicator. All ranks make a further communicator at the same
+/// point, even if it is only for a group. Its id is sent over the first communicator.
 ///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. The exit of the
-/// process waits up to 10 s for that thread, and leaves a second after an abort. The group takes it as a failure of this
-/// rank if the process ends before that thread, or if a panic drops the handle.
+/// process waits up to 10 s for that thread, and at least a second after an abort. If the process ends before that
+/// thread, or if a panic drops the handle, the group counts this rank as failed.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
-    /// The communicator of this handle, if it is not the group's first.
+    /// The communicator of this handle, if it is not the first one of the group.
     further: Option<Arc<Further>>,
 }
 
-/// A communicator id that no library makes.
+/// A communicator id that no NCCL library makes.
 const NO_ID: UniqueId = [0; 128];
 
 /// Connects to the ranks that have an id, within a time. An error of the check ends the wait.
 type Connect<'a> = &'a dyn Fn(&UniqueId, Duration, &dyn Fn() -> Result<()>) -> Result<Raw>;
 
 impl Nccl {
-    /// Joins a group. `join` finds its id and connects.
+    /// Joins a group. `join` finds the group's id and connects.
     pub(super) fn open(options: &Options, join: impl FnOnce(Connect<'_>) -> Result<Raw>) -> Result<Nccl> {
         options.refuse_ledger()?;
         let (library, driver, seat) = prepare(options)?;
@@ -163,7 +162,7 @@ impl Nccl {
     /// within the deadline; afterwards every handle returns an error.
     ///
     /// # Ordering
-    /// Drop captured passes of its steppers first, because NCCL does not end while a graph has its collectives.
+    /// First drop captured passes of the group's steppers, because NCCL does not end while a graph has its collectives.
     ///
     /// # Errors
     /// `Order` while such a captured pass is alive; nothing has changed then. If an error has ended the group before,
@@ -175,7 +174,7 @@ impl Nccl {
             let wrong = format_args!("captured passes that hold its collectives: {captured}");
             return Err(Error::order("communicator", wrong, "drop them, then close it"));
         }
-        // A stepper's own is still there if the stepper is.
+        // A further communicator of a stepper still exists while the stepper exists.
         let mut slots = self.shared.slots().into_iter();
         let Some(first) = slots.next().and_then(|first| lock(&first).take()) else {
             return Err(closed());
@@ -271,7 +270,7 @@ impl Collective for Nccl {
             let raw = match slot.try_lock() {
                 Ok(raw) => raw,
                 Err(TryLockError::Poisoned(raw)) => raw.into_inner(),
-                // Another thread is inside NCCL, and sees the communicator's errors there.
+                // Another thread is inside NCCL and detects the communicator's errors.
                 Err(TryLockError::WouldBlock) => continue,
             };
             let outcome = raw.as_ref().map_or(Ok(()), Raw::check);

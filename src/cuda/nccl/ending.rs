@@ -1,7 +1,7 @@
 //! Threads that end communicators, and the exit of the process, which waits for them.
 //!
-//! The thread that starts one never waits for it. The exit of the process waits for all of them, for a bounded time. A
-//! fork of the process does not wait.
+//! A thread that starts such a thread never waits for it. The exit of the process waits for all of them, for a bounded
+//! time. A fork of the process does not wait.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -9,9 +9,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs a call that may block, on a new thread. The process's exit waits for it, because exit destroys what NCCL's
-/// threads use: the process would crash, and lose its exit status. If no thread can be started, the communicator is
-/// leaked.
+/// Runs a call that may block, on a new thread. The process's exit waits for the thread, because exit destroys objects
+/// that NCCL's threads use. The process would otherwise crash and lose its exit status. If no thread can be started,
+/// the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     PROCESS.get_or_init(|| {
         // SAFETY: the function may run at any time, and touches only statics that nothing destroys. NCCL and the driver
@@ -35,7 +35,7 @@ struct Endings {
 
 static ENDINGS: Mutex<Endings> = Mutex::new(Endings { running: 0, aborted: None });
 static ENDED: Condvar = Condvar::new();
-/// The number of the process that waits at its exit. A fork has none of its threads.
+/// The id of the process that waits at its exit. A fork has none of its threads.
 static PROCESS: OnceLock<u32> = OnceLock::new();
 
 /// Records that a communicator was aborted at this moment.
@@ -65,8 +65,8 @@ impl Drop for Running {
 
 /// The longest time for which an exit waits for threads that end communicators. A peer may take longer to close.
 const EXIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The least time between an abort and the exit. NCCL may free an aborted communicator on a thread of its own. On an
-/// H200, ranks that exited right after an abort ended with SIGSEGV.
+/// The least time between an abort and the exit. NCCL may free an aborted communicator on its own thread. On an H200,
+/// ranks that exited right after an abort ended with SIGSEGV.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 extern "C" fn await_detached() {
@@ -81,6 +81,6 @@ extern "C" fn await_detached() {
 }
 
 unsafe extern "C" {
-    /// The C library's: calls a function when the process exits.
+    /// The C library's function that registers a function to be called when the process exits.
     fn atexit(function: extern "C" fn()) -> c_int;
 }

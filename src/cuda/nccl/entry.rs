@@ -1,6 +1,6 @@
 //! Records of the stepper or communicator that ranks are about to make together. Each rank sends its record to all.
 //!
-//! Every rank judges the same records in the same order, so all return the same error. Nothing here communicates.
+//! Every rank checks the same records in the same order, so all return the same error. This file does not communicate.
 
 use std::fmt;
 
@@ -13,9 +13,9 @@ use crate::op::difference;
 pub(super) enum Entry {
     /// A stepper with this agreement.
     Stepper(u64),
-    /// A further communicator of `count` ranks, as one of them sees it. Communicators that are made at the same point
-    /// have no rank in common. `first` is the rank that is number 0 in the communicator, and makes the communicator's
-    /// id.
+    /// A further communicator of `count` ranks, as one of these ranks describes it. Communicators that are made at the
+    /// same point have no rank in common. `first` is the rank that is number 0 in the communicator, and makes the
+    /// communicator's id.
     Communicator { first: u32, count: u32 },
 }
 
@@ -53,7 +53,7 @@ impl Record {
         Some(Record { entry, id: id.try_into().ok()? })
     }
 
-    /// Reads and judges the records of all ranks, in their order.
+    /// Reads and checks the records of all ranks, in the order of the ranks.
     ///
     /// # Errors
     /// `Mismatch` if two ranks are about to make different communicators, or if a communicator would lack a rank. NCCL

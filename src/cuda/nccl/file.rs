@@ -1,7 +1,7 @@
 //! The id of a group in a file. Rank 0 writes the file, and the others read it in a folder that all ranks see.
 //!
 //! A reader sees the complete file or none. Rank 0 removes it once all ranks have joined. If a rank has read the id of
-//! an earlier run of the same name, it notices that rank 0 replaces the file, and joins again.
+//! an earlier run of the same name, it detects that rank 0 replaces the file, and joins again.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -19,16 +19,17 @@ use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Ids by which ranks of this process have joined, or tried to. A later group of this process has another id, and so
-/// has a later try.
+/// Ids with which ranks of this process have joined or tried to join. A later group or a later try of this process has
+/// another id.
 static TRIED: Mutex<Vec<(UniqueId, u32)>> = Mutex::new(Vec::new());
 
-/// The first id that this process has written. It is in every file of this process, and in no file of another process.
+/// The first id that this process has written. Every file of this process contains it, and no file of another process
+/// does.
 static FIRST: OnceLock<UniqueId> = OnceLock::new();
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
-    /// The first id that its writer has written.
+    /// The first id that the file's writer has written.
     run: UniqueId,
     id: UniqueId,
 }
@@ -45,7 +46,7 @@ pub(super) fn meet<T>(
         let run = *FIRST.get_or_init(|| id);
         write(path, &text(options, &Found { run, id })).map_err(Error::file(path.display()))?;
         let outcome = connect(&id, options.deadline, &|| Ok(()));
-        // All ranks have read it, or no rank should read it any more. A later run's file stays.
+        // All ranks have read the file, or no rank should read it any more. The file of a later run is kept.
         if read(options, path).is_ok_and(|now| now.id == id) {
             let _ = fs::remove_file(path);
         }
@@ -73,7 +74,7 @@ pub(super) fn meet<T>(
         let outcome = connect(&found.id, left(), &wanted);
         lock(&TRIED).push((found.id, options.rank));
         match outcome {
-            // Where nobody answers, the id may be one that a run has left: rank 0 may still write its own.
+            // If no rank answers, the id may be left over from another run, and rank 0 may still write a new one.
             Err(error @ (Error::Collective { .. } | Error::PeerLost { .. })) if !left().is_zero() => {
                 refused = Some((found, error));
             }
@@ -133,12 +134,12 @@ fn read(options: &Options, path: &Path) -> Result<Found, String> {
     }
 }
 
-/// Writes the complete file or nothing; only this user can read it.
+/// Writes the complete file or nothing. Only this user can read the file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = OsString::from(path);
     beside.push(format!(".{}", std::process::id()));
     let beside = Path::new(&beside);
-    // A process with the same number, which was killed, may have left one.
+    // A killed process with the same number may have left a partial file.
     let _ = fs::remove_file(beside);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(beside)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());

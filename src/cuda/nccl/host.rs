@@ -1,8 +1,8 @@
 //! The host-side collective beside a communicator. It sends the id, reports failures, and compares calls for the
 //! ledger.
 //!
-//! NCCL does not do the last two: without a host, other ranks hang if a rank disagrees or dies. The collective's
-//! `check` determines how soon a rank learns of a failure.
+//! NCCL neither reports such failures nor compares calls. Without a host collective, other ranks hang if a rank
+//! disagrees or dies. The collective's `check` determines how soon a rank learns of a failure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Host {
     /// `Mismatch` or `LeftPass`, the same on every rank. Other errors as for [`Collective::enqueue`].
     pub(super) fn compare(&self, key: &CallKey, deadline: Duration) -> Result<()> {
         let (rank, ranks) = (self.0.rank() as usize, self.0.world_size() as usize);
-        // The sum of every rank's numbers beside zeros: all collectives know all-reduces.
+        // Each rank's numbers are summed with zeros from the other ranks, because every collective knows all-reduces.
         let mut numbers = vec![0f32; ranks * KEY];
         let own = &mut numbers[rank * KEY..][..KEY];
         own.iter_mut().zip(key.to_bytes()).for_each(|(number, byte)| *number = byte.into());
@@ -52,7 +52,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits until no rank has a call in progress. A rank that ends afterwards then does not count as failed.
+    /// Waits until no rank has a call in progress. A rank that ends afterwards does not count as failed.
     pub(super) fn part(&self, deadline: Duration) -> Result<()> {
         self.run(CollectiveKind::AllReduce, 3, &mut [0.0], deadline)
     }

@@ -1,8 +1,8 @@
 //! Finds the NCCL library and turns its answers into errors.
 //!
-//! If `INSTEP_NCCL` names a file, only that is tried. Otherwise the order is: a library that the process has loaded
-//! already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs threads. Every
-//! function that is not optional is looked up before the first call.
+//! If `INSTEP_NCCL` names a file, only that file is tried. Otherwise the order is: a library that the process has
+//! loaded already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs
+//! threads. Every function that is not optional is looked up before the first call.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_void};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// The first version with non-blocking communicators.
 const OLDEST: u32 = 21400;
 
-/// The functions; all that are not optional exist.
+/// The functions. Every function that is not optional exists.
 pub(super) struct Library {
     pub(super) functions: Functions,
     pub(super) version: u32,
@@ -26,11 +26,12 @@ pub(super) struct Library {
 /// Returns the address of a loaded library's symbol, or null. The closure keeps the library loaded.
 type Symbols = Box<dyn Fn(&str) -> *const c_void + Send + Sync>;
 
-/// Loads a file, or takes what this process has loaded.
+/// Loads a file, or uses the library that this process has loaded.
 #[cfg(feature = "cuda")]
 fn load(file: Option<&OsStr>) -> Result<Symbols, String> {
     let process = || libloading::os::unix::Library::this().into();
-    // SAFETY: it is NVIDIA's library, by its name or because the user says so. Any program may run its initializers.
+    // SAFETY: the file is NVIDIA's library, by its name or because the user has named it. Any program may run its
+    // initializers.
     let library = file.map_or_else(|| Ok(process()), |file| unsafe { libloading::Library::new(file) });
     let library = library.map_err(|error| crate::cuda::library::reason(&error))?;
     // SAFETY: only looked up.
@@ -70,7 +71,7 @@ impl Library {
         for name in ["libnccl.so.2", "libnccl.so"] {
             match open(Some(name.as_ref())) {
                 Ok(library) => return Ok(library),
-                // The loader's text begins with the name already.
+                // The loader's text already begins with the name.
                 Err(why) if why.starts_with(name) => tried.push(why),
                 Err(why) => tried.push(format!("{name}: {why}")),
             }
@@ -106,11 +107,11 @@ impl Library {
     }
 
     pub(super) fn error(&self, rank: u32, call: &'static str, code: ncclResult_t) -> Error {
-        // SAFETY: it answers every number with a string of its own, which lives as long as the library.
+        // SAFETY: for every number, the function returns a string of the library, which lives as long as the library.
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
         if self.functions.ncclGetLastError.is_some() {
             let none: ncclComm_t = ptr::null_mut();
-            // SAFETY: it answers with a string of its own; the communicator is documented as unused.
+            // SAFETY: the function returns a string of the library; the communicator is documented as unused.
             let last = unsafe { text(self.functions.ncclGetLastError(none)) };
             if !last.is_empty() {
                 message = format!("{message}: {last}");

@@ -1,6 +1,7 @@
-//! Memory of gradients that NCCL has allocated, and that the group's first communicator knows, if NCCL can do both.
+//! Memory of gradients that NCCL has allocated and that is registered with the group's first communicator, if NCCL can
+//! do both.
 //!
-//! It is freed once, after the communicator has forgotten it.
+//! The memory is freed once, after it was deregistered.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -55,7 +56,7 @@ impl Drop for Memory {
                 Ok(())
             });
         }
-        // A failure here means that the device is gone, and the memory with it.
+        // A failure here means that the device is lost, and the memory with it.
         if let Ok(_entered) = Entered::new(&*self.shared.driver) {
             // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.
             unsafe { self.library.functions.ncclMemFree(self.address.as_ptr().cast()) };

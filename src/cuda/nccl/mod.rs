@@ -1,7 +1,7 @@
 //! NCCL as a [`Collective`]: ranks are processes, each with its own GPU.
 //!
-//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. Ranks need 128
-//! bytes to meet, NCCL's id, and NCCL does the networking. The id comes from the caller, from a file, or over a
+//! The library is found at run time, so a build needs none; without feature `cuda` it is not looked for. To meet, ranks
+//! need NCCL's id of 128 bytes; NCCL does the networking. The id comes from the caller, from a file, or over a
 //! [`Collective`] of the host. This crate opens no port.
 #![allow(unsafe_code)]
 
@@ -85,8 +85,8 @@ impl Nccl {
         Nccl::open(options, |connect| file::meet(options, path.as_ref(), unique_id, connect))
     }
 
-    /// Joins the ranks that have the same id. One of them makes it by [`unique_id`], and the caller sends it to all.
-    /// The job in the options is not used.
+    /// Joins the ranks that have the same id. One rank makes the id with [`unique_id`], and the caller sends it to all
+    /// ranks. The job in the options is not used.
     ///
     /// # Errors
     /// Errors as for [`from_file`](Self::from_file), except those of files.
@@ -99,7 +99,7 @@ impl Nccl {
     /// lost, the others learn the cause as soon as the host's [`check`](Collective::check) returns it, and no rank
     /// waits for its deadline. With [`Options::ledger`], ranks also compare every call over `host`.
     ///
-    /// It uses device, deadline and ledger of the options, and no other option.
+    /// This call uses only the device, the deadline and the ledger of the options.
     ///
     /// # Ordering
     /// Returns once all ranks have joined. After that, only this group may use `host`.
@@ -115,8 +115,8 @@ impl Nccl {
     /// Uses a framework's communicator, an `ncclComm_t`. Rank, number of ranks and GPU are those of the communicator.
     ///
     /// The framework still owns it: [`close`](Self::close) and [`abort`](Collective::abort) end only the communicators
-    /// that this crate has made beside it. If a rank is lost, its group's calls on the stream therefore end only once
-    /// the framework aborts the communicator. The memory of gradients is not registered with it.
+    /// that this crate has made beside it. If a rank is lost, the calls on the stream therefore end only once the
+    /// framework aborts the communicator. The memory of gradients is not registered with this communicator.
     ///
     /// # Errors
     /// `NcclUnavailable` without a usable library. `Config` for a null communicator or a deadline of zero. `Collective`

@@ -1,6 +1,6 @@
 //! The rank and its options, set by the caller or read from torchrun's environment.
 //!
-//! Nothing here opens a file or loads a library, so wrong options are refused before any rank waits.
+//! This file opens no file and loads no library, so wrong options are refused before any rank waits.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ impl Options {
             ..Options::default()
         };
         if let Some(run) = lookup("TORCHELASTIC_RUN_ID").filter(|run| !run.is_empty()) {
-            // torchrun calls every run "none" unless it is told a name; runs at one time have different ports.
+            // torchrun calls every run "none" unless it is given a name. Concurrent runs have different ports.
             let [restart, port] = ["TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"].map(&lookup);
             options.job = [Some(run), restart, port].map(Option::unwrap_or_default).join(":");
         }

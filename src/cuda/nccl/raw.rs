@@ -1,8 +1,8 @@
 //! An NCCL communicator as a value: its owner may call NCCL with it, and ending the communicator consumes the value.
 //!
-//! It never blocks inside NCCL (`blocking = 0`). A call in progress is polled until it is done, late or no longer
-//! wanted, and nothing else touches its stream before that. An abort may wait for NCCL's threads, so it runs on a
-//! separate thread. Two threads never use a communicator at once.
+//! Calls never block inside NCCL (`blocking = 0`). A call in progress is polled until it is done, late or no longer
+//! wanted. Until then nothing else touches its stream. An abort may wait for NCCL's threads, so it runs on a separate
+//! thread. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -35,8 +35,8 @@ const UNDEFINED: i32 = i32::MIN;
 /// `NCCL_CTA_POLICY_EFFICIENCY`.
 const EFFICIENT: i32 = 1;
 
-/// Time for which a wait does not sleep. NCCL starts a thread for each collective. It ends within microseconds unless
-/// it has to connect.
+/// Time for which a wait does not sleep. NCCL starts a thread for each collective, which ends within microseconds
+/// unless it must connect.
 const AWAKE: Duration = Duration::from_micros(50);
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
@@ -134,10 +134,10 @@ impl Raw {
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<Option<Vec<u8>>> {
-        // A driver of its own, whose pool of memory ends with it.
+        // This uses a separate driver object, so that its memory pool is freed with it.
         let driver = Cuda::open(self.driver.ordinal())?.driver;
         let _entered = Entered::new(&*driver)?;
-        // It may be dropped in any state: the memory is freed after the work on its stream, and queued work still runs.
+        // The memory may be dropped in any state: it is freed after the work on its stream, and queued work still runs.
         let (stream, event) = (OwnedStream::with_priority(&driver, 0)?, Event::new(&driver, false)?);
         let (stream, bytes) = (stream.handle(), own.len() as u64 * u64::from(self.seat.ranks));
         let [from, to] = [own.len() as u64, bytes].map(|bytes| Arena::new(&driver, bytes, stream));
@@ -164,20 +164,21 @@ impl Raw {
         Ok(Some(all))
     }
 
-    /// Enqueues the collectives that `add` adds as one launch, with the device current, and returns once it is on the stream.
-    /// The group is ended also after a failure, because NCCL would add later calls of this thread to it.
+    /// Enqueues the collectives that `add` adds as one launch, with the device current, and returns once it is on the
+    /// stream. The group is ended even after a failure, because NCCL would otherwise add later calls of this thread to
+    /// it.
     pub(super) fn group(
         &self,
         deadline: &Cell<Duration>,
         wanted: impl Fn() -> Result<()>,
         add: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        // SAFETY: it takes nothing; the group is this thread's.
+        // SAFETY: the call takes no argument; the group belongs to this thread.
         let code = unsafe { self.library.functions.ncclGroupStart() };
         self.settle("ncclGroupStart", code, deadline.get(), &wanted)?;
-        // A host collective of the user's may panic here, when it compares calls.
+        // The user's host collective may panic here, when it compares calls.
         let added = catch_unwind(AssertUnwindSafe(add));
-        // SAFETY: it takes nothing, and ends the group of the line before.
+        // SAFETY: the call takes no argument, and ends the group that was started above.
         let code = unsafe { self.library.functions.ncclGroupEnd() };
         let ended = self.settle("ncclGroupEnd", code, deadline.get(), wanted);
         added.unwrap_or_else(|panic| resume_unwind(panic)).and(ended)
@@ -215,7 +216,7 @@ impl Raw {
         };
         // NCCL counts the elements of the shorter buffer.
         let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
-        // SAFETY: the call's buffers and stream are there by the promise of its maker.
+        // SAFETY: the call's buffers and stream are valid by the promise of its maker.
         Ok(unsafe {
             use CollectiveKind::{AllGather, AllReduce, Broadcast, Max32, Min32, ReduceScatter, Sum64};
             let (f, comm) = (&self.library.functions, self.comm);
@@ -266,7 +267,7 @@ impl Raw {
         if self.comm.is_null() || self.is_borrowed {
             return;
         }
-        // A failure here has no one to report to.
+        // There is no caller to whom a failure could be reported.
         if let Ok(_entered) = Entered::new(&*self.driver) {
             // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
@@ -337,7 +338,7 @@ impl Raw {
 /// Memory that is registered with a communicator.
 pub(super) struct Registration(usize);
 
-/// Returns NCCL_CONFIG_INITIALIZER (a macro) with non-blocking calls.
+/// Returns the value of the macro NCCL_CONFIG_INITIALIZER, with non-blocking calls.
 fn config(ctas: Ctas) -> ncclConfig_t {
     let number = |ctas: Option<u32>| ctas.map_or(UNDEFINED, |ctas| ctas as i32);
     ncclConfig_t {
@@ -352,7 +353,7 @@ fn config(ctas: Ctas) -> ncclConfig_t {
         nvlsCTAs: number(ctas.nvls),
         // Several communicators share a device, so collectives must run in the order in which they are issued.
         launchOrderImplicit: 1,
-        // SAFETY: numbers and addresses, which may have any bits; all other fields are such numbers.
+        // SAFETY: all fields are numbers and addresses, for which all bits are valid.
         ..unsafe { mem::transmute::<[i32; 30], ncclConfig_t>([UNDEFINED; 30]) }
     }
 }

@@ -13,7 +13,7 @@ use crate::cuda::nccl::host::Host;
 use crate::cuda::nccl::raw::{Raw, Seat};
 use crate::error::{Error, Result};
 
-/// The place of one communicator: `None` once it is being ended.
+/// One communicator, or `None` once it is being ended.
 pub(super) type Slot = Mutex<Option<Raw>>;
 
 /// The state that all handles of one rank share. Every handle holds one reference.
@@ -28,7 +28,7 @@ pub(super) struct Shared {
     pub(super) first: Arc<Slot>,
     /// The further communicators, of steppers with shards, in the order in which all ranks have made them.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
-    /// Every thread that ends one of these has a clone.
+    /// Every thread that ends a communicator has a clone.
     pub(super) ending: Arc<()>,
     /// Every live captured pass with calls of a communicator has a clone.
     pub(super) captured: Arc<()>,
@@ -85,9 +85,9 @@ impl Shared {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that is recorded
-    /// instead, because it explains NCCL's error. A `Mismatch` is kept: all ranks know it, and a rank may have left
-    /// because of it.
+    /// Records a failure of this rank or of NCCL. If another rank has reported a cause or has left, that cause is
+    /// recorded instead, because it explains NCCL's error. A `Mismatch` is kept, because all ranks know it, and a rank
+    /// may have left because of it.
     pub(super) fn fail(&self, error: Error) -> Error {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. });
         let cause = if is_told { None } else { self.look().err() };
@@ -104,7 +104,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A further communicator keeps this alive, so all of them have been ended.
+        // Every further communicator keeps this state alive, so all of them have been ended.
         let raw = lock(&self.first).take();
         let is_well = self.refuse().is_ok() && !std::thread::panicking();
         if std::thread::panicking() {
@@ -157,7 +157,8 @@ impl Drop for Further {
         }
         let (shared, ending) = (Arc::clone(&self.shared), Arc::clone(&self.shared.ending));
         detached(move || {
-            // No call needs it any more. If a peer is lost, the first communicator's next call says so.
+            // No call needs this communicator any more. If a peer is lost, the first communicator's next call reports
+            // it.
             let _ = raw.finish(shared.deadline, || shared.look());
             drop(ending);
         });

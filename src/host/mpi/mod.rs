@@ -1,8 +1,8 @@
 //! Ranks as processes, on one machine or several, over MPI (feature `mpi`).
 //!
-//! This file adds the values itself, because the order in which MPI adds may depend on the rank. Rank r adds the r-th
-//! part of each window in rank order, so the bits are those of ranks in one process. Messages use only memory of this
-//! file. This memory is leaked if a call fails, because MPI may still write to it.
+//! This file adds the values itself, because MPI's order of additions may depend on the rank. Rank r adds the r-th part
+//! of each window in rank order, so the bits are those of ranks in one process. Messages use only memory of this file.
+//! If a call fails, this memory is leaked, because MPI may still write to it.
 #![allow(unsafe_code)]
 
 mod wire;
@@ -56,7 +56,7 @@ pub struct Mpi {
     failure: Mutex<Option<Error>>,
 }
 
-/// Memory of messages, reused between calls. All of it is on the heap, so that it stays valid if it is leaked.
+/// Memory of messages, reused between calls. All of this memory is on the heap, so that it stays valid if it is leaked.
 #[derive(Default)]
 struct Scratch {
     /// The keys of all ranks' calls, by rank.
@@ -73,7 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mpi {
-    /// Duplicates the communicator for one stepper. All ranks call it in the same order, within a minute.
+    /// Duplicates the communicator for one stepper. All ranks make this call in the same order, within a minute.
     ///
     /// # Errors
     /// `Order` if MPI is not initialized, `Unsupported` if it was initialized without support for several threads,
@@ -351,7 +351,8 @@ impl Collective for Mpi {
         self.carry_out(call, &mut scratch).map_err(|error| {
             // Messages may still be in flight, so their memory is leaked.
             std::mem::forget(std::mem::take(&mut *scratch));
-            // Ranks know these errors already: every rank compares all keys, and a lost rank's failure went to all.
+            // The other ranks already know these errors: every rank compares all keys, and a lost rank has sent its
+            // failure to all ranks.
             let is_known =
                 matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. } | Error::PeerLost { .. });
             self.fail(error, is_known)

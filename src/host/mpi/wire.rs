@@ -83,10 +83,10 @@ impl Wire {
         Wire { comm: original.as_raw(), rank, ranks, members: None, all: ranks }.duplicated(deadline)
     }
 
-    /// Duplicates this wire; it needs to live only until the call returns.
+    /// Duplicates this wire, which needs to live only until the call returns.
     pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
         let mut wire = Wire { members: self.members.clone(), ..*self };
-        // If the call fails, this is leaked, because the library may still write to it.
+        // If the call fails, this memory is leaked, because the library may still write to it.
         let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
         let lock = library();
@@ -185,7 +185,7 @@ impl Wire {
         Ok(Message { request: unsafe { request.assume_init() }, peer: from })
     }
 
-    /// Waits until all messages have ended, as long as they are wanted.
+    /// Waits until all messages have ended or are no longer wanted.
     pub(super) fn wait(
         &self,
         messages: &mut Vec<Message>,
@@ -204,7 +204,7 @@ impl Wire {
         Err(Error::deadline(self.name_of(self.rank), call, deadline, missing))
     }
 
-    /// Drops the messages that have ended, and returns whether all have.
+    /// Drops the messages that have ended, and returns whether all of them have ended.
     fn test(&self, messages: &mut Vec<Message>) -> Result<bool> {
         let mut outcome = Ok(());
         messages.retain_mut(|message| {
@@ -247,8 +247,8 @@ impl Wire {
         Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
     }
 
-    /// Sends a failure to all other ranks of the communicator. It never waits for the message to be read, so the
-    /// message's memory is leaked.
+    /// Sends a failure to all other ranks of the communicator. Never waits until the message is read, so the message's
+    /// memory is leaked.
     pub(super) fn tell(&self, why: &str) {
         if environment::is_finalized() {
             return;
@@ -269,7 +269,8 @@ impl Wire {
         }
         let mut text: [c_char; 1024] = [0; 1024];
         let mut len = 0;
-        // SAFETY: MPI's texts are shorter than that in every implementation that the bindings know, and it says how long.
+        // SAFETY: MPI's texts are shorter than the buffer in every implementation that the bindings support, and the
+        // call returns the length.
         unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
         let bytes: Vec<u8> = text.iter().take(len.max(0) as usize).map(|c| *c as u8).collect();
         let message = String::from_utf8_lossy(&bytes).into_owned();

@@ -1,8 +1,9 @@
 //! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values. Every
-//! collective carries one number made from these hashes.
+//! collective call carries one number that combines these hashes.
 //!
-//! Layout, buckets and options never change; learning rates and frozen parameters may change between passes. Ranks that
-//! differ get an error instead of diverging silently. The hash is FNV-1a, which is the same in every process of a run.
+//! Layout, buckets and options never change; learning rates and frozen parameters may change between passes. If ranks
+//! differ, they get an error instead of diverging silently. The hash is FNV-1a, which is the same in every process of a
+//! run.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub(crate) struct Changing<'a> {
     pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// A writer that hashes its text, and keeps the text for the error of ranks that differ.
+/// A writer that hashes its text, and keeps the text for the error that ranks get if they differ.
 struct Folded<'a>(u64, Option<Line<'a>>);
 
 impl Write for Folded<'_> {
@@ -48,7 +49,7 @@ impl Write for Folded<'_> {
 
 fn written(hash: u64, what: fmt::Arguments<'_>, line: Option<Line<'_>>) -> u64 {
     let mut folded = Folded(hash, line);
-    // This fails only if one of our Debug impls does. The hash of the text before that still counts.
+    // This fails only if one of our `Debug` implementations fails. The text before the failure is hashed anyway.
     let _ = folded.write_fmt(what);
     folded.0
 }

@@ -1,8 +1,8 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
-//! This serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the checker
-//! reads the same list; only the addresses come from the caller. Tensors that overlap are refused, because the checker
-//! assumes that memories are disjoint.
+//! This module serves frameworks that own their tensors. The plan has the same offsets as for owned memory, so the
+//! checker reads the same list of ops. Only the addresses come from the caller. Tensors that overlap are refused,
+//! because the checker assumes that memories are disjoint.
 
 use std::ptr::NonNull;
 
@@ -39,7 +39,7 @@ impl Borrowed {
         Borrowed::default()
     }
 
-    /// Sets the address of a parameter. It has as many elements as registered, in the type that the stepper's
+    /// Sets the address of a parameter. The memory has as many elements as registered, in the type that the stepper's
     /// [precision](crate::StepperBuilder::precision) gives. Every parameter of the layout needs an address; that of an
     /// empty parameter may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
@@ -66,7 +66,7 @@ impl Borrowed {
         Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)
     }
 
-    /// Returns the addresses, one piece per tensor, after checking them against the plan and against each other. `kept`
+    /// Checks the addresses against the plan and against each other, and returns them, one piece per tensor. `kept`
     /// returns the address of a tensor that is not named: a parameter, or a bucket if no bucket is named.
     pub(crate) fn pieces(
         &self,

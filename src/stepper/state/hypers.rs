@@ -2,8 +2,8 @@
 //!
 //! A change is checked as a whole before it takes effect. The check covers ranges, relations between hyperparameters,
 //! multiplied learning rates, and the states that are kept. The check depends only on the list of optimizers; the
-//! caller copies the change to the settings. A schedule's step counts finished and joined passes, because all ranks
-//! make these together. Abandoned passes do not count.
+//! caller copies the change to the settings. The step of the schedules counts finished and joined passes, because all
+//! ranks make these together. Abandoned passes do not count.
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -138,7 +138,7 @@ impl Optimizers {
     }
 }
 
-/// The learning-rate schedules of optimizers, and the step that they are at.
+/// The learning-rate schedules of optimizers, and the current step of all schedules.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     /// Sorted by the optimizer's number.

@@ -1,7 +1,7 @@
-//! The optimizers of one stepper, and which parameters each of them steps, in which order.
+//! The optimizers of one stepper, the parameters that each of them steps, and the order of these steps.
 //!
-//! This is only bookkeeping: hyperparameters reach the kernels through the settings, and the lists through the
-//! assignment. A refused value does not replace the old one.
+//! This module only keeps lists. The settings pass hyperparameters to the kernels, and the assignment passes the lists.
+//! A refused value does not replace the old one.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -23,13 +23,13 @@ pub(crate) struct Registered {
 /// The parameters that an optimizer steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// A group; the optimizer becomes its first one and replaces the stepper's default.
+    /// A group. The optimizer becomes the group's first optimizer and replaces the stepper's default.
     Group(String),
-    /// A group; the optimizer runs after those that the group has.
+    /// A group. The optimizer runs after the group's earlier optimizers.
     Further(String),
-    /// Parameters (indices into the layout); the optimizer replaces that of their group.
+    /// Parameters (indices into the layout). The optimizer replaces that of their group.
     Params(Vec<usize>),
-    /// Parameters; the optimizer runs after those that they have.
+    /// Parameters. The optimizer runs after the parameters' earlier optimizers.
     FurtherParams(Vec<usize>),
     /// No parameter: the optimizer is listed with these parameters and steps nothing.
     Nothing(Vec<usize>),
@@ -58,7 +58,7 @@ pub(super) struct Entry {
     group: Option<Arc<str>>,
     pub(super) optimizer: Box<dyn Optimizer>,
     /// All states that have had an index so far. The optimizer may now use fewer states: a prefix of this list. An
-    /// index is never reused for another state, because its old values stay.
+    /// index is never reused for another state, because the memory keeps the old state's values.
     pub(super) placed: &'static [&'static str],
     steps: bool,
 }
@@ -167,7 +167,7 @@ impl Optimizers {
             }
             entries.push(Entry::new(None, optimizer, steps));
         }
-        // Further optimizers come after the first ones, in whichever order they were registered, as for groups.
+        // As for groups, further optimizers come after the first ones, independent of the order of registration.
         added.into_iter().for_each(|(param, index)| lists[param].push(index));
         attached.sort_unstable();
         let mut optimizers = Optimizers {
@@ -213,8 +213,8 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// Returns a list with one further optimizer. It comes after those that its parameters have. If `group` has a name,
-    /// it is that group's optimizer.
+    /// Returns the list with one further optimizer, which steps after its parameters' earlier optimizers. If `group`
+    /// has a name, the new optimizer belongs to that group.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -265,7 +265,7 @@ impl Optimizers {
         constants: StepConstants,
     ) -> Result<Assignment> {
         if self.entries.is_empty() {
-            // Every gradient is averaged. That launch uses no hyperparameters, so any optimizer's will do.
+            // Every gradient is averaged. That launch uses no hyperparameters, so those of any optimizer are valid.
             let none = crate::optim::Sgd::default();
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
             return Ok(Assignment::new(layout, plan, constants, [(&none as &dyn Optimizer, hyper)], |_| {
@@ -327,7 +327,7 @@ impl Optimizers {
     ) -> impl Iterator<Item = (Cow<'static, str>, usize, usize)> + '_ {
         self.lists[param].iter().enumerate().flat_map(move |(round, index)| {
             let kernel = self.entries[*index as usize].optimizer.as_rule().kernel();
-            // All custom optimizers are one kernel for launches, but each has state names of its own.
+            // All custom optimizers count as one kernel for launches, but each has its own state names.
             let custom = self.entries[*index as usize].optimizer.as_rule().custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
@@ -434,9 +434,10 @@ pub struct Attached<'a> {
     pub id: OptimizerId,
     /// The layout's group that the optimizer was given to; `None` if it was given to single parameters.
     pub group: Option<&'a str>,
-    /// The optimizer with its current hyperparameters. It is one of the types of [`optim`](crate::optim); `(optimizer
-    /// as &dyn Any).downcast_ref` tells which.
+    /// The optimizer with its current hyperparameters. Its type is one of those in [`optim`](crate::optim); `(optimizer
+    /// as &dyn Any).downcast_ref` returns it.
     pub optimizer: &'a dyn Optimizer,
-    /// Whether passes run the optimizer. They do not if it was only [attached](crate::StepperBuilder::attach).
+    /// Whether passes run the optimizer. This is false if the optimizer was only
+    /// [attached](crate::StepperBuilder::attach).
     pub steps: bool,
 }

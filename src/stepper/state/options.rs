@@ -20,9 +20,9 @@ pub enum Strategy {
     ///
     /// To read a state, a master or an average, all ranks call [`Stepper::gather`](crate::Stepper::gather) together; to
     /// write one, all ranks call [`write`](crate::Stepper::write). [`shard_size`](crate::StepperBuilder::shard_size)
-    /// makes groups. If parameters have [masters](crate::Master), every rank must write the same parameters. Refused:
-    /// optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and
-    /// collectives that do not [know](crate::Collective::knows) the calls.
+    /// makes groups. If parameters have [masters](crate::Master), every rank must write the same parameters. This
+    /// strategy refuses optimizers of your own ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed
+    /// memory, and collectives that do not [know](crate::Collective::knows) the calls.
     ///
     /// A GPU also refuses released gradients. Up to four processes on one H200 have stepped shards; several GPUs have
     /// not.
@@ -33,7 +33,7 @@ pub enum Strategy {
     /// Like [`Zero`](Self::Zero), but parameters are sharded too (FSDP, ZeRO stage 3).
     /// [`Stepper::unshard`](crate::Stepper::unshard) makes a bucket's parameters full, on all ranks in the same order.
     /// [`reshard`](crate::Stepper::reshard) frees the other ranks' shards, as do the launch of the bucket and the end
-    /// of the pass. Every rank must write the same parameters. Uneven inputs are refused too.
+    /// of the pass. Every rank must write the same parameters. This strategy also refuses uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -60,8 +60,8 @@ pub enum Accumulation {
     Summed,
 }
 
-/// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages; with
-/// shards, those of this rank's shard. The device keeps the parameters and gradients of forward and backward.
+/// Runs steps on the host. The host's memory has parameters, summed gradients, states, masters and averages. With
+/// shards, it has those of this rank's shard. The device keeps the parameters and gradients of forward and backward.
 ///
 /// # Source
 /// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".
@@ -84,8 +84,8 @@ impl Default for OffloadPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
     /// The parameter's value, states and step count do not change if no rank wrote the gradient. Borrowed buckets
-    /// cannot count ranks, so their trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. A
-    /// parameter that *some* rank used is stepped on all ranks.
+    /// cannot count ranks, so their trainer calls [`Stepper::set_unused`](crate::Stepper::set_unused) instead. If at
+    /// least one rank used a parameter, all ranks step it.
     #[default]
     Skip,
     /// The parameter is stepped with a zero gradient, so momentum and decay still move it. **On borrowed memory the
@@ -99,10 +99,10 @@ pub enum Unused {
     Refuse,
 }
 
-/// The divisor of the sum of gradients once ranks run out of data.
+/// The divisor of the summed gradients when some ranks have run out of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Divisor {
-    /// The number of all ranks, also of those without data, so each sample keeps its weight.
+    /// The number of all ranks, including ranks without data, so each sample keeps its weight.
     #[default]
     WorldSize,
     /// The number of ranks that had data in this pass.
@@ -120,8 +120,8 @@ pub struct Status {
     /// Whether the pass was skipped because of a gradient that is not finite. A skipped pass has changed nothing.
     pub skipped: bool,
     /// Norm of the averaged gradients of all groups without a [group clip](crate::StepperBuilder::group_clip);
-    /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. It is infinite or NaN if a
-    /// gradient is. It is `None` if no option or mode needs the norm, if the pass was abandoned, and with
+    /// [`group_norm`](crate::Stepper::group_norm) returns the norms of other groups. The norm is infinite or NaN if a
+    /// gradient is. It is `None` if no option or mode needs it, if the pass was abandoned, and with
     /// [`Clip::PerBucket`](crate::Clip::PerBucket). [`Clip::Previous`](crate::Clip::Previous) needs the norm.
     pub norm: Option<f64>,
     /// Factor by which clipping multiplied the gradients that [`norm`](Status::norm) covers. It is 1 without clipping
@@ -132,8 +132,8 @@ pub struct Status {
     pub loss_scale: f64,
     /// Index of the first bucket in which a gradient to be stepped is infinite or NaN.
     /// [`Plan::segments_of`](crate::layout::Plan::segments_of) lists the bucket's parameters. Eager steps the bucket
-    /// anyway, and so does every mode without skipping. If the pass makes a decision, the mean is tested. A small loss
-    /// scale can make the mean infinite although the sum is finite. Otherwise the sum is tested. With [sharded
+    /// anyway, and so does every mode without skipping. If the pass makes a decision, it tests the mean; otherwise the
+    /// sum is tested. A small loss scale can make the mean infinite although the sum is finite. With [sharded
     /// states](crate::Strategy) it is the smallest index of all ranks; with
     /// [`shard_size`](crate::StepperBuilder::shard_size), the smallest of the rank's group. All groups have the same
     /// sums, so they agree, except about local parameters.

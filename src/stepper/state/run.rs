@@ -1,4 +1,4 @@
-//! Connects schedule and device: it submits the schedule's ops to the device. No other code sees both.
+//! Submits the schedule's ops to the device. No other code uses both the schedule and the device.
 //!
 //! On the host, a Wait of the compute stream is deferred. The trainer's thread executes the Wait before its next access
 //! of memory, or before the next Record of that stream. On a GPU the Wait is executed at once, because only the stream
@@ -19,14 +19,14 @@ pub(crate) struct Run<D> {
     /// A buffer of ops for the device, kept so that a steady state allocates nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
-    /// The failure from which the stepper was rescued: the device has ended, so memory can be read.
+    /// The failure from which the stepper was rescued. The device has ended, so memory can be read.
     rescued: Option<Error>,
 }
 
 /// Waits of the compute stream that are deferred.
 #[derive(Default)]
 struct Debt {
-    /// The tick of each stream for which the trainer must wait before it continues.
+    /// For each stream, the tick for which the trainer must wait before it continues.
     owed: [u64; STREAMS],
     paid: [u64; STREAMS],
 }
@@ -91,7 +91,7 @@ impl<D: Device> Run<D> {
         self.submit_awaiting(None);
     }
 
-    /// Submits the ops that the schedule has written. `sum` is the caller's sum that one of them waits for.
+    /// Submits the ops that the schedule has written. `sum` is the caller's sum for which one of the ops waits.
     pub(crate) fn submit_awaiting(&mut self, mut sum: Option<D::Sum>) {
         if self.rescued.is_some() {
             // After a rescue no op runs, so there is nothing to wait for.
@@ -112,8 +112,9 @@ impl<D: Device> Run<D> {
                     // The deferred waits may be for ops that are still in the batch.
                     self.device.submit(&self.batch, sum.take_if(|_| std::mem::take(&mut awaits)));
                     self.batch.clear();
-                    // In the list, a Record comes after the Waits before it, so the run must wait first. Usually none
-                    // is left here. If a wait fails, later ops are skipped and the next access reports the failure.
+                    // In the list, a Record comes after its Waits, so the trainer must execute these waits first.
+                    // Usually none is left here. If a wait fails, later ops are skipped and the next access reports the
+                    // failure.
                     let _ = self.debt.pay(&mut self.device, &mut self.recording);
                 }
                 _ => {}
@@ -125,12 +126,12 @@ impl<D: Device> Run<D> {
             self.batch.clear();
         }
         if D::TRAINER_IS_A_STREAM {
-            // If it fails, later ops are skipped and the next access reports it.
+            // If a wait fails, later ops are skipped and the next access reports the failure.
             let _ = self.debt.pay(&mut self.device, &mut self.recording);
         }
     }
 
-    /// Announces what the trainer is about to touch, and waits until it may.
+    /// Announces the trainer's next access, and waits until it is allowed.
     pub(crate) fn touch(&mut self, announce: impl FnOnce(&mut Schedule)) -> Result<()> {
         announce(&mut self.schedule);
         self.settle()
@@ -182,7 +183,7 @@ impl<D: Device> Run<D> {
         self.rescued.clone().map_or(Ok(()), Err)
     }
 
-    /// Drops the deferred waits, because positions in a failed capture mean nothing after it.
+    /// Drops the deferred waits, because positions in a failed capture are meaningless afterwards.
     pub(crate) fn forgive(&mut self) {
         self.debt.paid = self.debt.owed;
     }

@@ -1,6 +1,6 @@
 //! Tracks writes and loads since ranks last compared. The next pass broadcasts the parameters that were written.
 //!
-//! It has a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
+//! There is a flag per parameter, not per bucket, because buckets may be rebuilt before that pass. The first pass
 //! broadcasts all parameters. A hash of loaded values and of values set by hand is part of the agreement. Each load
 //! changes the hash, so ranks that loaded different values never agree again.
 
@@ -42,7 +42,7 @@ impl ParamsWritten {
         }
     }
 
-    /// Notes a write. A local parameter is each rank's own, and is never broadcast.
+    /// Notes a write. A local parameter is never broadcast, because each rank has its own.
     pub(crate) fn note(&mut self, param: usize, plan: &Plan) {
         if self.is_sent && !plan.bucket_of(plan.segment_of(param)).is_local {
             (self.params[param], self.is_any) = (true, true);
