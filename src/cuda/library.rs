@@ -1,6 +1,6 @@
 //! Finds NVIDIA's driver library and looks up its functions, before cudarc makes its first call.
 //!
-//! cudarc opens `libcuda.so`, or else `libcuda.so.1`, and panics if it finds no library or no function. This module
+//! cudarc opens `libcuda.so`, or a name with a version (`libcuda.so.1` at last), and panics if it finds no library or no function. This module
 //! therefore looks for the library and for each function first, and returns an error that names what is missing. Before
 //! that, it opens the file that `INSTEP_CUDA` names. cudarc then finds the file by its soname, which is the name inside
 //! the file. If cudarc has found another library, the driver is refused. A driver that has been started is never

@@ -43,9 +43,9 @@ impl Stepper {
     /// # Ordering
     /// Returns at once; a stepper built [inline](crate::StepperBuilder::inline) first calls `sum`. Steps of later
     /// buckets run after this sum too. The stepper neither reads nor writes the bucket until `sum` has returned.
-    /// Closing and dropping the stepper wait for `sum`, without a deadline and after a panic too. `sum` must therefore
-    /// return even if the trainer fails. For example, it can wait for a channel whose sender is dropped before the
-    /// stepper. `sum` must not own the stepper.
+    /// Closing a stepper, and dropping one of borrowed memory, wait for `sum`, without a deadline and after a panic
+    /// too. `sum` must therefore return even if the trainer fails. For example, it can wait for a channel with a sender
+    /// that is dropped before the stepper. `sum` must not own the stepper.
     ///
     /// # Errors
     /// Errors as for [`bucket_ready`](Self::bucket_ready). `Order` if the stepper itself sums the bucket, or this is

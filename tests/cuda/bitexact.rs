@@ -344,6 +344,26 @@ fn capturable() -> Cuda {
 }
 
 #[test]
+fn the_address_of_a_frozen_gradient_waits_for_the_sum_of_its_bucket() {
+    for mode in MODES {
+        let options = Options { record: true, ..options(mode) };
+        let layout = layout(&[300, 400]);
+        let frozen = layout.ids().next().unwrap();
+        let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Presummed(3)).unwrap();
+        paint_params(&mut stepper);
+        stepper.set_frozen(frozen, true).unwrap();
+        let gradient = painted(&options);
+        for step in 0..2 {
+            pass(&mut stepper, &options, |param, values| param == 1 && gradient(step, param, values))
+                .unwrap();
+            stepper.ptr(frozen.grad()).unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{mode:?}");
+    }
+}
+
+#[test]
 fn a_recording_holds_what_ran_and_when_the_trainers_stream_stood_still() {
     for mode in MODES {
         let options = Options { record: true, unused: Unused::Skip, ..options(mode) };

@@ -240,17 +240,19 @@ impl Collective for Nccl {
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
-        let _issuing = issuing(shared.driver.ordinal());
-        let enqueue = |raw: &Raw| raw.enqueue(call, || shared.wanted());
-        let compared = self.compare(call);
-        compared.and_then(|()| shared.with_raw(self.slot(), enqueue)).map_err(|error| shared.fail(error))
+        // Every thread takes the communicator's lock before the device's, or two would wait for each other.
+        let enqueue = |raw: &Raw| {
+            let _issuing = issuing(shared.driver.ordinal());
+            self.compare(call)?;
+            raw.enqueue(call, || shared.wanted())
+        };
+        shared.with_raw(self.slot(), enqueue).map_err(|error| shared.fail(error))
     }
 
     // NCCL sorts the calls of a group by size, so all ranks must make the same groups.
     fn enqueue_all<'a>(&self, calls: &mut dyn Iterator<Item = Call<'a>>) -> Result<()> {
         let (shared, deadline) = (&self.shared, Cell::new(self.shared.deadline));
         shared.refuse()?;
-        let _issuing = issuing(shared.driver.ordinal());
         let add_all = |raw: &Raw| {
             for call in calls {
                 deadline.set(call.deadline());
@@ -259,7 +261,10 @@ impl Collective for Nccl {
             }
             Ok(())
         };
-        let group = |raw: &Raw| raw.group(&deadline, || shared.wanted(), || add_all(raw));
+        let group = |raw: &Raw| {
+            let _issuing = issuing(shared.driver.ordinal());
+            raw.group(&deadline, || shared.wanted(), || add_all(raw))
+        };
         shared.with_raw(self.slot(), group).map_err(|error| shared.fail(error))
     }
 
