@@ -231,6 +231,7 @@ def tables():
         ("the same, no gradient ever", [by_name["adam", "f32_zeros"]]),
         ("AdamW, bf16", [sixteen]),
         ("the same, no gradient ever", [by_name["adam", "bf16_zeros"]]),
+        ("AdamW, bf16 with stochastic rounding", [by_name["adam", "bf16_stochastic"]]),
         ("AdamW, bf16 with an f32 master", [by_name["adam", "bf16_master"]]),
         ("AdamW, 8-bit states", [by_name["adam_8bit", "8bit"]]),
         ("LAMB, f32", [by_name["lamb", "f32_measure"], by_name["lamb", "f32_apply"]]),

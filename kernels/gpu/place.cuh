@@ -9,7 +9,6 @@
 
 #include "gpu/prefetch.cuh"
 #include "numeric/control.h"
-#include "numeric/random.h"
 
 namespace {
 
@@ -18,6 +17,7 @@ enum class Format : uint32_t {
     F32,           /* every stream */
     F32_SHIFTED,   /* every stream, and the gradients are misaligned */
     BF16,          /* every stream, rounded to the nearest */
+    BF16_STOCHASTIC,
     MASTER,        /* parameters and gradients in bf16, master weights and states in f32 */
     REMAINDER16,   /* the same with a remainder in place of a master */
     REMAINDER8,
@@ -27,7 +27,8 @@ enum class Format : uint32_t {
  * elements of five streams do not fit into the registers. With 8-bit codes two warps share a block, four elements per
  * lane. */
 template <Format FORMAT, int STATES, bool IS_CODED>
-constexpr uint32_t LANE_ELEMENTS = FORMAT == Format::BF16 && STATES <= 2 && !IS_CODED ? 8 : 4;
+constexpr uint32_t LANE_ELEMENTS =
+    (FORMAT == Format::BF16 || FORMAT == Format::BF16_STOCHASTIC) && STATES <= 2 && !IS_CODED ? 8 : 4;
 
 /* The format of a launch whose streams are aligned. `is_coded` says that it is the kernel for 8-bit states. */
 INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
@@ -39,7 +40,8 @@ INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
     if (args.param_dtype != INSTEP_DTYPE_BF16) return Format::ANY;
     if (args.master_kind == INSTEP_MASTER_NONE) {
         const bool has_bf16_states = is_coded || !has_states || args.moments == INSTEP_MOMENTS_BF16;
-        return has_bf16_states && !args.stochastic ? Format::BF16 : Format::ANY;
+        if (!has_bf16_states) return Format::ANY;
+        return args.stochastic ? Format::BF16_STOCHASTIC : Format::BF16;
     }
     if (!has_f32_states) return Format::ANY;
     if (args.master_kind == INSTEP_MASTER_F32) return Format::MASTER;
@@ -67,14 +69,14 @@ struct Place {
     INSTEP_DEVICE uint32_t known_dtype() const { return is_f32() ? INSTEP_DTYPE_F32 : INSTEP_DTYPE_BF16; }
     INSTEP_DEVICE uint32_t param_dtype() const { return is_any() ? args.param_dtype : known_dtype(); }
     INSTEP_DEVICE uint32_t grad_dtype() const { return is_any() ? args.grad_dtype : known_dtype(); }
-    INSTEP_DEVICE bool is_stochastic() const { return is_any() && args.stochastic; }
+    INSTEP_DEVICE bool is_stochastic() const { return is_any() ? args.stochastic != 0 : format == Format::BF16_STOCHASTIC; }
     INSTEP_DEVICE bool has_copy() const { return is_any() && args.copy; }
     INSTEP_DEVICE bool has_ema() const { return is_any() && args.ema; }
     INSTEP_DEVICE uint32_t state_count() const { return is_any() ? args.state_count : states; }
 
     INSTEP_DEVICE uint32_t moments() const {
         if (is_any()) return args.moments;
-        return format == Format::BF16 ? INSTEP_MOMENTS_BF16 : INSTEP_MOMENTS_F32;
+        return format == Format::BF16 || format == Format::BF16_STOCHASTIC ? INSTEP_MOMENTS_BF16 : INSTEP_MOMENTS_F32;
     }
 
     INSTEP_DEVICE uint32_t master_kind() const {
@@ -104,7 +106,7 @@ struct Place {
     }
 
     INSTEP_DEVICE uint32_t random(uint32_t at, uint32_t stream) const {
-        return RandomPosition(random_key(args.seed, record().steps + 1), tile().element).bits(at, stream);
+        return RandomPosition(slot.key, tile().element).bits(at, stream);
     }
 };
 

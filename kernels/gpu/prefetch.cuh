@@ -15,6 +15,7 @@
 #include <stddef.h>
 
 #include "gpu/vector.cuh"
+#include "numeric/random.h"
 
 namespace {
 
@@ -31,6 +32,7 @@ struct TileSlot {
     uint32_t next;  /* number of the tile after it */
     uint32_t place; /* of this slot among those of its warp */
     float multiplier; /* of its gradients, if a mean is left or it depends on the run */
+    RandomKey key;    /* of its parameter's next update, if rounding is stochastic */
 
     INSTEP_DEVICE const InstepTile& tile() const { return *reinterpret_cast<const InstepTile*>(words); }
     INSTEP_DEVICE const InstepRecord& record() const {
@@ -96,6 +98,12 @@ struct TilePrefetch {
     /* All lanes of a warp call this together, and every lane sees the multiplier after it. */
     INSTEP_DEVICE void set_multiplier(float multiplier) const {
         if (threadIdx.x % 32 == 0) slot->multiplier = multiplier;
+        __syncwarp();
+    }
+
+    /* All lanes of a warp call this together, and every lane sees the key after it. */
+    INSTEP_DEVICE void set_key(const RandomKey& key) const {
+        if (threadIdx.x % 32 == 0) slot->key = key;
         __syncwarp();
     }
 

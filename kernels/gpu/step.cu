@@ -82,6 +82,7 @@ INSTEP_DEVICE uint32_t step_known_tile(const Place& place, Format format, float 
         switch (format) {
             case Format::F32_SHIFTED: return step_as<Rule, CODED, Format::F32_SHIFTED>(place, multiplier, maximum);
             case Format::MASTER: return step_as<Rule, CODED, Format::MASTER>(place, multiplier, maximum);
+            case Format::BF16_STOCHASTIC: return step_as<Rule, CODED, Format::BF16_STOCHASTIC>(place, multiplier, maximum);
             case Format::REMAINDER16: return step_as<Rule, CODED, Format::REMAINDER16>(place, multiplier, maximum);
             case Format::REMAINDER8: return step_as<Rule, CODED, Format::REMAINDER8>(place, multiplier, maximum);
             default: break;
@@ -186,6 +187,7 @@ INSTEP_DEVICE void step_bucket(const InstepStepLaunch& launch, Shared<Rule<MOST>
         if (averages || !common.has_multiplier) {
             runs.set_multiplier(multiplier_of(args, given, place.record(), action));
         }
+        if (args.stochastic) runs.set_key(random_key(args.seed, place.record().steps + 1));
         if (action == INSTEP_ACTION_STEP) {
             if (!common.skips) {
                 const uint32_t nonfinite = step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);

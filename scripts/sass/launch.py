@@ -25,12 +25,14 @@ class Path:
     shift: int = 0  # elements from an aligned address to the gradients
     warp: int = 0
     part: str = "WHOLE"
+    is_stochastic: bool = False
     is_rare: bool = False  # every division and root takes the compiler's subroutine for the ends of their ranges
 
 
 FLOATS = [
     Path("f32"),
     Path("bf16", "BF16", "BF16", "BF16"),
+    Path("bf16_stochastic", "BF16", "BF16", "BF16", is_stochastic=True),
     Path("bf16_master", "BF16", "BF16", "F32", "F32"),
     Path("remainder16", "BF16", "BF16", "F32", "REMAINDER16"),
     Path("remainder8", "BF16", "BF16", "F32", "REMAINDER8"),
@@ -79,7 +81,7 @@ class Launch:
         for name, value in (("state_count", states), ("param_dtype", abi[f"DTYPE_{path.param}"]),
                             ("grad_dtype", abi[f"DTYPE_{path.grad}"]), ("copy_dtype", abi["DTYPE_F32"]),
                             ("master_kind", abi[f"MASTER_{path.master}"]), ("moments", abi[f"MOMENTS_{path.moments}"]),
-                            ("part", abi[f"PART_{path.part}"])):
+                            ("part", abi[f"PART_{path.part}"]), ("stochastic", int(path.is_stochastic))):
             self.argument(name, "u32", value)
         self.fill(structs, param, optimizer, tile)
 
