@@ -3,7 +3,7 @@
 # compiler: `scripts/gpu-bundle.sh first|all [FOLDER]`, then there `bash FOLDER/run.sh`.
 #
 # `first` has what the figures of part1 need: `instep`, the peers' library, the bench's kernels, scripts. `all` also has the
-# tests and their kernels, the Python package and NCCL. GPU code is for one architecture. Every file is packed by xz, and run.sh
+# tests and their kernels, examples/cuda_ddp, the Python package and NCCL. GPU code is for one architecture. Every file is packed by xz, and run.sh
 # unpacks it. A bundle above its limit is refused, since it has to be sent.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ mkdir -p "$bundle/release"
 bundle=$(cd "$bundle" && pwd)
 
 NVCC=$(scripts/cuda-toolchain.sh --nccl)
-export NVCC INSTEP_CUDA_ARCHS=$architecture # four programs carry the kernels
+export NVCC INSTEP_CUDA_ARCHS=$architecture # five programs carry the kernels
 built=${CARGO_TARGET_DIR:-target}/release
 cargo build -q --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
 strip -o "$bundle/instep" "$built/instep"
@@ -33,7 +33,8 @@ cp benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
 git describe --always --dirty --abbrev=12 >"$bundle/commit"
 
 if [ "$which" = all ]; then
-    cargo build -q --release -p instep-python --features instep-python/cuda
+    cargo build -q --release -p instep-python -p cuda_ddp --features instep-python/cuda
+    strip -o "$bundle/cuda_ddp" "$built/cuda_ddp"
     tests=$(cargo test -q --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '
 import json, sys
 made = [json.loads(line) for line in sys.stdin]
@@ -49,7 +50,7 @@ print(*(m["executable"] for m in made if m.get("executable") and m["target"]["ki
     strip "$bundle/libnccl.so.2"
 fi
 
-programs=$(find "$bundle" -name instep -type f -o -name tests -type f -o -name '*.so')
+programs=$(find "$bundle" -name instep -type f -o -name tests -type f -o -name cuda_ddp -type f -o -name '*.so')
 glibc=$(echo "$programs" | xargs objdump -T | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 if [ "$(printf '%s\n' "${glibc#GLIBC_}" $NEWEST_GLIBC | sort -V | tail -1)" != $NEWEST_GLIBC ]; then
     echo "gpu bundle: needs $glibc, newer than $NEWEST_GLIBC: build it on an older system" >&2

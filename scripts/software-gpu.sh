@@ -108,10 +108,10 @@ case ${1:-} in
         programs
         cp "$tests" "$bundle/tests"
         scripts/bench-kernels.sh "$bundle/bench-kernels.fatbin"
-        cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
+        cp "$target/debug/instep" "$target/debug/cuda_ddp" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
         echo "of the software GPU" >"$bundle/commit"
     fi
-    env -u INSTEP_REQUIRE_GPU QUICK=1 OUT="${OUT:-$folder/out}" bash "$bundle/run.sh" "$@"
+    LD_LIBRARY_PATH=$folder env -u INSTEP_REQUIRE_GPU QUICK=1 OUT="${OUT:-$folder/out}" bash "$bundle/run.sh" "$@"
     ;;
 *) echo "$folder" ;;
 esac

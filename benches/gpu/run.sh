@@ -41,6 +41,7 @@ part3 step 120
 part3 blocks 50
 part3 ncu 50
 part3 torch_all 80
+part3 ddp 30
 part3 nccl 95
 part3 initcheck 45
 part4 python_buckets 90
@@ -107,6 +108,14 @@ run_ncu() {
     done
 }
 run_torch_all() { torch; }
+# Two ranks on one GPU, which only the bundle's NCCL permits. cudarc opens NCCL by this name.
+run_ddp() {
+    local folder
+    folder=$(dirname "$INSTEP_NCCL")
+    [ -e cuda_ddp ] || tool cuda_ddp || return
+    ln -sfn "$(basename "$INSTEP_NCCL")" "$folder/libnccl.so" || return
+    LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 DEVICE=0 WORLD_SIZE=2 ./cuda_ddp
+}
 run_nccl() {
     export NCCL_DEBUG=WARN NCCL_DEBUG_FILE=${RESULTS:-.}/nccl.%p
     tests cuda::gpu::nccl:: cuda::gpu::shards:: --skip rank_of_several --skip three_ranks --skip four_ranks --skip of_another_group
@@ -246,7 +255,7 @@ done
 for packed in *.xz release/*.xz python/instep/*.xz; do
     [ ! -e "$packed" ] || [ "$packed" = libnccl.so.2.xz ] || unpack "${packed%.xz}"
 done
-chmod +x instep tests 2>/dev/null # modes may be lost on the way
+chmod +x instep tests cuda_ddp 2>/dev/null # modes may be lost on the way
 
 OUT=$(realpath -m "${OUT:-$PWD/out}")
 export OUT INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1 PYTHONUNBUFFERED=1 CARGO_TARGET_DIR=$PWD

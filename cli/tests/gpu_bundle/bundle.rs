@@ -102,6 +102,7 @@ impl Bundle {
         fs::create_dir(bundle.path("bin")).unwrap();
         bundle.write("instep", &instep);
         bundle.write("tests", &TESTS.replace("HOLD", HOLD));
+        bundle.write("cuda_ddp", &format!("#!/bin/sh\n{HOLD}"));
         bundle.write("bin/compute-sanitizer", TOOL);
         bundle.write("bin/ncu", &NCU.replace("HOLD", HOLD));
         bundle.write("bin/nvidia-smi", SMI);
