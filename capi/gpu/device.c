@@ -203,6 +203,7 @@ static void borrowed(const instep_cuda* gpu, void* stream, float results[3][ELEM
             GPU(hold(sums, written, 0));
             GPU(upload(grads.device, source.host, ELEMENTS * sizeof(float), sums));
             GPU(record(summed, sums));
+            CHECK(instep_stepper_bucket_ready_after(stepper, 0, NULL) == INSTEP_NULL);
             OK(instep_stepper_bucket_ready_after(stepper, 0, summed));
         }
         OK(instep_stepper_finish(stepper));
