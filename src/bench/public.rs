@@ -1,8 +1,8 @@
 //! Objects of the public interface, with the bench's memory and streams. They are a bucket step and only its kernel, a
 //! stepper with tensors that move, and a stepper on the trainer's stream.
 //!
-//! The two calls of [`Alone`] use the same memory, so their difference is the cost of the public object. [`Moving`] is
-//! for the cost of `Stepper::rebind`; nothing ever steps its tensors.
+//! [`Alone`] steps the same memory through a bucket step or by its kernel alone. The difference in time is the cost of
+//! the bucket step. [`Moving`] is for the cost of `Stepper::rebind`; nothing ever steps its tensors.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

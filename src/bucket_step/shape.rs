@@ -1,6 +1,7 @@
 //! Checks the tensors of each call: complete, long enough, aligned, writable.
 //!
-//! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
+//! All tensors of a call are checked before a stored address changes, so a refused call changes nothing. This file
+//! computes addresses and touches no element.
 
 use std::ffi::c_void;
 

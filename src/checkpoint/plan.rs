@@ -46,7 +46,7 @@ pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
     pub(super) count: Count<'h>,
-    /// The number that the optimizer carries besides its step count, if any.
+    /// The number that the optimizer carries besides its step count, such as NAdam's `mu_product`, if it carries one.
     pub(super) carried: Option<Named<'h>>,
 }
 

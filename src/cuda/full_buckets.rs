@@ -1,9 +1,9 @@
 //! Memory of sharded buckets while they are full on this GPU, separate from the memory of the shards.
 //!
 //! A shard keeps its address. A full bucket has an address from its all-gather to its release. Its memory is allocated
-//! and freed in the order of streams, so nothing waits on the host. Ops access the shard; the trainer accesses the full
-//! bucket while it exists. With offload the host has the shard, and the GPU has only full buckets, from their uploads
-//! on. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
+//! and freed in the order of streams, so nothing waits on the host (Zhao et al., VLDB 2023, "PyTorch FSDP"; CUDA's
+//! stream-ordered allocator). Ops access the shard; the trainer accesses the full bucket while it exists. With offload
+//! the host has the shard, and the GPU has only full buckets, from their uploads on.
 
 use std::sync::Arc;
 

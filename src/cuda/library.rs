@@ -78,7 +78,7 @@ macro_rules! direct {
             $($name: unsafe extern "C" fn($($type),*) -> i32,)*
             /// This function exists since CUDA 12.5. It returns the primary context for streams of a green context.
             stream_contexts: Option<unsafe extern "C" fn(CUstream, *mut CUcontext, *mut CUcontext) -> i32>,
-            /// NVIDIA's driver has no such function. Only the software GPU of the tests checks work against claims.
+            /// Checks work against claims. Only the software GPU of the tests has this function.
             pub(super) judge: Option<Judge>,
         }
 
@@ -197,7 +197,7 @@ impl Direct {
     }
 }
 
-/// Returns the name of a symbol's function in NVIDIA's documentation.
+/// Returns the name under which NVIDIA documents a symbol's function.
 fn documented(symbol: &'static str) -> &'static str {
     symbol.trim_end_matches("_v2")
 }

@@ -338,7 +338,7 @@ impl Memories {
         unsafe { self.regions().control().write(control) }
     }
 
-    /// Makes the open pass leave a segment unchanged. The next Begin sets its action again.
+    /// Makes the open pass leave a segment unchanged, until the next Begin writes the segment's own action again.
     ///
     /// # Safety
     /// No other op that touches control memory is running.

@@ -262,8 +262,9 @@ impl<'a> StepperBuilder<'a> {
     ///   A pass therefore never has all gradients in memory at once, unless backward is faster than the steps. In the
     ///   other modes all gradients are in memory when the last one has been reduced. The next write maps the pages
     ///   again, one by one. Such a write costs more than a write to mapped pages. A page is not returned if it also
-    ///   holds counts of ranks, or a gradient that is [averaged or left](crate::SegmentAction). `Release` needs Linux
-    ///   and a stepper on the CPU that owns its memory, and is refused otherwise.
+    ///   holds the counts of ranks that had a gradient, or a gradient with the action [`Average` or
+    ///   `Leave`](crate::SegmentAction). `Release` needs Linux and a stepper on the CPU that owns its memory, and is
+    ///   refused otherwise.
     ///
     /// ```
     /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};

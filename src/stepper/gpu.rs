@@ -215,8 +215,8 @@ impl Stepper<CudaDevice> {
     /// Later work on the trainer's stream runs after the last step of the parameter's bucket. An address from inside a
     /// pass may be used until the hand-over. A parameter's address from between passes may be used until the
     /// parameter's hand-over in the next pass, and any other address until the next pass begins. Any other stream that
-    /// uses the address must first wait for the trainer's stream, after this call. The trainer's stream must wait for
-    /// that stream before the use ends. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until
+    /// uses the address must first wait for the trainer's stream, after this call. Before the hand-over
+    /// or pass that ends this time, the trainer's stream must wait for that stream. With [`Strategy::Fsdp`](crate::Strategy) a parameter's address is valid until
     /// its bucket is [resharded](Self::reshard), by a call or by the bucket's launch.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ impl InstepHyper {
 }";
 
 const LAYOUT_HEADER: &str = "\
-/* The layout of every struct of abi.h, as Rust has it: what compiles the kernels must see the same.
+/* The layout of every struct of abi.h in Rust: each compiler of the kernels must have the same layout.
  *
  * `cargo run -p bindings` writes this file; do not edit it by hand. */
 #ifndef INSTEP_ABI_LAYOUT_H
