@@ -3,8 +3,8 @@
 # compiler: `scripts/gpu-bundle.sh first|all [FOLDER]`, then there `bash FOLDER/run.sh`.
 #
 # `first` has what the figures of part1 need: `instep`, the peers' library, the bench's kernels, scripts. `all` also has the
-# tests and their kernels, examples/cuda_ddp, the Python package and NCCL. GPU code is for one architecture. Every file is packed by xz, and run.sh
-# unpacks it. A bundle above its limit is refused, since it has to be sent.
+# tests and their kernels, examples/cuda_ddp, the Python package and NCCL. GPU code is for one architecture. Every file is packed
+# by xz, and run.sh unpacks it. A bundle above its limit is refused, since it has to be sent.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -113,7 +113,11 @@ run_ddp() {
     local folder
     folder=$(dirname "$INSTEP_NCCL")
     [ -e cuda_ddp ] || tool cuda_ddp || return
-    ln -sfn "$(basename "$INSTEP_NCCL")" "$folder/libnccl.so" || return
+    if [ ! -e "$folder/libnccl.so" ]; then # nothing is written beside a library that is not the bundle's
+        folder=$PWD/nccl
+        mkdir -p "$folder"
+        ln -sfn "$(realpath -m "$INSTEP_NCCL")" "$folder/libnccl.so" || return
+    fi
     LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 DEVICE=0 WORLD_SIZE=2 ./cuda_ddp
 }
 run_nccl() {

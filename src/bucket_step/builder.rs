@@ -185,7 +185,7 @@ impl BucketStepBuilder {
     }
 }
 
-/// Refuses a bucket whose list of tiles does not fit in memory. No tensors exist before the first step, so the lengths
+/// Refuses a bucket if its list of tiles does not fit in memory. No tensors exist before the first step, so the lengths
 /// may be arbitrarily large.
 fn refuse_endless(plan: &Plan) -> Result<()> {
     let elements: u64 = plan.segments().iter().map(|segment| segment.len).sum();

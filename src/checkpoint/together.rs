@@ -105,8 +105,8 @@ pub fn save_together_with<D: Device>(
     }
 }
 
-/// Makes rank 0's calls. Tells the other ranks to start, or that rank 0 has failed; joins the parts; and tells the
-/// other ranks the result.
+/// Makes rank 0's calls. They tell the other ranks to start, or that rank 0 has failed. They then join the parts and
+/// tell the other ranks the result.
 fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
     let rank_0s = stepper.is_broadcast_due();
     let outcome = Outline::new(stepper, extras).and_then(|outline| {

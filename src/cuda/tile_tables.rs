@@ -1,9 +1,9 @@
 //! Tiles of launches after their tensors have moved. They are written to pinned memory, which the stream copies. Two
 //! buffers are used in turn.
 //!
-//! [`TileTables`] are for a bucket whose parameters or gradients are in separate runs in each call. A table is written
-//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper whose
-//! parameters have moved. Each launch keeps its table, and the copy comes after all ops that read the old addresses.
+//! [`TileTables`] are for a bucket with parameters or gradients in separate runs in each call. A table is written
+//! again only if an address has changed, and never while it is in use. [`MovingTiles`] are for a stepper with
+//! parameters that have moved. Each launch keeps its table, and the copy comes after all ops that read the old addresses.
 //! The host waits only if addresses change faster than the GPU copies them.
 #![allow(unsafe_code)]
 

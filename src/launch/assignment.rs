@@ -121,7 +121,7 @@ pub(crate) struct BucketLaunch {
 pub(crate) struct NormStop {
     /// Number of kernel launches before this point, counting each part of a step.
     pub(crate) launches: usize,
-    /// The records whose norms are added up. The range may include records of other launches, with norms that are zeros
+    /// The records of the norms that are added up. The range may include records of other launches, with norms that are zeros
     /// or no longer needed.
     pub(crate) records: Range<usize>,
 }

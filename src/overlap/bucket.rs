@@ -33,7 +33,7 @@ impl GradBucket<'_> {
     }
 
     /// Returns whether this is the last bucket of the plan that ranks reduce. A hook never sees local buckets. A bucket
-    /// whose parameters are all frozen is not reduced. If the last bucket is one of these, no call returns true.
+    /// is not reduced if all its parameters are frozen. If the last bucket is one of these, no call returns true.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }

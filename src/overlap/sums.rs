@@ -58,7 +58,7 @@ enum Hook {
 ///
 /// # Ordering
 /// The hook runs on the reduce stream's thread, one bucket at a time, in the order of the sums. The hook is not called
-/// for a bucket whose parameters are all frozen. With `Strategy::Replicated` there is an exception: the bucket that
+/// for a bucket if all its parameters are frozen. With `Strategy::Replicated` there is an exception: the bucket that
 /// carries the count of ranks.
 ///
 /// # Errors

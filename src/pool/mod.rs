@@ -124,7 +124,7 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
     }
 
-    /// Builds a pool whose launches run on at most `threads` threads of a team. The pool owns no threads. A launch of
+    /// Builds a pool that runs its launches on at most `threads` threads of a team. The pool owns no threads. A launch of
     /// less than 1 MiB does not use the team.
     ///
     /// # Errors

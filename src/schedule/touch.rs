@@ -38,7 +38,7 @@ impl Schedule {
     /// Announces that the trainer is about to touch a parameter's gradient.
     pub fn touch_gradient(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
-        // A sum includes the frozen gradients of its bucket. In a pass they are refused.
+        // The sum of a bucket includes its frozen gradients. In a pass, access to a frozen gradient is refused.
         if segment.len > 0 && (!self.open || !self.is_frozen(param)) {
             self.touch_bucket(segment.bucket);
         } else {

@@ -153,8 +153,8 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device is two passes
-    /// behind the trainer, the status is two passes old. Returns `None` before the first pass has ended. Abandoned
+    /// Returns the status of the newest pass that is known to have ended, without waiting. If the device lags
+    /// two passes, the status is two passes old. Returns `None` before the first pass has ended. Abandoned
     /// passes have no status, but are [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
