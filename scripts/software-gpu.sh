@@ -4,7 +4,7 @@
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
 # tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--ddp` runs
-# examples/cuda_ddp and capi/gpu/ddp.c with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
+# examples/cuda_ddp, with both NCCLs, and capi/gpu/ddp.c with one to three ranks; `--torch PYTHON [OPTION]...` runs the bench beside PyTorch, once and small,
 # with a PyTorch for the CPU; `--bundle FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small,
 # and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
@@ -87,6 +87,7 @@ case ${1:-} in
     for ranks in 1 2 3; do
         export INSTEP_GPU_DEVICES=$ranks INSTEP_GPU_SEED=$ranks
         WORLD_SIZE=$ranks "$target/debug/cuda_ddp"
+        WORLD_SIZE=$ranks "$target/debug/cuda_ddp" --instep-nccl
         "$folder/ddp" $ranks
     done
     ;;

@@ -41,7 +41,7 @@ part3 step 120
 part3 blocks 50
 part3 ncu 50
 part3 torch_all 80
-part3 ddp 30
+part3 ddp 45
 part3 nccl 95
 part3 initcheck 45
 part4 python_buckets 90
@@ -118,7 +118,8 @@ run_ddp() {
         mkdir -p "$folder"
         ln -sfn "$(realpath -m "$INSTEP_NCCL")" "$folder/libnccl.so" || return
     fi
-    LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 DEVICE=0 WORLD_SIZE=2 ./cuda_ddp
+    export LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 DEVICE=0 WORLD_SIZE=2
+    ./cuda_ddp && ./cuda_ddp --instep-nccl
 }
 run_nccl() {
     export NCCL_DEBUG=WARN NCCL_DEBUG_FILE=${RESULTS:-.}/nccl.%p

@@ -23,7 +23,7 @@ impl CudaDevice {
         for op in ops {
             op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
                 let (kind, span) = (if access.writes { Kind::Write } else { Kind::Read }, access.span);
-                if let (None, Some(at)) = (regions.find(span), unsharded.resolve(span)) {
+                if let (None, Some(at)) = (regions.find(span), unsharded.find(span)) {
                     return add((at.addr(), span.bytes()), kind);
                 }
                 regions.runs(span).for_each(|run| add(run, kind));

@@ -12,7 +12,7 @@ use crate::abi::{InstepControl, InstepStatus};
 use crate::cuda::CudaDevice;
 use crate::cuda::driver::Entered;
 use crate::cuda::full_buckets::is_sharded;
-use crate::cuda::gpu_memory::{address, bytes_of, fetch, write_progress};
+use crate::cuda::gpu_memory::{Reader, address, bytes_of, fetch, write_progress};
 use crate::cuda::tile_tables::MovingTiles;
 use crate::cuda::timing::Timing;
 use crate::device::{Blueprint, Claimed, Device, Executor};
@@ -36,16 +36,6 @@ impl CudaDevice {
             device.block_on_compute()?;
             work(device)
         })
-    }
-
-    /// Returns the address at which the trainer finds a span: in a full bucket, or in memory that always exists. After
-    /// a failure, the memory of a bucket that was being unsharded may be missing. Its address is then never used.
-    fn at(&self, span: Span) -> *mut u8 {
-        let always = || match self.failed {
-            None => self.engine.memory.regions.resolve(span),
-            Some(_) => self.engine.memory.regions.find(span).unwrap_or(std::ptr::null_mut()),
-        };
-        self.engine.memory.unsharded.resolve(span).unwrap_or_else(always)
     }
 
     /// Blocks until the trainer's stream has finished everything on it.
@@ -101,8 +91,12 @@ impl Executor for CudaDevice {
         self.comms.agree(number)
     }
 
+    /// After a failure, the memory of a bucket that was being unsharded may be missing. Its address is then never used.
     fn resolve(&self, span: Span) -> *mut u8 {
-        self.at(span)
+        match self.engine.memory.find(span, Reader::Trainer) {
+            None if self.failed.is_some() => std::ptr::null_mut(),
+            address => address.unwrap_or_else(|| panic!("{span:?} is out of bounds")),
+        }
     }
 
     fn sizes(&self) -> Vec<(Memory, u64)> {
@@ -156,7 +150,7 @@ impl Executor for CudaDevice {
             // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
         }
-        let from = address(self.at(span));
+        let from = address(self.resolve(span));
         // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
         self.guarded_copy("a copy to the host", |device| unsafe {
             device.cuda.driver.download(into, from, device.cuda.compute)
@@ -169,7 +163,7 @@ impl Executor for CudaDevice {
             // SAFETY: nothing runs on the host's memory now, by `Claimed`.
             return self.on_hosts("a write", |host| unsafe { host.write(span, from) });
         }
-        let to = address(self.at(span));
+        let to = address(self.resolve(span));
         self.guarded_copy("a copy to the GPU", |device| {
             let (driver, compute) = (&device.cuda.driver, device.cuda.compute);
             // SAFETY: in bounds by `resolve`; touched by nothing else now, by `Claimed`.

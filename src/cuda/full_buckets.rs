@@ -37,7 +37,7 @@ impl Unsharded {
     }
 
     /// Returns the address of a span of a full bucket.
-    pub(super) fn resolve(&self, span: Span) -> Option<*mut u8> {
+    pub(super) fn find(&self, span: Span) -> Option<*mut u8> {
         let whole = self.of(span).filter(|_| span.start < span.end)?;
         Some(whole.arena.base().wrapping_add((span.start - whole.span.start) as usize))
     }

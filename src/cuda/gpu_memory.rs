@@ -25,6 +25,14 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
+/// Who asks for an address. A rank's shard of a full bucket lies in two places: in its own memory, which ops access, and
+/// in the full bucket, which the trainer accesses.
+#[derive(Clone, Copy)]
+pub(super) enum Reader {
+    Op,
+    Trainer,
+}
+
 pub(super) struct DeviceMemory {
     pub(super) driver: Arc<dyn Driver>,
     /// The stream in whose order the memory is allocated.
@@ -95,6 +103,15 @@ impl DeviceMemory {
             memory.initialise(plan, assignment)?;
         }
         Ok(memory)
+    }
+
+    /// Returns the address at which a reader finds a span, or `None` if the span lies nowhere now.
+    pub(super) fn find(&self, span: Span, reader: Reader) -> Option<*mut u8> {
+        let (shard, full) = (|| self.regions.find(span), || self.unsharded.find(span));
+        match reader {
+            Reader::Op => shard().or_else(full),
+            Reader::Trainer => full().or_else(shard),
+        }
     }
 
     /// Allocates only control memory and settings, for tensors whose addresses come with each launch.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::CudaDevice;
 use super::driver::{Entered, Shape};
 use super::full_buckets::{is_resharded, is_sharded};
-use super::gpu_memory::address;
+use super::gpu_memory::{Reader, address};
 use super::launches::BucketLaunch;
 use super::pinned::SLOTS;
 use crate::abi::{InstepAddArgs, InstepPublishArgs, InstepRecord};
@@ -94,11 +94,10 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the address at which an op finds a span: in memory that always exists, or in a full bucket.
+    /// Returns the address at which an op finds a span.
     pub(super) fn find(&self, span: Span) -> *mut u8 {
-        let always = self.engine.memory.regions.find(span);
-        let whole = || self.engine.memory.unsharded.resolve(span);
-        always.or_else(whole).unwrap_or_else(|| self.engine.memory.regions.resolve(span))
+        let found = self.engine.memory.find(span, Reader::Op);
+        found.unwrap_or_else(|| panic!("{span:?} is out of bounds"))
     }
 
     fn run(&mut self, ops: &[Op]) -> Result<()> {

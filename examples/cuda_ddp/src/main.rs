@@ -1,8 +1,10 @@
 //! Data-parallel training with your own streams and your own all-reduce: backward on one stream, NCCL's sums on another.
 //!
 //! Each bucket is handed over with the event after its sum. `WORLD_SIZE=2 cargo run -p cuda_ddp` starts two ranks, each with a GPU.
+//! With `-- --instep-nccl`, instep's own NCCL sums instead.
 #![allow(unsafe_code)]
 
+mod instep_nccl;
 mod ranks;
 
 use cudarc::driver::{CudaContext, DevicePtr};
@@ -15,7 +17,11 @@ const LENGTH: usize = 5000;
 const STEPS: usize = 5;
 
 fn main() -> ranks::Outcome {
-    let Some(ranks::Own { rank, world_size, device, id }) = ranks::own()? else { return ranks::start() };
+    let Some(own) = ranks::own()? else { return ranks::start() };
+    if std::env::args().any(|argument| argument == "--instep-nccl") {
+        return instep_nccl::train(own);
+    }
+    let ranks::Own { rank, world_size, device, id } = own;
     let context = CudaContext::new(device)?;
     // SAFETY: the events below order the streams.
     unsafe { context.disable_event_tracking() };

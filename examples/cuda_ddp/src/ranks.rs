@@ -47,7 +47,8 @@ pub(crate) fn start() -> Outcome {
     let id = Id::new().map_err(told)?;
     let digits: String = id.internal().iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
     let rank = |rank: usize| {
-        Command::new(env::current_exe()?).env("RANK", rank.to_string()).env("ID", &digits).spawn()
+        let mut command = Command::new(env::current_exe()?);
+        command.args(env::args_os().skip(1)).env("RANK", rank.to_string()).env("ID", &digits).spawn()
     };
     let mut ranks = (0..world_size()).map(rank).collect::<Result<Vec<_>, _>>()?;
     let outcomes = ranks.iter_mut().map(|rank| rank.wait()).collect::<Result<Vec<_>, _>>()?;

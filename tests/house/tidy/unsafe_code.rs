@@ -28,6 +28,7 @@ const UNSAFE: &[&str] = &[
     "capi/src/stepper.rs",
     "capi/src/stepper_options.rs",
     "capi/src/tensors.rs",
+    "examples/cuda_ddp/src/instep_nccl.rs",
     "examples/cuda_ddp/src/main.rs",
     "python/src/arguments.rs",
     "python/src/lists/found.rs",
