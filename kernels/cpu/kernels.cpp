@@ -13,7 +13,7 @@
 
 namespace {
 
-/* Whether two records have the same scalars because they are derived from the same numbers. */
+/* Returns whether two records get equal scalars, because they derive them from equal numbers. */
 bool have_same_scalars(const InstepBeginArgs& args, uint64_t index, uint64_t other) {
     const InstepRecord &a = args.records[index], &b = args.records[other];
     return a.steps == b.steps && a.hyper == b.hyper && bits_of(a.carried[0]) == bits_of(b.carried[0]) &&
@@ -23,13 +23,14 @@ bool have_same_scalars(const InstepBeginArgs& args, uint64_t index, uint64_t oth
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(*args, args->control);
     for (uint64_t b = 0; b < args->further_count; ++b) begin_pass(*args, &args->further_controls[b]);
-    for (uint64_t k = 0; k < args->record_count; ++k) {
+    for (uint64_t k = 0, derived = 0; k < args->record_count; ++k) {
         open_record(*args, k);
-        if (k > 0 && have_same_scalars(*args, k, k - 1)) {
-            args->records[k].scalars = args->records[k - 1].scalars;
-            args->records[k].carried[1] = args->records[k - 1].carried[1];
+        if (k > 0 && have_same_scalars(*args, k, derived)) {
+            args->records[k].scalars = args->records[derived].scalars;
+            args->records[k].carried[1] = args->records[derived].carried[1];
         } else {
             derive_scalars(*args, k);
+            derived = k;
         }
     }
 }

@@ -1,7 +1,7 @@
-/* Opens the streams of one run of a segment as f32, steps them, and stores them again, on a CPU.
+/* On a CPU, opens the streams of one run of a segment as f32, steps them, and stores them again.
  *
- * This file handles every memory of a step, but no thread, tile or rule. It stores the streams in the GPU's order, so
- * that copy and average use the stored parameter. */
+ * This file handles all memories of a step, but no threads and no choice of a rule. It stores the streams in the GPU's
+ * order, so that copy and average use the stored parameter. */
 #ifndef INSTEP_CPU_PART_H
 #define INSTEP_CPU_PART_H
 
@@ -9,8 +9,8 @@
 
 namespace {
 
-/* The arguments of a launch. If segments are in separate memory, the addresses are those of the last tile that was
- * asked for. */
+/* The arguments of a launch. If segments are in separate memory, their addresses are those of the tile
+ * in the last call of `at`. */
 class Placed {
   public:
     Placed(const InstepStepArgs& args, const InstepBases* bases) : args_(args), bases_(bases) {}
@@ -28,33 +28,37 @@ class Placed {
         return args_;
     }
 
-    /* Returns the run of a tile. All its streams are f32 in place. */
-    Run run(const InstepTile& tile) const { return bases_ ? run_at(bases_[tile.record], tile) : run_at(args_, tile); }
+    /* Sets the run of a tile. All its streams are f32 in place. A run that is made separately and copied would wait for
+     * its own stores. */
+    void set(Run* run, const InstepTile& tile) const {
+        return bases_ ? set_at(run, bases_[tile.record], tile) : set_at(run, args_, tile);
+    }
 
   private:
     template <class Addresses>
-    Run run_at(const Addresses& own, const InstepTile& tile) const {
-        Run run = {tile.count, reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(own.param_base) + tile.param),
-                   static_cast<const float*>(own.grads) + tile.grad_offset, {}, nullptr};
-        for (uint32_t k = 0; k < args_.state_count; ++k) {
-            run.states[k] = static_cast<float*>(own.states[k]) + tile.state_offset;
+    void set_at(Run* run, const Addresses& own, const InstepTile& tile) const {
+        run->count = tile.count;
+        run->p = reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(own.param_base) + tile.param);
+        run->g = static_cast<const float*>(own.grads) + tile.grad_offset;
+        for (uint32_t k = 0; k < INSTEP_MAX_STATES; ++k) {
+            run->states[k] = k < args_.state_count ? static_cast<float*>(own.states[k]) + tile.state_offset : nullptr;
         }
-        return run;
+        run->change = nullptr;
     }
 
     InstepStepArgs args_;
     const InstepBases* bases_;
 };
 
-/* Returns a run of a bucket's gradients as f32: in place, or widened into `buffer`. */
+/* Returns a run of a bucket's gradients as f32: in place, or converted into `buffer`. */
 const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
     if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;
     widen_run(args.grad_dtype, count, static_cast<const uint16_t*>(args.grads) + offset, buffer);
     return buffer;
 }
 
-/* Number of elements that pass through f32 at a time, in whole blocks of 8-bit states. Five streams of this length
- * leave most of a first-level cache to the tensors. */
+/* Number of elements that are converted to f32 at a time, in whole blocks of 8-bit states. Buffers of this length for
+ * five streams leave most of a first-level cache to the tensors. */
 constexpr uint32_t CHUNK = 2 * INSTEP_QUANTUM;
 
 /* A parameter's first average is the parameter itself. */
@@ -68,10 +72,10 @@ __attribute__((noinline)) void average_params(const InstepStepArgs& args, bool i
     }
 }
 
-/* A run of a tile, of at most CHUNK elements unless the whole run is f32 in place. */
+/* A part of a tile. It has at most CHUNK elements, unless all its streams are f32 in place. */
 struct Part {
     const InstepStepArgs& args;
-    uint64_t state_offset; /* of its first element */
+    uint64_t state_offset; /* of the first element */
     uint32_t count;
     void* param;
     Rounding rounding;
@@ -99,7 +103,7 @@ struct Part {
         return buffer;
     }
 
-    /* Stores the parameters; `params` are the stored values afterwards. */
+    /* Stores the parameters. Afterwards `params` has the stored values, if there is a copy or an average. */
     void close_params(float* params) const {
         if (args.param_dtype == INSTEP_DTYPE_F32) return;
         uint16_t* narrow = static_cast<uint16_t*>(param);
@@ -113,7 +117,7 @@ struct Part {
                 }
                 if (args.copy || args.ema) {
                     widen_run(args.param_dtype, count, narrow, params);
-                    make_canonical(params, count); /* widening keeps a NaN's payload, and a GPU does not */
+                    make_canonical(params, count); /* widening keeps a NaN's payload only on a CPU */
                 }
                 return;
             default: split_run(args.master_kind, rounding, count, params, narrow, remainders());

@@ -1,7 +1,7 @@
-/* Steps the tiles of a bucket on a CPU: it picks the action on each tile, and the loop for the rule and precision.
+/* On a CPU, steps the tiles of a bucket: picks the action on each tile, and the loop for the rule and precision.
  *
- * Any number of threads may step tiles of the same launch. The only shared writes are integer atomics, whose order does
- * not matter. */
+ * Any number of threads may step tiles of the same launch. Threads share only integer atomics, and the order
+ * of these does not matter. */
 #ifndef INSTEP_CPU_STEP_H
 #define INSTEP_CPU_STEP_H
 
@@ -29,14 +29,14 @@ void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
 }
 
-/* Whether the bf16 loop can step the tile. */
+/* Returns whether the bf16 loop can step the tiles of a launch. */
 bool is_bfloat16_throughout(const InstepStepArgs& args) {
     const bool is_plain = args.master_kind == INSTEP_MASTER_NONE && !args.copy && !args.ema;
     const bool has_states = args.state_count == 0 || args.moments == INSTEP_MOMENTS_BF16;
     return is_plain && has_states && args.param_dtype == INSTEP_DTYPE_BF16 && args.grad_dtype == INSTEP_DTYPE_BF16;
 }
 
-/* Steps a tile in one loop from bf16 to bf16. */
+/* Steps a tile in one loop that reads and writes bf16. */
 template <class Rule>
 uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
                             float multiplier, RandomKey key, uint64_t ahead_bytes) {
@@ -49,7 +49,7 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
     return run(scalars, multiplier, position, ahead_bytes, tile.count, params, grads, states);
 }
 
-/* Whether the loop of 8-bit states can step the tile. */
+/* Returns whether the loop for 8-bit states can step the tile. */
 template <class Rule>
 bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, uint32_t flags) {
     const bool is_common = (flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1]);
@@ -57,10 +57,10 @@ bool has_coded_loop(const InstepStepArgs& args, const InstepTile& tile, uint32_t
            tile.count % INSTEP_QUANTUM == 0;
 }
 
-/* Tiles that one call of a loop steps at most. */
+/* Largest number of tiles that one call of a loop steps. */
 constexpr uint64_t MOST_TOGETHER = 32;
 
-/* Whether all streams of a launch are f32 in place, a tile's step is all that it does, and its multiplier is known. */
+/* Returns whether a launch has only f32 streams, only steps its tiles, and knows its multiplier. */
 bool is_plain(const InstepStepArgs& args) {
     return args.param_dtype == INSTEP_DTYPE_F32 && args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
            !args.copy && !args.ema && args.gradients == INSTEP_GRADIENTS_KEEP && args.part == INSTEP_PART_WHOLE && knows_multiplier(args);
@@ -74,7 +74,7 @@ bool have_equal_scalars(const InstepRecord& a, const InstepRecord& b) {
     return differs == 0;
 }
 
-/* Returns how many tiles from the first one on are of its bucket, and are stepped with its scalars. */
+/* Returns how many tiles, from the first one on, have its bucket and its scalars and are stepped. */
 uint64_t count_alike(const InstepStepArgs& args, const InstepTile* tiles, uint64_t left) {
     const InstepRecord& record = args.records[tiles->record];
     const uint64_t most = left < MOST_TOGETHER ? left : MOST_TOGETHER;
@@ -101,7 +101,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
     const auto each_part = [&](auto step) {
         for (uint32_t at = 0; at < tile.count; at += longest) {
             const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
-            /* A rounding that is made separately and copied would wait for its own stores. */
+            /* Part makes its Rounding in place, because a copy would wait for its own stores. */
             step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype),
                       {{key, tile.element + at}, args.stochastic != 0}, ahead_bytes},
                  tile.grad_offset + at);
@@ -145,7 +145,7 @@ uint32_t step_alike(Placed& placed, const InstepStepArgs& args, const InstepTile
         if (plain) {
             const InstepRecord& record = args.records[tiles->record];
             Run runs[MOST_TOGETHER];
-            for (uint64_t k = 0; k < count; ++k) runs[k] = placed.run(tiles[k]);
+            for (uint64_t k = 0; k < count; ++k) placed.set(&runs[k], tiles[k]);
             const float multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
             return step_runs<Rule>(scalars_of<Rule>(record), multiplier, ahead_bytes, runs, static_cast<uint32_t>(count));
         }
@@ -157,7 +157,7 @@ uint32_t step_alike(Placed& placed, const InstepStepArgs& args, const InstepTile
     return nonfinite;
 }
 
-/* Picks the instantiation for the number of states of this run. */
+/* Picks the instantiation for the launch's number of states. */
 template <template <int> class Rule, int MIN, int MAX, class... Rest>
 uint32_t step_with_states(Placed& placed, const InstepStepArgs& args, Rest... rest) {
     if constexpr (MIN < MAX) {
@@ -188,7 +188,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, const Inst
         const InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
         const bool steps = action == INSTEP_ACTION_STEP && !rests;
-        /* All stepped tiles of a launch have the same streams. */
+        /* All stepped tiles of a launch have the same kinds of streams. */
         const bool plain = steps && is_plain(own);
         count = plain ? count_alike(*args, &tile, last - t) : 1;
         if (steps) {

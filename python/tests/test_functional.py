@@ -500,3 +500,22 @@ def test_copies_of_every_short_length_and_start_have_torchs_bits_and_leave_what_
         functional.copy_([own[start : start + length]], [source[5 : 5 + length]])
         theirs[start : start + length].copy_(source[5 : 5 + length])
         assert same_bits(own, theirs), length
+
+
+LAST_LEVEL = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+@pytest.mark.skipif(not LAST_LEVEL.exists(), reason="Linux does not tell the size of the last-level cache")
+@pytest.mark.parametrize("source", WORDS, ids=str)
+@pytest.mark.parametrize("target", WORDS, ids=str)
+def test_copies_that_fit_no_cache_have_torchs_bits_and_leave_what_is_beside_them(target, source):
+    cache_bytes = int(LAST_LEVEL.read_text().strip().removesuffix("K")) << 10
+    count = cache_bytes // (target.itemsize + source.itemsize) + 12_345
+    some = odd(source, 0)
+    values = some.repeat(count // len(some) + 1)[:count]
+    expected = torch.zeros(count + 20, dtype=target)
+    expected[3:-17].copy_(values)
+    for threads in (1, 2):
+        memory = torch.zeros(count + 20, dtype=target)
+        functional.copy_([memory[3:-17]], [values], threads=threads)
+        assert same_bits(memory, expected), threads

@@ -1,7 +1,8 @@
 //! Ranges of bytes in a stepper's memories, and the byte offsets of a plan's elements.
 //!
-//! All memories share the offsets of elements. Bytes are counted bucket by bucket, because buckets may differ in
-//! element types. This file decides which memories exist and how large elements are.
+//! An element has one offset in all memories of gradients, and one offset in all other memories of tensors. Bytes are
+//! counted bucket by bucket, because buckets may differ in element types. This file decides which memories exist and
+//! how large elements are.
 
 use std::mem::offset_of;
 
@@ -37,13 +38,13 @@ pub enum Memory {
     /// The reduced gradients that this rank steps, and each bucket's counts of ranks, in the host's memory, with
     /// offload.
     HostGrads,
-    /// The gradients that this rank steps, accumulated over the micro-batches so far and reduced within a group of
-    /// ranks, with [`Accumulation::Summed`](crate::Accumulation).
+    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients that this rank steps, reduced within a group
+    /// of ranks and summed over the micro-batches so far.
     Sums,
 }
 
-/// The offset in control memory of the control blocks of single buckets or of further clip sets. They follow the pass's
-/// control block.
+/// The offset in control memory of the further control blocks, which follow the pass's control block. They belong to
+/// single buckets or to further clip sets.
 pub(crate) const FURTHER_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
 
 const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
@@ -56,7 +57,7 @@ const fn control_field(offset: usize, bytes: usize) -> Span {
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
-    /// Returns whether a sharded rank has this memory only for its shard.
+    /// Returns whether a rank has this memory only for its shard, if the plan is sharded.
     pub fn is_sharded_state(self) -> bool {
         use Memory::*;
         matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
@@ -79,7 +80,7 @@ impl Memory {
         plan.is_offloaded() && !is_device
     }
 
-    /// Returns whether the memory's elements have the offsets of gradients instead of those of parameters.
+    /// Returns whether the memory's elements have the offsets of gradients instead of the offsets of parameters.
     pub(crate) fn counts_gradients(self) -> bool {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
@@ -89,13 +90,13 @@ impl Memory {
         matches!(self, Memory::Params | Memory::Copy)
     }
 
-    /// Returns the memories of a bucket whose shards ranks all-gather.
+    /// Returns the memories in which ranks all-gather the shards of a bucket.
     pub(crate) fn sent_of(bucket: &Bucket) -> impl Iterator<Item = Memory> + use<> {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
 
-    /// Returns every memory of tensors that a plan has, with `states` states. A bucket has no byte in a memory that its
-    /// precision does not need.
+    /// Returns every memory of tensors that a plan has, with `states` states. A bucket has no bytes in a memory that
+    /// its precision does not need.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
         let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
             let is_offloaded = plan.is_offloaded();
@@ -144,7 +145,7 @@ impl Span {
     /// Returns the elements `start..end` of the plan's arenas. The range may span several buckets.
     ///
     /// # Panics
-    /// If the memory holds no tensors.
+    /// Panics if the memory holds no tensors.
     pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
         let byte = |at: u64| {
             let first =
@@ -209,8 +210,8 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the parts of a bucket that take no memory while it is resharded. These are the other ranks' shards, or
-    /// with offload the whole bucket.
+    /// Returns the parts of a bucket that take no memory while the bucket is resharded. These are the other ranks'
+    /// shards, or with offload the whole bucket.
     pub(crate) fn resharded(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
         if !plan.is_offloaded() {
             return Span::others(memory, bucket);
@@ -226,18 +227,19 @@ impl Span {
 
     /// Returns one parameter's tensor in a memory, or this rank's part of it.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
-        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        let start = if memory.counts_gradients() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
     }
 
-    /// The next pass's loss scale and its growth tracker: the part of control memory that only Decide writes. It also
+    /// The next pass's loss scale and its growth tracker. Only Decide writes this part of control memory. The span also
     /// represents the caller's scaler: Begin reads the scale, and Decide writes the flag.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
     /// Only the loss scale. Begin reads it.
     pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
 
-    /// The other half of [`LOSS_SCALE`](Self::LOSS_SCALE). Only Decide reads it. It represents the caller's flag.
+    /// The second half of [`LOSS_SCALE`](Self::LOSS_SCALE): the growth tracker. It also represents the flag of the
+    /// caller's scaler. Begin does not access it.
     pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
 
     /// Control memory after the loss scale.
@@ -253,7 +255,7 @@ impl Span {
     pub const NONFINITE: Span =
         control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
 
-    /// Returns the same field of another control block: that of a single bucket, or of a clip set.
+    /// Returns the same field of another control block, which belongs to a single bucket or to a clip set.
     pub(crate) fn of_control_block(self, block: u32) -> Span {
         let offset = FURTHER_CONTROLS_AT + u64::from(block) * size_of::<InstepControl>() as u64;
         Span { start: self.start + offset, end: self.end + offset, ..self }
@@ -262,14 +264,14 @@ impl Span {
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
-    /// Returns the element type of a collective. For an all-gather, it is the destination's type, because the source
-    /// may lie in buckets of different types on different ranks.
+    /// Returns the element type of a collective. For an all-gather, this is the destination's type, because the sources
+    /// of different ranks may lie in buckets of different types.
     pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
         if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
     }
 
-    /// Returns the element type that a collective uses: that of the span's first element. Master weights are only
-    /// copied, as words of 4 bytes.
+    /// Returns the element type that a collective uses. This is the type of the span's first element. Master weights
+    /// are only copied, as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
             let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);
@@ -290,7 +292,7 @@ impl Span {
     }
 }
 
-/// Returns the bytes of `elements` elements, counted from the start of a block.
+/// Returns the size in bytes of `elements` elements from the start of a block.
 pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
     let Storage { precision, copy, .. } = storage;
     match memory {

@@ -29,10 +29,10 @@ pub enum TensorId<'n> {
     /// The parameter itself. Reading it as f32 returns its [master weight](crate::Master), if it has one.
     Param(ParamId),
     /// The parameter's gradient. After a pass it is **the sum over ranks, including the loss scale**. It is neither
-    /// divided nor clipped, because the step applies both as one factor without writing the gradient. For the mean,
-    /// divide the sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// divided nor clipped. The step does both by one factor, and does not write the gradient. For the mean, divide the
+    /// sum by [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
     /// [Average](crate::SegmentAction), the gradient is the mean of the scaled gradients.
-    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release it after the step.
+    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) can zero or release the gradient after the step.
     Grad(ParamId),
     /// A state of the parameter's optimizers, by its name in `torch.optim`
     /// ([`Stepper::state_names`](crate::Stepper::state_names) lists the names). All groups with the same kind of
@@ -85,8 +85,8 @@ pub(super) struct Elements<'s> {
 }
 
 impl<'s> Elements<'s> {
-    /// Returns the elements of a tensor that this rank has now: only its shard, if the tensor is sharded and its bucket
-    /// is not unsharded.
+    /// Returns the elements of a tensor that this rank has now. For a sharded tensor, these are the elements of this
+    /// rank's shard. For a parameter or a copy, these are all elements while the bucket is unsharded.
     pub(super) fn present(
         memory: Memory,
         segment: &'s Segment,
@@ -99,13 +99,13 @@ impl<'s> Elements<'s> {
         Elements { memory, segment, range }
     }
 
-    /// Returns the span that has these elements now. With offload, the parameters of a bucket that is not unsharded are
-    /// only in the host's memory.
+    /// Returns the span that has these elements now. With offload, parameters are only in the host's memory while their
+    /// bucket is resharded.
     pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
         let Elements { memory, segment, range } = self;
         let is_of_host = *memory == Memory::Params && !schedule.is_full(segment.bucket);
         let memory = if is_of_host { memory.of_step(plan) } else { *memory };
-        let first = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        let first = if memory.counts_gradients() { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), first + range.start, first + range.end)
     }
 

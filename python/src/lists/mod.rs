@@ -276,14 +276,18 @@ impl Prepared {
             hyper[0] = lr;
             plan.set_hyper(self.descriptor, hyper)?;
         }
-        let Found { addresses, formats, progress, .. } = &mut *found;
-        for (k, progress) in progress.iter_mut().enumerate() {
-            let carried = addresses[CARRIED].0.get(k).map(|at| (at.expose_provenance(), formats[k].carried));
-            // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
-            let read = unsafe { read_progress(addresses[COUNTS].0[k].expose_provenance(), carried) };
-            *progress = read.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
+        // SAFETY: f32 numbers in memory that the storages keep, as this object's contract has it.
+        if !unsafe { plan.knows_counts(found) } {
+            let Found { addresses, formats, progress, .. } = &mut *found;
+            for (k, progress) in progress.iter_mut().enumerate() {
+                let carried =
+                    addresses[CARRIED].0.get(k).map(|at| (at.expose_provenance(), formats[k].carried));
+                // SAFETY: numbers of these types in memory that the storages keep, as this object's contract has it.
+                let read = unsafe { read_progress(addresses[COUNTS].0[k].expose_provenance(), carried) };
+                *progress = read.ok_or_else(|| refused_count(&format!("state_steps[{k}]")))?;
+            }
+            plan.set_counts(found, self.descriptor)?;
         }
-        plan.set_counts(found, self.descriptor)?;
         let again = mem::take(has_run);
         py.detach(|| plan.run(found, scaling, again)).map_err(raised)?;
         *has_run = true;

@@ -1,12 +1,14 @@
 //! Copies and sums between lists of float32 and bfloat16 tensors, on all threads at once.
 //!
 //! A sum is of float32 and is rounded once, to the nearest even, when it is stored. No tensor is written before all
-//! have been checked.
+//! have been checked. Copies that fit no cache are stored past it, so that their memory is not read first
+//! (Intel's optimization manual, "Non-temporal stores").
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{fs, ptr, thread};
 
 use instep::Team;
 
@@ -27,6 +29,21 @@ const BLOCK: usize = 64;
 /// How far ahead of its loads a loop prefetches.
 const AHEAD_BYTES: usize = 2048;
 
+/// The bytes of the last-level cache, as Linux tells them. No copy is stored past a cache of unknown size.
+static CACHE_BYTES: LazyLock<Option<usize>> = LazyLock::new(|| {
+    let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
+    Some(text.trim().strip_suffix('K')?.parse::<usize>().ok()? << 10)
+});
+
+/// What happens to each element.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Work {
+    Add,
+    Copy,
+    /// A copy whose stores pass the caches.
+    Stream,
+}
+
 /// One tensor, and where its values come from.
 pub(super) struct Move {
     pub(super) into: (usize, Word),
@@ -34,7 +51,14 @@ pub(super) struct Move {
     pub(super) len: usize,
 }
 
+impl Move {
+    fn bytes(&self) -> usize {
+        self.len * (self.into.1.size() + self.from.1.size())
+    }
+}
+
 /// A run of elements of one tensor.
+#[derive(Clone, Copy)]
 struct Run<'a> {
     of: &'a Move,
     start: usize,
@@ -47,6 +71,12 @@ struct Run<'a> {
 /// The addresses belong to `len` initialised elements of float32 or bfloat16, and are aligned to them. No other memory
 /// that is read or written here overlaps the written elements.
 pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Option<OpenMp>) {
+    let fits = |cache: usize| moves.iter().map(Move::bytes).sum::<usize>() <= cache;
+    let work = match (adds, *CACHE_BYTES) {
+        (true, _) => Work::Add,
+        (false, Some(cache)) if !fits(cache) => Work::Stream,
+        (false, _) => Work::Copy,
+    };
     let mut elements = 0;
     let ends: Vec<usize> = moves
         .iter()
@@ -61,7 +91,7 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
         for (of, end) in moves[at..].iter().zip(&ends[at..]).take_while(|(of, end)| **end - of.len < last) {
             let run = Run { of, start: first - (end - of.len), len: last.min(*end) - first };
             // SAFETY: the caller's promise; each element is one thread's.
-            unsafe { run.on_this_processor(adds) };
+            unsafe { run.on_this_processor(work) };
             first = *end;
         }
     };
@@ -69,7 +99,7 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
         return each(0, elements);
     }
     let next = AtomicUsize::new(0);
-    let work = || {
+    let share = || {
         loop {
             let first = next.fetch_add(CHUNK, Ordering::Relaxed);
             if first >= elements {
@@ -80,55 +110,55 @@ pub(super) unsafe fn run(moves: &[Move], adds: bool, threads: usize, openmp: Opt
     };
     match openmp {
         Some(team) => {
-            team.run(threads, &work);
-            work(); // A team may make no call at all.
+            team.run(threads, &share);
+            share(); // A team may make no call at all.
         }
         None => thread::scope(|scope| {
             for _ in 1..threads {
-                scope.spawn(work);
+                scope.spawn(share);
             }
-            work();
+            share();
         }),
     }
 }
 
 impl Run<'_> {
     #[cfg(target_arch = "x86_64")]
-    unsafe fn on_this_processor(&self, adds: bool) {
+    unsafe fn on_this_processor(self, work: Work) {
         #[target_feature(enable = "avx2")]
-        unsafe fn wide(run: &Run<'_>, adds: bool) {
+        unsafe fn wide(run: Run<'_>, work: Work) {
             // SAFETY: the caller's promise.
-            unsafe { run.each(adds) }
+            unsafe { run.each(work) }
         }
         // SAFETY: the caller's promise; the processor has the instructions.
-        unsafe { if is_x86_feature_detected!("avx2") { wide(self, adds) } else { self.each(adds) } }
+        unsafe { if is_x86_feature_detected!("avx2") { wide(self, work) } else { self.each(work) } }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    unsafe fn on_this_processor(&self, adds: bool) {
+    unsafe fn on_this_processor(self, work: Work) {
         // SAFETY: the caller's promise.
-        unsafe { self.each(adds) }
+        unsafe { self.each(work) }
     }
 
     #[inline(always)]
-    unsafe fn each(&self, adds: bool) {
+    unsafe fn each(self, work: Work) {
         let Move { into, from, .. } = self.of;
         // SAFETY: the caller's promise.
         unsafe {
-            match (into.1 == Word::F32, from.1 == Word::F32, adds) {
-                (true, true, false) => self.blocks::<u32, u32>(each(|_, value| value)),
-                (false, false, false) => self.blocks::<u16, u16>(each(|_, value| value)),
-                (true, true, true) => self.blocks::<f32, f32>(each(|own, value| own + value)),
-                (true, false, false) => self.blocks::<f32, u16>(each(|_, value| wide(value))),
-                (true, false, true) => self.blocks::<f32, u16>(each(|own, value| own + wide(value))),
-                (false, true, false) => self.blocks::<u16, f32>(|into, from| {
+            match (into.1 == Word::F32, from.1 == Word::F32, work == Work::Add) {
+                (true, true, false) => self.copy::<u32, u32>(work, |into, from| into.copy_from_slice(from)),
+                (false, false, false) => self.copy::<u16, u16>(work, |into, from| into.copy_from_slice(from)),
+                (true, false, false) => self.copy::<f32, u16>(work, each(|_, value| wide(value))),
+                (false, true, false) => self.copy::<u16, f32>(work, |into, from| {
                     // NaNs are rare, and without them a block takes fewer instructions.
-                    if from.iter().fold(false, |any, value| any | value.is_nan()) {
+                    if from.iter().fold(0, |most, value| magnitude(*value).max(most)) > INFINITY_BITS {
                         each(|_, value| narrow(value))(into, from);
                     } else {
                         each(|_, value| rounded(value))(into, from);
                     }
                 }),
+                (true, true, true) => self.blocks::<f32, f32>(each(|own, value| own + value)),
+                (true, false, true) => self.blocks::<f32, u16>(each(|own, value| own + wide(value))),
                 (false, true, true) => self.blocks::<u16, f32>(each(|own, value| narrow(wide(own) + value))),
                 (false, false, true) => {
                     self.blocks::<u16, u16>(each(|own, value| narrow(wide(own) + wide(value))))
@@ -137,15 +167,22 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `made` with short parts of the run, one after the other, and prefetches later ones.
+    /// Returns the run's elements and the elements that they are made from.
     #[inline(always)]
-    unsafe fn blocks<T, U>(&self, made: impl Fn(&mut [T], &[U])) {
+    unsafe fn slices<'s, T, U>(self) -> (&'s mut [T], &'s [U]) {
         // SAFETY: the caller's promise.
-        let (into, from) = unsafe {
+        unsafe {
             let into = with_exposed_provenance_mut::<T>(self.of.into.0).add(self.start);
             let from = with_exposed_provenance_mut::<U>(self.of.from.0).add(self.start);
             (std::slice::from_raw_parts_mut(into, self.len), std::slice::from_raw_parts(from, self.len))
-        };
+        }
+    }
+
+    /// Calls `made` with short parts of the run, one after the other, and prefetches later ones.
+    #[inline(always)]
+    unsafe fn blocks<T, U>(self, made: impl Fn(&mut [T], &[U])) {
+        // SAFETY: the caller's promise.
+        let (into, from) = unsafe { self.slices::<T, U>() };
         let (mut into, mut from) = (into.chunks_exact_mut(BLOCK), from.chunks_exact(BLOCK));
         for (into, from) in into.by_ref().zip(from.by_ref()) {
             prefetch(into);
@@ -154,6 +191,72 @@ impl Run<'_> {
         }
         made(into.into_remainder(), from.remainder());
     }
+
+    /// Copies the run. `made` makes elements without reading the old ones.
+    #[inline(always)]
+    unsafe fn copy<T: Copy + Default, U>(self, work: Work, made: impl Fn(&mut [T], &[U])) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match work {
+                Work::Stream => self.stream(made),
+                // The C library's copy is the fastest of its kind.
+                _ if self.of.into.1 == self.of.from.1 => {
+                    let (into, from) = self.slices::<T, T>();
+                    ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), self.len);
+                }
+                _ => self.blocks(made),
+            }
+        }
+    }
+
+    /// Copies the run past the caches.
+    #[inline(always)]
+    unsafe fn stream<T: Copy + Default, U>(self, made: impl Fn(&mut [T], &[U])) {
+        // SAFETY: the caller's promise.
+        let (into, from) = unsafe { self.slices::<T, U>() };
+        let lead = into.as_ptr().align_offset(LINE_BYTES).min(into.len());
+        let ((first, into), (first_from, from)) = (into.split_at_mut(lead), from.split_at(lead));
+        made(first, first_from);
+        let (mut into, mut from) = (into.chunks_exact_mut(BLOCK), from.chunks_exact(BLOCK));
+        for (into, from) in into.by_ref().zip(from.by_ref()) {
+            prefetch(from);
+            let mut block = Line([T::default(); BLOCK]);
+            made(&mut block.0, from);
+            // SAFETY: both are a whole number of lines of 64 bytes and begin with one.
+            unsafe { store_past_caches(&block.0, into) };
+        }
+        made(into.into_remainder(), from.remainder());
+        // SAFETY: every x86-64 processor has the instruction. Other threads may read the run once this call has ended.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
+const LINE_BYTES: usize = 64;
+
+/// A block that begins with a cache line.
+#[repr(align(64))]
+struct Line<T>([T; BLOCK]);
+
+/// Stores a block without reading its memory into a cache first.
+///
+/// # Safety
+/// Both slices have the same length, which is a multiple of 32 bytes. `into` is aligned to 32 bytes.
+#[inline(always)]
+unsafe fn store_past_caches<T: Copy>(block: &[T], into: &mut [T]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of_val(block)).step_by(16) {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
+        // SAFETY: the caller's promise.
+        unsafe {
+            let values = _mm_loadu_si128(block.as_ptr().byte_add(at).cast());
+            _mm_stream_si128(into.as_mut_ptr().byte_add(at).cast(), values);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    into.copy_from_slice(block);
 }
 
 /// Returns a function that makes each element of a block from its own value and the other tensor's value.
@@ -171,6 +274,14 @@ fn prefetch<T>(block: &[T]) {
         // SAFETY: a prefetch reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().cast::<i8>().wrapping_add(AHEAD_BYTES + line)) }
     }
+}
+
+/// The bits of infinity. Those of each NaN are larger, without the sign.
+const INFINITY_BITS: u32 = f32::INFINITY.to_bits();
+
+#[inline(always)]
+fn magnitude(value: f32) -> u32 {
+    value.to_bits() & !(1 << 31)
 }
 
 /// Returns a bfloat16's value.

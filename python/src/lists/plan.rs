@@ -194,6 +194,21 @@ impl Plan {
         None
     }
 
+    /// Returns whether each count still has the value that the last step wrote. Numbers that are carried, and counts
+    /// that f32 may round, are always read.
+    ///
+    /// # Safety
+    /// `found` has the address of an initialised f32 for each count.
+    pub(super) unsafe fn knows_counts(&self, found: &Found) -> bool {
+        let is_known = |(k, (count, _)): (&usize, &(u64, f64))| {
+            // SAFETY: the caller's promise.
+            let read = unsafe { found.addresses[COUNTS].0[*k].cast::<f32>().read_unaligned() };
+            *count < 1 << f32::MANTISSA_DIGITS && read == *count as u32 as f32
+        };
+        let knows = |part: &Part| !part.carries && part.members.iter().zip(&part.progress).all(is_known);
+        self.parts.iter().all(knows)
+    }
+
     /// Sets the counts that have changed since the last call.
     pub(super) fn set_counts(&mut self, found: &Found, descriptor: &Descriptor) -> PyResult<()> {
         for part in &mut self.parts {
